@@ -1,0 +1,1 @@
+"""The control plane's libraries and processes; see docs/architecture.md for the map."""

@@ -1,0 +1,27 @@
+"""The states a job may pass through, as one table."""
+
+from __future__ import annotations
+
+from services.core.domain.errors import TransitionError
+from services.core.domain.jobs import JobState
+
+S = JobState
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    S.HELD: frozenset({S.QUEUED, S.CANCELLED}),
+    S.QUEUED: frozenset({S.HELD, S.STARTING, S.CANCELLED, S.FAILED}),
+    S.STARTING: frozenset({S.RUNNING, S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
+    S.RUNNING: frozenset({S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
+    S.PREEMPTING: frozenset({S.QUEUED, S.HELD, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
+    S.SUCCEEDED: frozenset(),
+    S.FAILED: frozenset(),
+    S.CANCELLED: frozenset(),
+}
+"""``STARTING`` and ``RUNNING`` fall back to ``QUEUED`` directly when their node is lost; ``PREEMPTING`` becomes ``HELD``
+when a running job was put on hold."""
+
+
+def check_transition(current: JobState, following: JobState) -> None:
+    """Raise TransitionError unless a job may go from ``current`` to ``following``."""
+    if following not in TRANSITIONS[current]:
+        raise TransitionError(f"a job that is {current} cannot become {following}")

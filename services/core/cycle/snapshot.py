@@ -1,0 +1,150 @@
+"""What a policy sees: the cluster at one instant, as columns.
+
+Jobs are columns of arrays and not objects, because a round over ten thousand jobs, or a simulated year of rounds, is spent
+in ranking them: an expression over a column is fifty times cheaper than a loop over objects. ``JobTable.ids[i]`` names
+the job that stands at index ``i`` of every column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.errors import DomainError
+from services.core.domain.ids import JobId, NodeId
+from services.core.domain.placement import Placement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Phase(IntEnum):
+    """A live job's state, coded for a column; jobs on hold and ended jobs are not in a snapshot."""
+
+    QUEUED = 0
+    STARTING = 1
+    RUNNING = 2
+    PREEMPTING = 3
+
+
+class Trigger(StrEnum):
+    """Why the round is held."""
+
+    ACTIVE = "active"
+    """The clock: priorities are recomputed and jobs may be preempted."""
+    PASSIVE = "passive"
+    """An arrival, an end or a release: free GPUs are filled from the last ranking, nobody is preempted."""
+
+
+@dataclass(frozen=True)
+class JobTable:
+    """The live jobs. Every array is (n_jobs,) unless said otherwise; a quantity not yet observed is NaN.
+
+    Attributes:
+        ids: Job ids, unique.
+        tenants: The owner of each job.
+        submitted_s: When the job was accepted, UTC seconds.
+        waiting_since_s: When the job last began to wait; for a job that holds GPUs, when it got them.
+        phase: ``Phase`` codes.
+        min_gpus, max_gpus, step_gpus: The sizes the gang may have.
+        gpus: Devices held now, 0 for a queued job.
+        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model.
+        preemptible: Whether the job may be stopped once it runs.
+        priority: The user's wish, higher first; 0 is usual.
+        deadline_s: UTC seconds, +inf where there is none.
+        attained_gpu_s: GPU seconds the job has held so far.
+        energy_j: Energy spent on the job so far.
+        carbon_gco2: Emissions so far.
+        gpu_power_w: Mean draw of one of the job's GPUs while it ran.
+        efficiency_base: Progress per joule at the minimum gang (GREEN eq. 4, at t0); unit cancels out.
+        efficiency_now: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
+        progress: Share of the job's work done, 0..1.
+        placements: Where the job sits, None for a queued job.
+    """
+
+    ids: tuple[JobId, ...]
+    tenants: tuple[str, ...]
+    submitted_s: Floats
+    waiting_since_s: Floats
+    phase: Ints
+    min_gpus: Ints
+    max_gpus: Ints
+    step_gpus: Ints
+    gpus: Ints
+    eligible: Bools
+    preemptible: Bools
+    priority: Ints
+    deadline_s: Floats
+    attained_gpu_s: Floats
+    energy_j: Floats
+    carbon_gco2: Floats
+    gpu_power_w: Floats
+    efficiency_base: Floats
+    efficiency_now: Floats
+    progress: Floats
+    placements: tuple[Placement | None, ...]
+
+    def __post_init__(self) -> None:
+        n_jobs = len(self.ids)
+        for field in fields(self):
+            column: Any = getattr(self, field.name)
+            if len(column) != n_jobs:
+                raise DomainError(f"column {field.name} has {len(column)} rows, not {n_jobs}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """The nodes whose leases hold. Every column is (n_nodes,).
+
+    Attributes:
+        ids: Node ids, unique.
+        gpu_model: Index of the node's model in ``Snapshot.gpu_models``.
+        gpus: Devices on the node.
+        schedulable: False while the node is drained: what runs there may end, nothing starts there.
+        free_devices: Per node, the indices of devices nobody holds, ascending.
+    """
+
+    ids: tuple[NodeId, ...]
+    gpu_model: Ints
+    gpus: Ints
+    schedulable: Bools
+    free_devices: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a policy may know.
+
+    Attributes:
+        version: Names this snapshot; a plan says which one it came from.
+        now_s: The only clock a policy sees, UTC seconds.
+        trigger: Why the round is held.
+        gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of ``JobTable.eligible``.
+        tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
+    """
+
+    version: int
+    now_s: float
+    trigger: Trigger
+    gpu_models: tuple[str, ...]
+    jobs: JobTable
+    nodes: NodeTable
+    carbon: CarbonOutlook
+    tenant_gpu_quota: dict[str, int]
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs on nodes that take work: the capacity a policy shares out."""
+        return int(self.nodes.gpus[self.nodes.schedulable].sum())

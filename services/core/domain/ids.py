@@ -1,0 +1,13 @@
+"""Identifiers as distinct types, so that a node's name is never taken for a job's."""
+
+from typing import NewType
+
+JobId = NewType("JobId", str)
+NodeId = NewType("NodeId", str)
+TenantId = NewType("TenantId", str)
+AllocationId = NewType("AllocationId", str)
+
+
+def allocation_id(job_id: JobId, generation: int) -> AllocationId:
+    """Return the id of a job's ``generation``-th allocation; ids of later generations name later gangs."""
+    return AllocationId(f"{job_id}.{generation}")

@@ -1,0 +1,27 @@
+"""Where a gang sits: which devices on which nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.core.domain.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """A gang's devices on one node; its ranks there see them in this order."""
+
+    node_id: NodeId
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A whole gang's devices; the order of the shares is the order of the node ranks."""
+
+    shares: tuple[NodeShare, ...]
+
+    @property
+    def gpus(self) -> int:
+        """How many devices the gang holds."""
+        return sum(len(share.devices) for share in self.shares)
