@@ -1,0 +1,96 @@
+"""Who is asking: the roles, and the headers by which the gateway tells the services."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from services.contracts.schema import Instant, Message, Name
+
+TENANT_HEADER = "x-wattshift-tenant"
+ROLE_HEADER = "x-wattshift-role"
+KEY_HEADER = "x-wattshift-key"
+REQUEST_ID_HEADER = "x-request-id"
+IDEMPOTENCY_HEADER = "idempotency-key"
+
+
+class Role(StrEnum):
+    """What a key may do: a user acts for its tenant, an operator for the cluster, an admin also gives out keys."""
+
+    USER = "user"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class Identity(Message):
+    """The caller of a request, as the gateway established it."""
+
+    tenant_id: str
+    role: Role
+    key_id: str
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether the caller sees and steers the whole cluster."""
+        return self.role in (Role.OPERATOR, Role.ADMIN)
+
+
+class TenantLimits(Message):
+    """What a tenant may use."""
+
+    max_active_jobs: int = Field(100_000, ge=0, description="Jobs neither ended nor cancelled.")
+    max_gpus: int | None = Field(None, ge=0, description="GPUs held at once; null for no limit.")
+    requests_per_s: float = Field(2_000, gt=0, le=1_000_000, description="Sustained request rate at the gateway.")
+    burst: int = Field(4_000, ge=1, le=1_000_000, description="Requests the tenant may make at once after a pause.")
+
+
+class TenantSpec(Message):
+    """A new tenant."""
+
+    id: Name
+    limits: TenantLimits = TenantLimits()
+
+
+class Tenant(TenantSpec):
+    """A tenant."""
+
+    created_at: Instant
+
+
+class KeySpec(Message):
+    """A new API key."""
+
+    tenant_id: Name
+    role: Role = Role.USER
+    label: str = Field("", max_length=100)
+
+
+class ApiKey(Message):
+    """An API key as listed: never the secret."""
+
+    id: str
+    tenant_id: str
+    role: Role
+    label: str
+    created_at: Instant
+    revoked_at: Instant | None = None
+
+
+class NewApiKey(ApiKey):
+    """An API key as created: the only time its secret is told."""
+
+    secret: str
+
+
+class KeyLookup(Message):
+    """The gateway's question: whose key is this? Only the hash travels."""
+
+    key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ResolvedKey(Message):
+    """The answer: an identity and the limits that go with it."""
+
+    identity: Identity
+    limits: TenantLimits

@@ -1,0 +1,259 @@
+"""Training jobs: what a user asks for and what a job looks like afterwards."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from services.contracts.schema import Instant, Message, Name, Text
+from services.core.cycle.plan import Reason
+from services.core.domain.jobs import JobState
+
+MAX_GANG_GPUS = 65_536
+MAX_BATCH_JOBS = 1_000
+
+LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=255)]
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32_768)]
+
+
+class GpuRequest(Message):
+    """The sizes the gang may have: `min`, `min + step`, ... `max`."""
+
+    min: int = Field(1, ge=1, le=MAX_GANG_GPUS)
+    max: int | None = Field(None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
+    step: int = Field(1, ge=1, le=MAX_GANG_GPUS)
+    model: Name | None = Field(None, description="Only on devices of this model, as nodes report it.")
+    memory_gib: float | None = Field(None, gt=0, le=10_000, description="Least memory of each device.")
+
+    @property
+    def largest(self) -> int:
+        """The largest gang, with the default filled in."""
+        return self.min if self.max is None else self.max
+
+    @model_validator(mode="after")
+    def _sizes_exist(self) -> Self:
+        if self.largest < self.min:
+            raise ValueError("max is smaller than min")
+        if (self.largest - self.min) % self.step:
+            raise ValueError("max is not min plus a whole number of steps")
+        return self
+
+
+class Work(Message):
+    """How much there is to do, so that progress is a share and energy efficiency can be told."""
+
+    total: float = Field(gt=0, le=1e15)
+    unit: Literal["steps", "epochs", "samples"] = "steps"
+
+
+class Progress(Message):
+    """Where the job says how far it is.
+
+    `file`: the job writes JSON lines `{"done": number}` to `$WATTSHIFT_PROGRESS_FILE`, the last line counts.
+    `log`: `pattern` is searched in standard output; its group `done` (and `total`, if there) are numbers.
+    `http`: the job posts `{"done": number}` to `$WATTSHIFT_PROGRESS_URL`.
+    """
+
+    source: Literal["file", "log", "http", "none"] = "file"
+    pattern: Annotated[str, StringConstraints(max_length=500)] | None = None
+
+    @model_validator(mode="after")
+    def _pattern_fits_source(self) -> Self:
+        if self.source != "log":
+            if self.pattern is not None:
+                raise ValueError("pattern goes with source 'log' only")
+            return self
+        try:
+            groups = re.compile(self.pattern or "").groupindex
+        except re.error as error:
+            raise ValueError(f"pattern is not a regular expression: {error}") from error
+        if "done" not in groups:
+            raise ValueError("pattern needs a group named 'done': (?P<done>[0-9]+)")
+        return self
+
+
+class Stage(Message):
+    """One pipeline stage of a job's parallel layout."""
+
+    replicas: int = Field(ge=1, le=MAX_GANG_GPUS)
+    tensor_parallel: int = Field(1, ge=1, le=1024)
+    expert_parallel: int = Field(1, ge=1, le=1024)
+    parameter_bytes: float = Field(0, ge=0)
+    forward_s: float | None = Field(None, ge=0)
+    backward_s: float | None = Field(None, ge=0)
+    output_bytes: float = Field(0, ge=0, description="Bytes sent to the next stage per iteration.")
+
+
+class ParallelLayout(Message):
+    """How the gang is cut into stages and replicas; placement uses it where it is given."""
+
+    stages: list[Stage] = Field(min_length=1, max_length=512)
+    all_reduce: Literal["ring", "tree"] = "ring"
+
+
+class JobSpec(Message):
+    """What a user asks for."""
+
+    name: Name
+    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000, description="Program and arguments.")
+    image: Text | None = Field(None, max_length=500, description="Container image; the command, if any, runs in it.")
+    environment: dict[EnvironmentName, Argument] = Field(default_factory=dict[EnvironmentName, Argument], max_length=500)
+    working_dir: Text | None = Field(None, max_length=4_096)
+    checkpoint_dir: Text | None = Field(
+        None, max_length=4_096, description="Kept between restarts; by default a folder of the job's own."
+    )
+    gpus: GpuRequest = GpuRequest()
+    work: Work | None = None
+    progress: Progress = Progress()
+    layout: ParallelLayout | None = None
+    deadline: Instant | None = None
+    flexibility_s: float | None = Field(
+        None, ge=0, le=365 * 86_400, description="How long the job may be shifted in time; null leaves it to the policy."
+    )
+    priority: int = Field(0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
+    preemptible: bool = True
+    grace_s: float = Field(120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
+    max_restarts: int = Field(0, ge=0, le=100, description="Restarts after a failure; preemptions do not count.")
+    project: Name = "default"
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
+    hold: bool = Field(False, description="Accept the job, but let it wait for a release.")
+
+    @field_validator("working_dir", "checkpoint_dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be an absolute path")
+        return value
+
+    @field_validator("deadline")
+    @classmethod
+    def _storable(cls, value: datetime | None) -> datetime | None:
+        if value is not None and not 1970 <= value.astimezone(UTC).year <= 9_000:
+            raise ValueError("must lie between the years 1970 and 9000")
+        return value
+
+    @model_validator(mode="after")
+    def _has_something_to_run(self) -> Self:
+        if not self.command and not self.image:
+            raise ValueError("needs a command or a container image")
+        if self.command and not self.command[0]:
+            raise ValueError("the first argument names the program and cannot be empty")
+        return self
+
+
+class JobBatch(Message):
+    """Several jobs accepted together, all or none."""
+
+    jobs: list[JobSpec] = Field(min_length=1, max_length=MAX_BATCH_JOBS)
+
+
+class JobProgress(Message):
+    """How far a job is."""
+
+    done: float
+    total: float | None = None
+    unit: str | None = None
+    updated_at: Instant
+
+
+class Share(Message):
+    """A gang's devices on one node."""
+
+    node_id: str
+    devices: list[int]
+
+
+class JobFootprint(Message):
+    """What a job has cost so far. Emissions are location-based, with the intensity at the time of use, times PUE."""
+
+    energy_j: float = 0
+    gpu_energy_j: float = 0
+    carbon_gco2: float = 0
+    gpu_s: float = 0
+    estimated_energy_j: float = Field(0, description="The part of `energy_j` that was modelled and not measured.")
+
+
+class Job(Message):
+    """A job as it stands."""
+
+    id: str
+    tenant_id: str
+    name: str
+    project: str
+    state: JobState
+    reason: Reason | str | None = Field(None, description="Why it waits or how it ended: a stable code.")
+    detail: str | None = Field(None, description="The reason in words.")
+    spec: JobSpec
+    submitted_at: Instant
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+    expected_start_at: Instant | None = None
+    generation: int = Field(description="How many gangs the job has had.")
+    gpus: int = Field(description="GPUs held now.")
+    placement: list[Share] = Field(default_factory=list[Share])
+    preemptions: int
+    restarts: int
+    exit_code: int | None = None
+    progress: JobProgress | None = None
+    footprint: JobFootprint = JobFootprint()
+
+
+class JobList(Message):
+    """One page of jobs, newest first."""
+
+    items: list[Job]
+    next_cursor: str | None = None
+
+
+class SubmittedJob(Message):
+    """The answer to a submission: the job is in the database, flushed to disk."""
+
+    id: str
+    name: str
+    state: JobState
+    submitted_at: Instant
+
+
+class SubmittedBatch(Message):
+    """The answer to a batch, in the order of the request."""
+
+    jobs: list[SubmittedJob]
+
+
+class JobEvent(Message):
+    """Something that happened to a job."""
+
+    id: str = Field(description="Give it back as `Last-Event-ID` to go on from here.")
+    job_id: str
+    at: Instant
+    type: str = Field(description="`job.submitted`, `job.starting`, `job.running`, `job.preempting`, `job.queued`, ...")
+    data: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class SubmissionEntry(Message):
+    """One submission on its way from the gateway to admission; many travel in one request."""
+
+    tenant_id: str
+    key_id: str
+    idempotency_key: str | None
+    batch: bool
+    body: str = Field(description="The request body as it came, still to be validated.")
+
+
+class SubmissionRequest(Message):
+    """The submissions the gateway gathered within a moment."""
+
+    entries: list[SubmissionEntry]
+
+
+class SubmissionAnswer(Message):
+    """What to tell one submitter."""
+
+    status: int
+    body: str
+    replayed: bool = False

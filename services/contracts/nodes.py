@@ -1,0 +1,173 @@
+"""What agents and the control plane tell each other about nodes, ranks and energy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from services.contracts.schema import Instant, Message, Name, Text
+
+
+class EnergySource(StrEnum):
+    """How an energy figure came about; only the first two are measurements."""
+
+    COUNTER = "counter"
+    SAMPLED = "sampled"
+    SIMULATED = "simulated"
+    MODELLED = "modelled"
+
+
+class DeviceInfo(Message):
+    """One GPU and what can be done with it."""
+
+    index: int = Field(ge=0, le=1_023)
+    uuid: Text = Field(max_length=100)
+    model: Name
+    memory_gib: float = Field(gt=0)
+    power_limit_w: float = Field(gt=0)
+    can_set_clock: bool = False
+    can_set_power_limit: bool = False
+    can_partition: bool = False
+    clocks_mhz: list[int] = Field(default_factory=list[int], max_length=1_000)
+
+
+class NodeRegistration(Message):
+    """An agent's first word; repeated at every start of the agent."""
+
+    node_id: Name
+    address: Text = Field(max_length=255, description="Host that other nodes and the control plane reach the node by.")
+    agent_url: Text = Field(max_length=255)
+    zone: Name | None = Field(None, description="Grid zone; null for the cluster's own.")
+    devices: list[DeviceInfo] = Field(max_length=1_024)
+    driver: Literal["nvml", "simulated"]
+    containers: bool = Field(False, description="Whether jobs with an image can run here.")
+    host_power: EnergySource = Field(description="How the host's CPU power is known.")
+    labels: dict[str, str] = Field(default_factory=dict[str, str], max_length=64)
+
+
+class NodeCredentials(Message):
+    """A registered node's token; it acts for this node alone."""
+
+    node_id: str
+    token: str
+    heartbeat_interval_s: float
+    lease_ttl_s: float
+    pue: float
+
+
+class DeviceReading(Message):
+    """A device at this moment."""
+
+    index: int
+    power_w: float
+    utilization: float = Field(ge=0, le=1)
+    clock_mhz: int | None = None
+    memory_used_gib: float | None = None
+
+
+class RankState(StrEnum):
+    """What became of one node's part of a gang."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+class RankStatus(Message):
+    """One node's part of a gang: all its ranks there run under one entry."""
+
+    allocation_id: str
+    state: RankState
+    exit_code: int | None = Field(None, description="Largest exit status of the node's ranks; -N for a signal N.")
+    detail: Text | None = Field(None, max_length=2_000)
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+    progress_done: float | None = None
+    progress_total: float | None = None
+
+
+class Heartbeat(Message):
+    """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
+
+    boot_id: str = Field(max_length=64, description="Names this start of the agent.")
+    ranks: list[RankStatus] = Field(max_length=10_000)
+    devices: list[DeviceReading] = Field(max_length=1_024)
+
+
+class HeartbeatReply(Message):
+    """Which gangs this node may run, and for how long without another word."""
+
+    lease_ttl_s: float
+    allocations: list[str] = Field(description="Live allocations with a share on this node; every other gang must stop.")
+
+
+class Usage(Message):
+    """Energy of one interval that belongs to one owner: a gang, or nobody (idle)."""
+
+    allocation_id: str | None
+    devices: list[int]
+    gpu_energy_j: float = Field(ge=0)
+    cpu_energy_j: float = Field(ge=0)
+    static_energy_j: float = Field(ge=0)
+    source: EnergySource = Field(description="Of the GPU energy.")
+    progress_done: float | None = Field(None, description="Progress at the end of the interval, where it is known.")
+
+
+class EnergyInterval(Message):
+    """A node's energy over one interval, split by owner. Sent until it is acknowledged; `sequence` makes that harmless."""
+
+    boot_id: str = Field(max_length=64)
+    sequence: int = Field(ge=0)
+    start_at: Instant
+    end_at: Instant
+    metered_gpu_energy_j: float = Field(ge=0, description="The devices' own counters over the interval, all owners together.")
+    usages: list[Usage] = Field(max_length=1_024)
+
+
+class EnergyReport(Message):
+    """Intervals not yet acknowledged, oldest first."""
+
+    intervals: list[EnergyInterval] = Field(max_length=1_000)
+
+
+class EnergyReceipt(Message):
+    """Everything up to here is stored."""
+
+    accepted: int
+    duplicates: int
+
+
+class NodeState(StrEnum):
+    """Whether the control plane hears from a node."""
+
+    UP = "up"
+    LOST = "lost"
+
+
+class Node(Message):
+    """A node as operators see it."""
+
+    id: str
+    state: NodeState
+    draining: bool
+    address: str
+    agent_url: str
+    zone: str
+    driver: str
+    containers: bool
+    devices: list[DeviceInfo]
+    readings: list[DeviceReading]
+    gpus: int
+    gpus_in_use: int
+    power_w: float
+    heartbeat_at: Instant | None
+    lease_until: Instant | None
+
+
+class NodeList(Message):
+    """The cluster's nodes."""
+
+    items: list[Node]

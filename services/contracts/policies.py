@@ -1,0 +1,88 @@
+"""Policies, their parameters, and the rounds they decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from services.contracts.schema import Instant, Message, Name
+
+
+class PolicyParameter(Message):
+    """One parameter an operator may set."""
+
+    name: str
+    type: str
+    default: Any
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    meaning: str
+    choices: list[str] | None = None
+
+
+class PolicyDescription(Message):
+    """A policy the scheduler can run."""
+
+    name: str
+    summary: str
+    source: str
+    active: bool
+    parameters: list[PolicyParameter]
+
+
+class PolicyList(Message):
+    """The policies; exactly one is active."""
+
+    items: list[PolicyDescription]
+
+
+class PolicyChoice(Message):
+    """Which policy to run, with which parameters; parameters left out take their defaults."""
+
+    name: Name
+    parameters: dict[str, Any] = Field(default_factory=dict[str, Any], max_length=100)
+
+
+class ActivePolicy(Message):
+    """The policy in force."""
+
+    name: str
+    parameters: dict[str, Any]
+    since: Instant
+    changed_by: str
+    round_interval_s: float
+
+
+class PlannedAction(Message):
+    """One line of a plan."""
+
+    action: str
+    job_id: str
+    reason: str
+    gpus: int | None = None
+
+
+class PlanSummary(Message):
+    """A round that was held."""
+
+    round: int
+    at: Instant
+    trigger: str
+    policy: str
+    jobs: int
+    starts: int
+    preemptions: int
+    holds: int
+    intensity_gco2_per_kwh: float | None
+    intensity_stale: bool
+    decide_ms: float
+    actions: list[PlannedAction] = Field(default_factory=list[PlannedAction])
+
+
+class PlanList(Message):
+    """Rounds, newest first."""
+
+    items: list[PlanSummary]
+    next_cursor: str | None = None

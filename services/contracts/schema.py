@@ -1,0 +1,22 @@
+"""The base of every message: unknown fields are refused on the way in, times are timezone-aware."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A name people type: letters, digits, dot, dash, underscore; at most 63 characters."""
+
+Instant = AwareDatetime
+
+# PostgreSQL's text and jsonb cannot hold U+0000; refusing it here keeps it a 422 and not a server error.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+class Message(BaseModel):
+    """Something one process sends to another."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
