@@ -1,0 +1,165 @@
+"""Make `.venv` from `requirements.lock`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
+
+It runs by its file path under the system's Python, before anything is installed, so it imports the standard library
+only. A stamp in `.venv` says what the environment was made from: a second run takes milliseconds; a changed lock,
+Python or checkout path makes it anew; so does a missing stamp, which is what an interrupted making leaves behind.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements.lock"
+STAMP = VENV / "wattshift-stamp"
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message is one line that says what to do."""
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Run `argv`: `run` or `test`, and the arguments of that command."""
+    try:
+        {"run": _run, "test": _test}[argv[0]](list(argv[1:]))
+    except SetupError as error:
+        sys.exit(f"wattshift: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _run(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="run",
+        description="Set up Wattshift in .venv if need be, then start everything on this machine with work to show. "
+        "All options but --setup go to `wattshift demo`, which says more with `.venv/bin/wattshift demo --help`.",
+    )
+    parser.add_argument("--setup", action="store_true", help="only set up")
+    parser.add_argument("--exit", action="store_true", help="stop again when the demonstration is over")
+    parser.add_argument("--port", metavar="N", help="port of the gateway and dashboard (default 8000, else a free one)")
+    parser.add_argument("--nodes", metavar="NxG[:MODEL]", help="simulated nodes x GPUs (default 2x4:A100-SXM4-40GB)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where all state is kept (default .wattshift)")
+    options, _ = parser.parse_known_args(arguments)
+    set_up()
+    if not options.setup:
+        _become([VENV / "bin" / "wattshift", "demo", *arguments])
+
+
+def _test(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="test",
+        description="Set up Wattshift in .venv if need be, then run its tests. Other arguments go to pytest.",
+    )
+    parser.add_argument("--slow", action="store_true", help="also the slow tests")
+    parser.add_argument("--chaos", action="store_true", help="also the long tests that kill processes")
+    parser.add_argument("--bench", action="store_true", help="the benchmarks instead (all, or those named)")
+    options, rest = parser.parse_known_args(arguments)
+    set_up()
+    os.chdir(ROOT)
+    if options.bench:
+        _become([PYTHON, "-m", "tests.benchmarks", *rest])
+    left_out = [f"not {marker}" for marker in ("slow", "chaos") if not getattr(options, marker)]
+    _become([PYTHON, "-m", "pytest", *(["-m", " and ".join(left_out)] if left_out else []), *rest])
+
+
+def set_up() -> None:
+    """Make `.venv` as the lock says, unless it is so already; safe to call from several processes at once.
+
+    Raises:
+        SetupError: no ensurepip, the checkout is not writable, or the packages cannot be installed.
+    """
+    if STAMP.is_file() and _stamp() == STAMP.read_text():
+        return
+    if not os.access(VENV if VENV.exists() else ROOT, os.W_OK):
+        raise SetupError(f"cannot write {VENV}; run this as its owner, or give yourself the right to write it")
+    with _one_at_a_time():
+        made_from = STAMP.read_text().splitlines() if STAMP.is_file() else []
+        wanted = _stamp().splitlines()
+        if made_from == wanted:  # another process made it while this one waited
+            return
+        if made_from[:1] != wanted[:1]:
+            _make_venv()
+        STAMP.unlink(missing_ok=True)
+        # setuptools comes from the lock; "compat" puts the whole checkout on the path, folders added later included.
+        _pip("install", "--no-deps", "--no-index", "--no-build-isolation", "-Ceditable_mode=compat", "-e", str(ROOT))
+        STAMP.write_text(_stamp())
+
+
+def _stamp() -> str:
+    """What `.venv` ought to be made from: one line for its packages, one for the project installed in it."""
+    usable = os.access(PYTHON, os.X_OK)  # false too where the Python that made it was removed
+    version = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version)"]) if usable else b""
+    packages = hashlib.sha256(b"\0".join([LOCK.read_bytes(), str(VENV).encode(), version]))
+    project = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    return f"packages {packages.hexdigest()}\nproject {project.hexdigest()}\n"
+
+
+def _make_venv() -> None:
+    _need_ensurepip()
+    print(f"wattshift: setting up {VENV} (once, about a minute)", file=sys.stderr, flush=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], close_fds=False).returncode != 0:
+        raise SetupError(f"{sys.executable} -m venv {VENV} failed")
+    # uv is faster, but reads no pip configuration: where a mirror is set for pip alone it fails, and pip does the work.
+    uv = shutil.which("uv")
+    locked = ["install", "--require-hashes", "--only-binary=:all:", "--requirement", str(LOCK)]
+    if uv:
+        command = [uv, "--quiet", "pip", *locked, "--python", str(PYTHON)]
+        if subprocess.run(command, stderr=subprocess.DEVNULL, close_fds=False).returncode == 0:
+            return
+    _pip(*locked)
+
+
+def _pip(*arguments: str) -> None:
+    environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
+    command = [PYTHON, "-m", "pip", "-qq", *arguments]
+    if subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, close_fds=False).returncode != 0:
+        raise SetupError("pip could not install what requirements.lock names; the lines above say why")
+
+
+def _need_ensurepip() -> None:
+    """Debian and Ubuntu split `ensurepip` off into a package of its own; root gets it here, others a hint."""
+    probe = [sys.executable, "-c", "import ensurepip, venv"]
+    if subprocess.run(probe, capture_output=True).returncode == 0:
+        return
+    package = f"python3.{sys.version_info.minor}-venv"
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", package]
+        print(f"wattshift: {' '.join(install)}", file=sys.stderr, flush=True)
+        quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"DEBIAN_FRONTEND": "noninteractive"}}
+        if subprocess.run(install, **quiet).returncode != 0:  # a fresh image has no package lists yet
+            subprocess.run(["apt-get", "update", "--quiet"], **quiet)
+            subprocess.run(install, **quiet)
+        if subprocess.run(probe, capture_output=True).returncode == 0:
+            return
+    raise SetupError(f"this Python has no ensurepip: sudo apt-get install {package}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    # The lock file itself is held: no further file. Network file systems want it open for writing: do that if we may.
+    with LOCK.open("r+" if os.access(LOCK, os.W_OK) else "r") as held:
+        os.set_inheritable(held.fileno(), True)  # a pip that outlives us, killed, still keeps the next one waiting
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _become(command: Sequence[str | Path]) -> NoReturn:
+    words = [str(word) for word in command]
+    sys.stdout.flush()
+    os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

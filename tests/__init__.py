@@ -1,0 +1,1 @@
+"""Tests, one folder per room; `support/` holds what several of them use."""

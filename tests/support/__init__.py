@@ -1,0 +1,1 @@
+"""Builders, fakes and servers that several rooms' tests use."""
