@@ -1,0 +1,132 @@
+"""The shape every HTTP process has: problems, health, readiness, the service token, a body limit."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.contracts.problems import ProblemCode
+from services.kit.logging import configure_logging
+from services.kit.problems import ProblemError, install_problem_handlers, problem_response
+from services.kit.settings import SharedSettings
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+
+ReadinessCheck = Callable[[], Awaitable[None]]
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+class ServiceTokenMiddleware:
+    """Let only the other services in; ``open_prefixes`` are paths that authenticate their callers themselves."""
+
+    def __init__(self, app: ASGIApp, token: str, open_prefixes: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+        self._open_prefixes = open_prefixes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path not in OPEN_PATHS and not path.startswith(self._open_prefixes or ("\0",)):
+                given = dict(scope["headers"]).get(b"authorization", b"")
+                if not hmac.compare_digest(given, self._expected):
+                    error = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service answers the other services only.")
+                    await problem_response(error)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+class BodyLimitMiddleware:
+    """Refuse a body larger than ``max_bytes``, by its announced length at once and otherwise as it grows."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {self._max_bytes} bytes.")
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            await problem_response(error)(scope, receive, send)
+            return
+        seen = 0
+
+        async def limited() -> dict[str, object]:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_bytes:
+                raise error
+            return message
+
+        await self._app(scope, limited, send)  # type: ignore[arg-type]
+
+
+def create_service(
+    title: str,
+    settings: SharedSettings,
+    *,
+    lifespan: Lifespan,
+    readiness: ReadinessCheck,
+    open_prefixes: tuple[str, ...] = (),
+    max_body_bytes: int = 16 * 1024 * 1024,
+) -> FastAPI:
+    """Return an internal service's app; only callers with the service token get past the health checks."""
+    app = FastAPI(title=title, lifespan=lifespan)
+    add_basics(app, readiness)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
+    app.add_middleware(ServiceTokenMiddleware, token=settings.service_token, open_prefixes=open_prefixes)
+    return app
+
+
+def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
+    """Give ``app`` problem handlers, ``/healthz`` (the process lives) and ``/readyz`` (so do its dependencies)."""
+    install_problem_handlers(app)
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> JSONResponse:
+        try:
+            await readiness()
+        except Exception as error:  # whatever a dependency raises, the answer is: not ready
+            return JSONResponse({"status": "not ready", "detail": str(error) or type(error).__name__}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+
+def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port: int) -> None:
+    """Run ``app`` until SIGTERM."""
+    configure_logging(process, log_format=settings.log_format, level=settings.log_level)
+    end_with_parent()
+    uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=3)
+
+
+def end_with_parent() -> None:
+    """Where the kernel cannot tie a child to its supervisor (macOS), watch for the supervisor's end from a thread."""
+    if sys.platform == "linux" or "WATTSHIFT_SUPERVISED" not in os.environ:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+

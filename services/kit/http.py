@@ -1,0 +1,97 @@
+"""The client by which services call each other: explicit time-outs, capped back-off with jitter, problems as exceptions.
+
+aiohttp and not httpx: as the client of a proxying service it carried seven times the requests (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from services.contracts.problems import Problem
+from services.kit.problems import ProblemError, unavailable
+
+M = TypeVar("M", bound=BaseModel)
+
+RETRIED_STATUS = frozenset({502, 503, 504})
+
+
+class ServiceClient:
+    """Calls one service. Only safe or idempotent requests are retried: GET, PUT, DELETE, or with ``retry=True``."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, name: str, *, token: str = "", timeout_s: float = 10
+    ) -> None:
+        self._session = session
+        self._base_url = base_url.rstrip("/")
+        self._name = name
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._timeout_s = timeout_s
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: BaseModel | bytes | None = None,
+        params: Mapping[str, str | int | float] | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry: bool | None = None,
+        attempts: int = 4,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Return the body of a 2xx answer.
+
+        Raises:
+            ProblemError: The service's own problem document, or 503 ``unavailable`` when it does not answer.
+        """
+        data = body.model_dump_json().encode() if isinstance(body, BaseModel) else body
+        sent = {**self._headers, **(headers or {})}
+        if data is not None:
+            sent.setdefault("content-type", "application/json")
+        may_retry = method in ("GET", "PUT", "DELETE") if retry is None else retry
+        failure: Exception = unavailable(self._name)
+        for attempt in range(attempts if may_retry else 1):
+            if attempt:
+                await asyncio.sleep(min(2.0, 0.05 * 4**attempt) * random.uniform(0.5, 1))
+            try:
+                async with self._session.request(
+                    method,
+                    self._base_url + path,
+                    data=data,
+                    params=params,
+                    headers=sent,
+                    timeout=aiohttp.ClientTimeout(total=timeout_s or self._timeout_s),
+                ) as answer:
+                    content = await answer.read()
+                    if answer.status < 400:
+                        return content
+                    failure = _problem_of(answer.status, content, self._name)
+                    if answer.status not in RETRIED_STATUS:
+                        break
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                failure = unavailable(self._name)
+        raise failure
+
+    async def call(self, method: str, path: str, answer: type[M], **options: Any) -> M:
+        """Return a 2xx answer's body as ``answer``; options and errors as for ``request``."""
+        return answer.model_validate_json(await self.request(method, path, **options))
+
+
+def _problem_of(status: int, content: bytes, name: str) -> ProblemError:
+    try:
+        problem = Problem.model_validate(orjson.loads(content))
+    except (orjson.JSONDecodeError, ValidationError):
+        return unavailable(name)
+    return ProblemError(status, problem.code, problem.detail, errors=problem.errors)
+
+
+def new_session(connections: int = 100) -> aiohttp.ClientSession:
+    """Return a session for ``ServiceClient``s; close it when the process ends."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=30))

@@ -1,0 +1,147 @@
+"""Errors as RFC 9457 problem documents: one exception to raise, one place that turns everything into HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from services.contracts.identity import REQUEST_ID_HEADER
+from services.contracts.problems import MEDIA_TYPE, FieldError, Problem, ProblemCode
+from services.core.domain.errors import PlanError, PolicyConfigError, TransitionError, WattshiftError
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+_CODES_OF_STATUS = {
+    400: ProblemCode.INVALID_REQUEST,
+    401: ProblemCode.UNAUTHENTICATED,
+    403: ProblemCode.FORBIDDEN,
+    404: ProblemCode.NOT_FOUND,
+    405: ProblemCode.METHOD_NOT_ALLOWED,
+    409: ProblemCode.CONFLICT,
+    413: ProblemCode.BODY_TOO_LARGE,
+    415: ProblemCode.UNSUPPORTED_MEDIA_TYPE,
+    429: ProblemCode.RATE_LIMITED,
+    503: ProblemCode.UNAVAILABLE,
+}
+
+
+class ProblemError(WattshiftError):
+    """A request that cannot be answered as asked."""
+
+    def __init__(
+        self,
+        status: int,
+        code: ProblemCode,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.problem_code = code
+        self.detail = detail
+        self.errors = list(errors)
+        self.headers = headers or {}
+
+    def document(self, request_id: str | None = None) -> Problem:
+        """Return the problem as a document."""
+        return Problem(
+            type=f"urn:wattshift:problem:{self.problem_code}",
+            title=HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.detail,
+            code=self.problem_code,
+            errors=self.errors,
+            request_id=request_id,
+        )
+
+
+def not_found(what: str) -> ProblemError:
+    """Return the problem of something that does not exist, or is not the caller's to see."""
+    return ProblemError(404, ProblemCode.NOT_FOUND, f"There is no such {what}.")
+
+
+def unavailable(what: str) -> ProblemError:
+    """Return the problem of a dependency that does not answer right now; asking again is safe."""
+    return ProblemError(503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"})
+
+
+def _pointer(location: Sequence[int | str]) -> str:
+    if not location:
+        return ""
+    place, *path = location
+    if place == "query":
+        return "?" + "/".join(map(str, path))
+    if place == "header":
+        return "#" + "/".join(map(str, path))
+    if place not in ("body", "path"):
+        path = [place, *path]
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldError]:
+    """Return Pydantic's errors as field pointers; at most 50 of them, so that an answer stays readable."""
+    return [FieldError(pointer=_pointer(e["loc"]), detail=str(e["msg"])) for e in list(errors)[:50]]
+
+
+def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:
+    """Return the problem of a request whose fields are wrong."""
+    if any(e["type"] == "json_invalid" for e in errors):
+        return ProblemError(400, ProblemCode.BODY_NOT_JSON, "The body is not valid JSON.", errors=field_errors(errors))
+    found = field_errors(errors)
+    where = found[0].pointer if found else ""
+    detail = f"{where or 'The request'}: {found[0].detail}" if found else "The request is not valid."
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=found)
+
+
+def as_problem(error: Exception) -> ProblemError:
+    """Return the problem an exception means to a client."""
+    match error:
+        case ProblemError():
+            return error
+        case RequestValidationError():
+            return validation_problem(error.errors())
+        case PolicyConfigError():
+            pointer = FieldError(pointer="/parameters" + error.pointer, detail=str(error))
+            return ProblemError(422, ProblemCode.INVALID_POLICY_PARAMETERS, str(error), errors=[pointer])
+        case TransitionError():
+            return ProblemError(409, ProblemCode.INVALID_TRANSITION, str(error))
+        case PlanError():
+            return ProblemError(409, ProblemCode.CONFLICT, str(error))
+        case HTTPException():
+            code = _CODES_OF_STATUS.get(error.status_code, ProblemCode.INVALID_REQUEST)
+            return ProblemError(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
+        case _:
+            return ProblemError(500, ProblemCode.INTERNAL, "Something went wrong on our side; the request id finds it in the log.")
+
+
+def problem_response(error: ProblemError, request_id: str | None = None) -> Response:
+    """Return a problem as an HTTP response."""
+    return Response(
+        error.document(request_id).model_dump_json(exclude_none=True),
+        status_code=error.status,
+        media_type=MEDIA_TYPE,
+        headers=error.headers,
+    )
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    """Make every exception of ``app`` leave it as a problem document."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        problem = as_problem(error)
+        request_id = request.headers.get(REQUEST_ID_HEADER)
+        if problem.status >= 500 and not isinstance(error, ProblemError):
+            log.exception("request.failed", method=request.method, path=request.url.path, request_id=request_id)
+        return problem_response(problem, request_id)
+
+    for kind in (WattshiftError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
