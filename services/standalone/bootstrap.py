@@ -92,7 +92,8 @@ def set_up() -> None:
             _make_venv()
         STAMP.unlink(missing_ok=True)
         # setuptools comes from the lock; "compat" puts the whole checkout on the path, folders added later included.
-        _pip("install", "--no-deps", "--no-index", "--no-build-isolation", "-Ceditable_mode=compat", "-e", str(ROOT))
+        alone = ["--no-deps", "--no-index", "--no-build-isolation"]
+        _pip("install", *alone, "--config-settings=editable_mode=compat", "--editable", str(ROOT))
         STAMP.write_text(_stamp())
 
 
