@@ -27,7 +27,9 @@ class CurrentIntensity(Message):
     fetched_at: Instant
     age_s: float = Field(description="Since the value's interval began.")
     is_stale: bool = Field(description="Past the age at which it should have been replaced; still the best there is.")
-    time_scale: float = Field(1, description="Grid seconds per real second; above 1 while a recording is replayed faster.")
+    time_scale: float = Field(
+        1, description="Grid seconds per real second; above 1 while a recording is replayed faster."
+    )
 
 
 class IntensityHistory(Message):

@@ -100,9 +100,13 @@ class JobSpec(Message):
     """What a user asks for."""
 
     name: Name
-    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000, description="Program and arguments.")
+    command: list[Argument] = Field(
+        default_factory=list[Argument], max_length=1_000, description="Program and arguments."
+    )
     image: Text | None = Field(None, max_length=500, description="Container image; the command, if any, runs in it.")
-    environment: dict[EnvironmentName, Argument] = Field(default_factory=dict[EnvironmentName, Argument], max_length=500)
+    environment: dict[EnvironmentName, Argument] = Field(
+        default_factory=dict[EnvironmentName, Argument], max_length=500
+    )
     working_dir: Text | None = Field(None, max_length=4_096)
     checkpoint_dir: Text | None = Field(
         None, max_length=4_096, description="Kept between restarts; by default a folder of the job's own."
@@ -113,7 +117,10 @@ class JobSpec(Message):
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
     flexibility_s: float | None = Field(
-        None, ge=0, le=365 * 86_400, description="How long the job may be shifted in time; null leaves it to the policy."
+        None,
+        ge=0,
+        le=365 * 86_400,
+        description="How long the job may be shifted in time; null leaves it to the policy.",
     )
     priority: int = Field(0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
     preemptible: bool = True

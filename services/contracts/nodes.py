@@ -101,7 +101,9 @@ class HeartbeatReply(Message):
     """Which gangs this node may run, and for how long without another word."""
 
     lease_ttl_s: float
-    allocations: list[str] = Field(description="Live allocations with a share on this node; every other gang must stop.")
+    allocations: list[str] = Field(
+        description="Live allocations with a share on this node; every other gang must stop."
+    )
 
 
 class Usage(Message):
@@ -117,13 +119,16 @@ class Usage(Message):
 
 
 class EnergyInterval(Message):
-    """A node's energy over one interval, split by owner. Sent until it is acknowledged; `sequence` makes that harmless."""
+    """A node's energy over one interval, split by owner. Sent until it is acknowledged; `sequence` makes that
+    harmless."""
 
     boot_id: str = Field(max_length=64)
     sequence: int = Field(ge=0)
     start_at: Instant
     end_at: Instant
-    metered_gpu_energy_j: float = Field(ge=0, description="The devices' own counters over the interval, all owners together.")
+    metered_gpu_energy_j: float = Field(
+        ge=0, description="The devices' own counters over the interval, all owners together."
+    )
     usages: list[Usage] = Field(max_length=1_024)
 
 

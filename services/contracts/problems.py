@@ -42,7 +42,9 @@ class ProblemCode(StrEnum):
 class FieldError(Message):
     """One thing wrong with the request."""
 
-    pointer: str = Field(description="JSON pointer into the body, or `?name` for a query parameter, `#name` for a header.")
+    pointer: str = Field(
+        description="JSON pointer into the body, or `?name` for a query parameter, `#name` for a header."
+    )
     detail: str
 
 

@@ -28,7 +28,9 @@ class FootprintReport(Message):
     lines: list[FootprintLine]
     idle: JobFootprint
     total: JobFootprint
-    metered_gpu_energy_j: float = Field(description="By the devices' own counters; `total.gpu_energy_j` must agree to 0.1 %.")
+    metered_gpu_energy_j: float = Field(
+        description="By the devices' own counters; `total.gpu_energy_j` must agree to 0.1 %."
+    )
     next_cursor: str | None = None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 HINTS_STREAM = "wattshift:hints"
-"""Short notes that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one costs a second, not a job."""
+"""Short notes that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one costs a second, not a
+job."""
 
 HINTS_MAX_LENGTH = 10_000
 

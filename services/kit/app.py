@@ -41,7 +41,9 @@ class ServiceTokenMiddleware:
             if path not in OPEN_PATHS and not path.startswith(self._open_prefixes or ("\0",)):
                 given = dict(scope["headers"]).get(b"authorization", b"")
                 if not hmac.compare_digest(given, self._expected):
-                    error = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service answers the other services only.")
+                    error = ProblemError(
+                        401, ProblemCode.UNAUTHENTICATED, "This service answers the other services only."
+                    )
                     await problem_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
@@ -129,4 +131,3 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-

@@ -1,4 +1,5 @@
-"""The client by which services call each other: explicit time-outs, capped back-off with jitter, problems as exceptions.
+"""The client by which services call each other: explicit time-outs, capped back-off with jitter, problems as
+exceptions.
 
 aiohttp and not httpx: as the client of a proxying service it carried seven times the requests (docs/architecture.md).
 """

@@ -1,7 +1,7 @@
 """Structured logging on the standard library: a stable event name and fields.
 
-``log.info("plan.committed", extra={"fields": {"round": 7}})`` is written as ``event("plan.committed", round=7)`` through
-``Log``. Text for people, JSON in containers.
+``log.info("plan.committed", extra={"fields": {"round": 7}})`` is written
+``log.info("plan.committed", round=7)`` through ``Log``. Text for people, JSON in containers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class _Formatter(logging.Formatter):
                 line["trace"] = trace.strip()
             return orjson.dumps(line, default=str).decode()
         words = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{at:%H:%M:%S}.{at.microsecond // 1000:03d} {record.levelname:7} {record.getMessage()} {words}{trace}".rstrip()
+        moment = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+        return f"{moment} {record.levelname:7} {record.getMessage()} {words}{trace}".rstrip()
 
 
 def configure_logging(process: str, *, log_format: str = "text", level: str = "INFO") -> None:

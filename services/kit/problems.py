@@ -71,7 +71,9 @@ def not_found(what: str) -> ProblemError:
 
 def unavailable(what: str) -> ProblemError:
     """Return the problem of a dependency that does not answer right now; asking again is safe."""
-    return ProblemError(503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"})
+    return ProblemError(
+        503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"}
+    )
 
 
 def _pointer(location: Sequence[int | str]) -> str:
@@ -120,7 +122,9 @@ def as_problem(error: Exception) -> ProblemError:
             code = _CODES_OF_STATUS.get(error.status_code, ProblemCode.INVALID_REQUEST)
             return ProblemError(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
         case _:
-            return ProblemError(500, ProblemCode.INTERNAL, "Something went wrong on our side; the request id finds it in the log.")
+            return ProblemError(
+                500, ProblemCode.INTERNAL, "Something went wrong on our side; the request id finds it in the log."
+            )
 
 
 def problem_response(error: ProblemError, request_id: str | None = None) -> Response:

@@ -17,8 +17,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.FAILED: frozenset(),
     S.CANCELLED: frozenset(),
 }
-"""``STARTING`` and ``RUNNING`` fall back to ``QUEUED`` directly when their node is lost; ``PREEMPTING`` becomes ``HELD``
-when a running job was put on hold."""
+"""``STARTING`` and ``RUNNING`` fall back to ``QUEUED`` directly when their node is lost; ``PREEMPTING`` becomes
+``HELD`` when a running job was put on hold."""
 
 
 def check_transition(current: JobState, following: JobState) -> None:

@@ -1,7 +1,7 @@
 """What a policy sees: the cluster at one instant, as columns.
 
-Jobs are columns of arrays and not objects, because a round over ten thousand jobs, or a simulated year of rounds, is spent
-in ranking them: an expression over a column is fifty times cheaper than a loop over objects. ``JobTable.ids[i]`` names
+Jobs are columns of arrays and not objects, because a round over ten thousand jobs, or a simulated year of rounds, is
+spent in ranking them: an expression over a column is fifty times cheaper than a loop over objects. ``JobTable.ids[i]`` names
 the job that stands at index ``i`` of every column.
 """
 
@@ -131,7 +131,8 @@ class Snapshot:
         version: Names this snapshot; a plan says which one it came from.
         now_s: The only clock a policy sees, UTC seconds.
         trigger: Why the round is held.
-        gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of ``JobTable.eligible``.
+        gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
+        ``JobTable.eligible``.
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
     """
 

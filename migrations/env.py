@@ -1,0 +1,36 @@
+"""Alembic's entry: one transaction per migration, under an advisory lock, with a lock time-out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from alembic import context
+from sqlalchemy import Connection, text
+
+import services.db.tables  # noqa: F401  (registers every table for the comparison with the schema)
+from services.db.engine import create_engine
+from services.db.metadata import metadata
+
+ADVISORY_LOCK = 4_269_697_283
+
+
+def _migrate(connection: Connection) -> None:
+    connection.execute(text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))
+    connection.execute(text("SET lock_timeout = '5s'"))
+    connection.commit()
+    context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def _run() -> None:
+    engine = create_engine(context.config.attributes["database_url"], pool_size=1, application_name="migrations")
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(_migrate)
+            await connection.commit()
+    finally:
+        await engine.dispose()
+
+
+asyncio.run(_run())

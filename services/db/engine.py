@@ -1,0 +1,64 @@
+"""The engine of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import orjson
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+# What a lost or restarting server looks like from here; the next attempt finds it again.
+CONNECTION_ERRORS = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+
+
+def dumps(value: Any) -> str:
+    """Return ``value`` as JSON text, as every json column of the project is written."""
+    return orjson.dumps(value).decode()
+
+
+def async_url(database_url: str) -> str:
+    """Return the URL with the driver SQLAlchemy needs for asyncpg.
+
+    Raises:
+        ValueError: The URL does not name a PostgreSQL server.
+    """
+    scheme, separator, rest = database_url.partition("://")
+    if not separator or scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        raise ValueError("DATABASE_URL must be a postgresql:// URL; no other database is supported")
+    return f"postgresql+asyncpg://{rest}"
+
+
+def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:
+    """Return an engine that notices dead connections and never waits for ever."""
+    return create_async_engine(
+        async_url(database_url),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,
+        pool_timeout=5,
+        json_serializer=dumps,
+        json_deserializer=orjson.loads,
+        connect_args={
+            "timeout": 5,
+            "command_timeout": 30,
+            "server_settings": {"application_name": application_name, "timezone": "UTC"},
+        },
+    )
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether ``error`` says that the database could not be reached."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, CONNECTION_ERRORS) or getattr(seen, "connection_invalidated", False):
+            return True
+        seen = getattr(seen, "orig", None) or seen.__cause__
+    return False

@@ -1,0 +1,9 @@
+"""Where every table registers, and the column types they share."""
+
+from __future__ import annotations
+
+from sqlalchemy import DateTime, MetaData
+
+metadata = MetaData()
+
+Timestamp = DateTime(timezone=True)

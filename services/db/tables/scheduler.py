@@ -1,0 +1,105 @@
+"""Tables of the scheduler: allocations, device claims, plans, its memory, and the outbox of commands."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from services.db.metadata import Timestamp, metadata
+
+allocations = Table(
+    "allocations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("shares", JSONB, nullable=False),
+    Column("master_port", Integer, nullable=False),
+    Column("started_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("running_at", Timestamp),
+    Column("stop_requested_at", Timestamp),
+    Column("stop_reason", Text),
+    Column("ended_at", Timestamp),
+    Column("end_reason", Text),
+    Index("allocations_one_live_per_job", "job_id", unique=True, postgresql_where=text("state <> 'ended'")),
+    Index("allocations_by_job", "job_id", "generation", unique=True),
+    CheckConstraint("state IN ('starting', 'running', 'stopping', 'ended')", name="allocations_state"),
+)
+"""A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``. The partial unique index is the last word on "a gang
+runs at most once"."""
+
+device_claims = Table(
+    "device_claims",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("device", Integer, primary_key=True),
+    Column("allocation_id", Text, ForeignKey("allocations.id"), nullable=False),
+    Index("device_claims_by_allocation", "allocation_id"),
+)
+"""Who holds a device now; the primary key is the last word on "no device twice"."""
+
+rank_ends = Table(
+    "rank_ends",
+    metadata,
+    Column("allocation_id", Text, ForeignKey("allocations.id"), primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("exit_code", Integer),
+    Column("detail", Text),
+    Column("at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""The ends of a gang's node shares that the scheduler has taken note of."""
+
+scheduler_state = Table(
+    "scheduler_state",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("policy", Text, nullable=False),
+    Column("parameters", JSONB, nullable=False),
+    Column("policy_since", Timestamp, nullable=False, server_default=text("now()")),
+    Column("policy_changed_by", Text, nullable=False),
+    Column("memory", JSONB, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("last_active_at", Timestamp),
+    CheckConstraint("id = 1", name="scheduler_state_one_row"),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("round", BigInteger, primary_key=True),
+    Column("at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("trigger", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("jobs", Integer, nullable=False),
+    Column("starts", Integer, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("holds", Integer, nullable=False),
+    Column("intensity_gco2_per_kwh", Float),
+    Column("intensity_stale", Boolean, nullable=False),
+    Column("decide_ms", Float, nullable=False),
+    Column("actions", JSONB, nullable=False),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=True),
+    Column("stream", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""Commands committed with the plan; the relay deletes a row once Redis has it."""

@@ -1,0 +1,121 @@
+"""Tables of telemetry: nodes, what their ranks report, and the energy and carbon ledger."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from services.db.metadata import Timestamp, metadata
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("token_sha256", LargeBinary, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("agent_url", Text, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("driver", Text, nullable=False),
+    Column("containers", Boolean, nullable=False),
+    Column("host_power", Text, nullable=False),
+    Column("labels", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("devices", JSONB, nullable=False),
+    Column("readings", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("state", Text, nullable=False, server_default=text("'up'")),
+    Column("draining", Boolean, nullable=False, server_default=text("false")),
+    Column("boot_id", Text),
+    Column("registered_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("heartbeat_at", Timestamp),
+    Column("lease_until", Timestamp),
+)
+"""``lease_until`` is written before the agent hears of its lease, so the agent's own deadline is never later. The
+scheduler sets
+``state`` to lost under the same row lock once the lease is surely over."""
+
+rank_statuses = Table(
+    "rank_statuses",
+    metadata,
+    Column("allocation_id", Text, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("exit_code", Integer),
+    Column("detail", Text),
+    Column("started_at", Timestamp),
+    Column("ended_at", Timestamp),
+    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""The last word of each node on its share of a gang."""
+
+job_progress = Table(
+    "job_progress",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("done", Float, nullable=False),
+    Column("total", Float),
+    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+
+job_profiles = Table(
+    "job_profiles",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("gpus", Integer, primary_key=True),
+    Column("progress", Float, nullable=False),
+    Column("energy_j", Float, nullable=False),
+    Column("gpu_energy_j", Float, nullable=False),
+    Column("duration_s", Float, nullable=False),
+    Column("last_done", Float),
+)
+"""What a job did and used at each gang size, from its first report of progress there: the observations behind GREEN's
+efficiency."""
+
+energy_intervals = Table(
+    "energy_intervals",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("boot_id", Text, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("start_at", Timestamp, nullable=False),
+    Column("end_at", Timestamp, nullable=False),
+    Column("metered_gpu_energy_j", Float, nullable=False),
+    Index("energy_intervals_by_time", "end_at"),
+)
+
+energy_usages = Table(
+    "energy_usages",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("boot_id", Text, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("job_id", Text),
+    Column("start_at", Timestamp, nullable=False),
+    Column("end_at", Timestamp, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("gpu_energy_j", Float, nullable=False),
+    Column("cpu_energy_j", Float, nullable=False),
+    Column("static_energy_j", Float, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("zone", Text, nullable=False),
+    Column("signal", Text, nullable=False),
+    Column("intensity_gco2_per_kwh", Float, nullable=False),
+    Column("intensity_estimated", Boolean, nullable=False),
+    Column("pue", Float, nullable=False),
+    Column("carbon_gco2", Float, nullable=False),
+    Index("energy_usages_by_job", "job_id", "start_at"),
+    Index("energy_usages_by_time", "start_at"),
+)
+"""The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
+intensity used."""
+
+job_footprints = Table(
+    "job_footprints",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("energy_j", Float, nullable=False),
+    Column("gpu_energy_j", Float, nullable=False),
+    Column("estimated_energy_j", Float, nullable=False),
+    Column("carbon_gco2", Float, nullable=False),
+    Column("gpu_s", Float, nullable=False),
+)
+"""Running sums of the ledger per job, kept in the transaction that writes the lines."""
