@@ -28,7 +28,7 @@ class CurrentIntensity(Message):
     age_s: float = Field(description="Since the value's interval began.")
     is_stale: bool = Field(description="Past the age at which it should have been replaced; still the best there is.")
     time_scale: float = Field(
-        1, description="Grid seconds per real second; above 1 while a recording is replayed faster."
+        default=1, description="Grid seconds per real second; above 1 while a recording is replayed faster."
     )
 
 

@@ -39,10 +39,14 @@ class Identity(Message):
 class TenantLimits(Message):
     """What a tenant may use."""
 
-    max_active_jobs: int = Field(100_000, ge=0, description="Jobs neither ended nor cancelled.")
-    max_gpus: int | None = Field(None, ge=0, description="GPUs held at once; null for no limit.")
-    requests_per_s: float = Field(2_000, gt=0, le=1_000_000, description="Sustained request rate at the gateway.")
-    burst: int = Field(4_000, ge=1, le=1_000_000, description="Requests the tenant may make at once after a pause.")
+    max_active_jobs: int = Field(default=100_000, ge=0, description="Jobs neither ended nor cancelled.")
+    max_gpus: int | None = Field(default=None, ge=0, description="GPUs held at once; null for no limit.")
+    requests_per_s: float = Field(
+        default=2_000, gt=0, le=1_000_000, description="Sustained request rate at the gateway."
+    )
+    burst: int = Field(
+        default=4_000, ge=1, le=1_000_000, description="Requests the tenant may make at once after a pause."
+    )
 
 
 class TenantSpec(Message):
@@ -63,7 +67,7 @@ class KeySpec(Message):
 
     tenant_id: Name
     role: Role = Role.USER
-    label: str = Field("", max_length=100)
+    label: str = Field(default="", max_length=100)
 
 
 class ApiKey(Message):

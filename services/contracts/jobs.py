@@ -24,11 +24,11 @@ Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32
 class GpuRequest(Message):
     """The sizes the gang may have: `min`, `min + step`, ... `max`."""
 
-    min: int = Field(1, ge=1, le=MAX_GANG_GPUS)
-    max: int | None = Field(None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
-    step: int = Field(1, ge=1, le=MAX_GANG_GPUS)
-    model: Name | None = Field(None, description="Only on devices of this model, as nodes report it.")
-    memory_gib: float | None = Field(None, gt=0, le=10_000, description="Least memory of each device.")
+    min: int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
+    max: int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
+    step: int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
+    model: Name | None = Field(default=None, description="Only on devices of this model, as nodes report it.")
+    memory_gib: float | None = Field(default=None, gt=0, le=10_000, description="Least memory of each device.")
 
     @property
     def largest(self) -> int:
@@ -81,12 +81,12 @@ class Stage(Message):
     """One pipeline stage of a job's parallel layout."""
 
     replicas: int = Field(ge=1, le=MAX_GANG_GPUS)
-    tensor_parallel: int = Field(1, ge=1, le=1024)
-    expert_parallel: int = Field(1, ge=1, le=1024)
-    parameter_bytes: float = Field(0, ge=0)
-    forward_s: float | None = Field(None, ge=0)
-    backward_s: float | None = Field(None, ge=0)
-    output_bytes: float = Field(0, ge=0, description="Bytes sent to the next stage per iteration.")
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    expert_parallel: int = Field(default=1, ge=1, le=1024)
+    parameter_bytes: float = Field(default=0, ge=0)
+    forward_s: float | None = Field(default=None, ge=0)
+    backward_s: float | None = Field(default=None, ge=0)
+    output_bytes: float = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
 
 
 class ParallelLayout(Message):
@@ -103,13 +103,15 @@ class JobSpec(Message):
     command: list[Argument] = Field(
         default_factory=list[Argument], max_length=1_000, description="Program and arguments."
     )
-    image: Text | None = Field(None, max_length=500, description="Container image; the command, if any, runs in it.")
+    image: Text | None = Field(
+        default=None, max_length=500, description="Container image; the command, if any, runs in it."
+    )
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
-    working_dir: Text | None = Field(None, max_length=4_096)
+    working_dir: Text | None = Field(default=None, max_length=4_096)
     checkpoint_dir: Text | None = Field(
-        None, max_length=4_096, description="Kept between restarts; by default a folder of the job's own."
+        default=None, max_length=4_096, description="Kept between restarts; by default a folder of the job's own."
     )
     gpus: GpuRequest = GpuRequest()
     work: Work | None = None
@@ -117,18 +119,20 @@ class JobSpec(Message):
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
     flexibility_s: float | None = Field(
-        None,
+        default=None,
         ge=0,
         le=365 * 86_400,
         description="How long the job may be shifted in time; null leaves it to the policy.",
     )
-    priority: int = Field(0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
+    priority: int = Field(default=0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
     preemptible: bool = True
-    grace_s: float = Field(120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
-    max_restarts: int = Field(0, ge=0, le=100, description="Restarts after a failure; preemptions do not count.")
+    grace_s: float = Field(default=120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
+    max_restarts: int = Field(
+        default=0, ge=0, le=100, description="Restarts after a failure; preemptions do not count."
+    )
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
-    hold: bool = Field(False, description="Accept the job, but let it wait for a release.")
+    hold: bool = Field(default=False, description="Accept the job, but let it wait for a release.")
 
     @field_validator("working_dir", "checkpoint_dir")
     @classmethod
@@ -182,7 +186,9 @@ class JobFootprint(Message):
     gpu_energy_j: float = 0
     carbon_gco2: float = 0
     gpu_s: float = 0
-    estimated_energy_j: float = Field(0, description="The part of `energy_j` that was modelled and not measured.")
+    estimated_energy_j: float = Field(
+        default=0, description="The part of `energy_j` that was modelled and not measured."
+    )
 
 
 class Job(Message):
@@ -193,8 +199,8 @@ class Job(Message):
     name: str
     project: str
     state: JobState
-    reason: Reason | str | None = Field(None, description="Why it waits or how it ended: a stable code.")
-    detail: str | None = Field(None, description="The reason in words.")
+    reason: Reason | str | None = Field(default=None, description="Why it waits or how it ended: a stable code.")
+    detail: str | None = Field(default=None, description="The reason in words.")
     spec: JobSpec
     submitted_at: Instant
     started_at: Instant | None = None

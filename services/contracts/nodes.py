@@ -39,10 +39,10 @@ class NodeRegistration(Message):
     node_id: Name
     address: Text = Field(max_length=255, description="Host that other nodes and the control plane reach the node by.")
     agent_url: Text = Field(max_length=255)
-    zone: Name | None = Field(None, description="Grid zone; null for the cluster's own.")
+    zone: Name | None = Field(default=None, description="Grid zone; null for the cluster's own.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
     driver: Literal["nvml", "simulated"]
-    containers: bool = Field(False, description="Whether jobs with an image can run here.")
+    containers: bool = Field(default=False, description="Whether jobs with an image can run here.")
     host_power: EnergySource = Field(description="How the host's CPU power is known.")
     labels: dict[str, str] = Field(default_factory=dict[str, str], max_length=64)
 
@@ -81,8 +81,10 @@ class RankStatus(Message):
 
     allocation_id: str
     state: RankState
-    exit_code: int | None = Field(None, description="Largest exit status of the node's ranks; -N for a signal N.")
-    detail: Text | None = Field(None, max_length=2_000)
+    exit_code: int | None = Field(
+        default=None, description="Largest exit status of the node's ranks; -N for a signal N."
+    )
+    detail: Text | None = Field(default=None, max_length=2_000)
     started_at: Instant | None = None
     ended_at: Instant | None = None
     progress_done: float | None = None
@@ -115,7 +117,9 @@ class Usage(Message):
     cpu_energy_j: float = Field(ge=0)
     static_energy_j: float = Field(ge=0)
     source: EnergySource = Field(description="Of the GPU energy.")
-    progress_done: float | None = Field(None, description="Progress at the end of the interval, where it is known.")
+    progress_done: float | None = Field(
+        default=None, description="Progress at the end of the interval, where it is known."
+    )
 
 
 class EnergyInterval(Message):

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.problems import ProblemCode
 from services.kit.logging import configure_logging
@@ -67,7 +67,7 @@ class BodyLimitMiddleware:
             return
         seen = 0
 
-        async def limited() -> dict[str, object]:
+        async def limited() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
@@ -75,7 +75,7 @@ class BodyLimitMiddleware:
                 raise error
             return message
 
-        await self._app(scope, limited, send)  # type: ignore[arg-type]
+        await self._app(scope, limited, send)
 
 
 def create_service(

@@ -1,7 +1,6 @@
 """Structured logging on the standard library: a stable event name and fields.
 
-``log.info("plan.committed", extra={"fields": {"round": 7}})`` is written
-``log.info("plan.committed", round=7)`` through ``Log``. Text for people, JSON in containers.
+``log.info("plan.committed", round=7)``. Text for people, JSON in containers.
 """
 
 from __future__ import annotations

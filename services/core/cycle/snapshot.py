@@ -1,8 +1,8 @@
 """What a policy sees: the cluster at one instant, as columns.
 
 Jobs are columns of arrays and not objects, because a round over ten thousand jobs, or a simulated year of rounds, is
-spent in ranking them: an expression over a column is fifty times cheaper than a loop over objects. ``JobTable.ids[i]`` names
-the job that stands at index ``i`` of every column.
+spent in ranking them: an expression over a column is fifty times cheaper than a loop over objects.
+``JobTable.ids[i]`` names the job that stands at index ``i`` of every column.
 """
 
 from __future__ import annotations
