@@ -1,0 +1,46 @@
+"""Tables of the carbon service: what grids emitted, what was forecast, and where a replay stands."""
+
+from __future__ import annotations
+
+from sqlalchemy import Boolean, Column, Float, Table, Text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from services.db.metadata import Timestamp, metadata
+
+carbon_points = Table(
+    "carbon_points",
+    metadata,
+    Column("zone", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+    Column("provider", Text, primary_key=True),
+    Column("start_at", Timestamp, primary_key=True),
+    Column("end_at", Timestamp, nullable=False),
+    Column("gco2_per_kwh", Float, nullable=False),
+    Column("is_estimated", Boolean, nullable=False),
+    Column("fetched_at", Timestamp, nullable=False),
+)
+"""One measured interval each. A provider's values are kept under its name: two providers' methods are not comparable,
+so that a zone which changes its provider starts a new history."""
+
+carbon_forecasts = Table(
+    "carbon_forecasts",
+    metadata,
+    Column("zone", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+    Column("provider", Text, primary_key=True),
+    Column("generated_at", Timestamp, primary_key=True),
+    Column("fetched_at", Timestamp, nullable=False),
+    Column("points", JSONB, nullable=False),
+)
+"""Every forecast as issued, ``points`` = ``[[start, end, gCO2/kWh]]`` in UTC seconds: what was known when."""
+
+carbon_replays = Table(
+    "carbon_replays",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("real_at", Timestamp, nullable=False),
+    Column("grid_at", Timestamp, nullable=False),
+    Column("speed", Float, nullable=False),
+    Column("requested_start_at", Timestamp),
+)
+"""Where a replay of recordings stands: at ``real_at`` the grid's clock showed ``grid_at`` and ran at ``speed``."""
