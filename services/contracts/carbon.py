@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 from pydantic import Field
 
 from services.contracts.schema import Instant, Message
-from services.core.domain.carbon import Signal
+from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+
+Clock = Literal["real", "grid"]
+"""In whose seconds a length of time is given: everyone's, or the grid's, which run faster while a recording is
+replayed faster. A day of the grid is always 86400 grid seconds."""
 
 
 class IntensityPoint(Message):
@@ -30,6 +37,9 @@ class CurrentIntensity(Message):
     time_scale: float = Field(
         default=1, description="Grid seconds per real second; above 1 while a recording is replayed faster."
     )
+    grid_now: Instant | None = Field(
+        default=None, description="What the grid's own clock shows: the recorded instant while a recording is replayed."
+    )
 
 
 class IntensityHistory(Message):
@@ -52,7 +62,58 @@ class IntensityForecast(Message):
     generated_at: Instant
     is_stale: bool
     time_scale: float = 1
+    persistence_from: Instant | None = Field(
+        default=None, description="From here on the points are our persistence: the provider's forecast ends before."
+    )
     points: list[IntensityPoint]
+
+
+class OutlookPoint(IntensityPoint):
+    """One step of an outlook."""
+
+    kind: Literal["measured", "held", "provider", "persistence"] = Field(
+        description="`measured` by the provider; `held`: the last value, or yesterday's in a gap of the history, "
+        "until a measured one comes; `provider`: its forecast; `persistence`: the same hour of the day before."
+    )
+
+
+class IntensityOutlook(Message):
+    """History, now and forecast as one curve of contiguous steps: each begins where the one before ends."""
+
+    zone: str
+    signal: Signal
+    provider: str
+    now: Instant
+    grid_now: Instant
+    time_scale: float = Field(description="Grid seconds per real second.")
+    is_stale: bool = Field(description="The freshest measured value is past its age; what follows it is forecast.")
+    measured_until: Instant | None = Field(description="Where the measured steps end; null when none is known.")
+    forecast_generated_at: Instant | None = Field(description="When the provider made the forecast; null without one.")
+    points: list[OutlookPoint] = Field(min_length=1)
+
+    def as_domain(self) -> CarbonOutlook:
+        """Return the outlook as policies and the ledger compute with it, in UTC seconds."""
+        curve = CarbonCurve(
+            times_s=np.array([point.start_at.timestamp() for point in self.points], dtype=np.float64),
+            intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in self.points], dtype=np.float64),
+            end_s=self.points[-1].end_at.timestamp(),
+        )
+        return CarbonOutlook(zone=self.zone, signal=self.signal, curve=curve, stale=self.is_stale)
+
+
+class ZoneSource(Message):
+    """Where the values of one signal of a zone come from, and how that goes."""
+
+    signal: Signal
+    provider: str
+    attribution: str
+    has_provider_forecast: bool
+    step_s: float = Field(description="Usual length of an interval, real seconds.")
+    max_age_s: float = Field(description="Age, since its interval began, past which a value is stale; real seconds.")
+    time_scale: float = Field(description="Grid seconds per real second.")
+    last_success_at: Instant | None = Field(description="When the provider last answered.")
+    last_error: str | None = Field(description="Why it did not, if it has not since.")
+    skipped_values: int = Field(description="Values refused since the process started: null, not finite, not dated.")
 
 
 class Zone(Message):
@@ -64,6 +125,7 @@ class Zone(Message):
     signals: list[Signal]
     has_provider_forecast: bool
     attribution: str
+    sources: list[ZoneSource] = Field(default_factory=list[ZoneSource])
 
 
 class ZoneList(Message):
