@@ -1,0 +1,147 @@
+"""The gateway as seen from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from services.contracts.problems import Problem
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_REFUSED = 4
+EXIT_UNAVAILABLE = 5
+
+
+class CliError(Exception):
+    """Something to tell the user in one line, and the exit code that goes with it."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def data_dir() -> Path:
+    """Return this machine's installation folder: ``WATTSHIFT_DATA_DIR``, or ``.wattshift`` in the checkout."""
+    return Path(os.environ.get("WATTSHIFT_DATA_DIR") or Path(__file__).parents[2] / ".wattshift")
+
+
+def gateway_url() -> str:
+    """Return ``WATTSHIFT_URL``, or where the installation on this machine listens."""
+    if url := os.environ.get("WATTSHIFT_URL"):
+        return url
+    try:
+        return str(json.loads((data_dir() / "run.json").read_text())["gateway_url"])
+    except (OSError, ValueError, KeyError):
+        return "http://127.0.0.1:8000"
+
+
+def api_key() -> str:
+    """Return ``WATTSHIFT_API_KEY``, or the admin key of the installation on this machine."""
+    if key := os.environ.get("WATTSHIFT_API_KEY"):
+        return key
+    try:
+        return (data_dir() / "admin.key").read_text().strip()
+    except OSError:
+        raise CliError(
+            "no API key: set WATTSHIFT_API_KEY, or start the control plane on this machine with `wattshift up`",
+            EXIT_USAGE,
+        ) from None
+
+
+class Gateway:
+    """Calls the public API; every failure is a ``CliError`` with a sentence a person can act on."""
+
+    def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
+        self.url = url or gateway_url()
+        self._client = httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {key or api_key()}"}, timeout=timeout_s
+        )
+
+    def call(
+        self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None, **params: Any
+    ) -> Any:
+        """Return the JSON of a 2xx answer, or None where it has no body; parameters that are None are left out."""
+        return self._send(method, path, body, headers, params).json()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Return the JSON of a GET."""
+        return self.call("GET", path, **params)
+
+    def text(self, path: str, **params: Any) -> httpx.Response:
+        """Return the answer of a GET whose body is not JSON."""
+        return self._send("GET", path, None, None, params)
+
+    def pages(self, path: str, limit: int, **params: Any) -> list[Any]:
+        """Return up to ``limit`` items of a list with cursors."""
+        items: list[Any] = []
+        cursor: str | None = None
+        while len(items) < limit:
+            page = self.get(path, limit=min(500, limit - len(items)), cursor=cursor, **params)
+            items += page["items"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                break
+        return items
+
+    @contextmanager
+    def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
+        """Open an answer that goes on for as long as the server likes."""
+        try:
+            with self._client.stream(
+                "GET", path, params=_given(params), timeout=httpx.Timeout(10, read=None)
+            ) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _refusal(answer)
+                yield answer
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _send(
+        self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]
+    ) -> httpx.Response:
+        content = body.model_dump_json() if isinstance(body, BaseModel) else None
+        try:
+            answer = self._client.request(
+                method,
+                path,
+                params=_given(params),
+                content=content,
+                json=body if content is None else None,
+                headers={**({"content-type": "application/json"} if content else {}), **(headers or {})},
+            )
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code >= 400:
+            raise _refusal(answer)
+        return answer
+
+    def _unreachable(self, error: Exception) -> CliError:
+        reason = str(error) or type(error).__name__
+        return CliError(f"the control plane at {self.url} does not answer ({reason}); is it up?", EXIT_UNAVAILABLE)
+
+
+def _given(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _refusal(answer: httpx.Response) -> CliError:
+    exit_code = {404: EXIT_NOT_FOUND, 503: EXIT_UNAVAILABLE}.get(answer.status_code, EXIT_REFUSED)
+    try:
+        problem = Problem.model_validate_json(answer.content)
+    except ValidationError:
+        return CliError(f"{answer.request.method} {answer.request.url.path}: HTTP {answer.status_code}", exit_code)
+    lines = [f"{problem.detail} ({problem.code})"]
+    lines += [
+        f"  {error.pointer or '/'}: {error.detail}" for error in problem.errors if error.detail not in problem.detail
+    ]
+    return CliError("\n".join(lines), exit_code)

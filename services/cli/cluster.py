@@ -1,0 +1,195 @@
+"""Commands on the cluster: nodes, carbon, policy, footprint."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import output
+from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.jobs import AsJson
+from services.cli.output import console
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    nodes = typer.Typer(help="Show the cluster's nodes, or take one out of service.", invoke_without_command=True)
+    nodes.callback()(list_nodes)
+    nodes.command("drain")(drain)
+    nodes.command("resume")(resume)
+    app.add_typer(nodes, name="nodes")
+    policy = typer.Typer(help="Show the policies, or change the one in force.", invoke_without_command=True)
+    policy.callback()(list_policies)
+    policy.command("set")(set_policy)
+    app.add_typer(policy, name="policy")
+    app.command()(carbon)
+    app.command()(report)
+    app.command()(check)
+
+
+def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the cluster's nodes."""
+    if context.invoked_subcommand:
+        return
+    found = Gateway().get("/v1/nodes")["items"]
+    if as_json:
+        output.print_json(found)
+        return
+    figures = ("GPUs", "in use", "power")
+    shown = output.table("node", "state", "GPUs", "in use", "model", "power", "zone", "driver", "heard", right=figures)
+    for node in found:
+        words = output.state(node["state"]) + (" [yellow]draining[/]" if node["draining"] else "")
+        models = sorted({device["model"] for device in node["devices"]})
+        power = f"{node['power_w']:.0f} W"
+        heard = output.age(node["heartbeat_at"])
+        shown.add_row(
+            node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models), power, node["zone"],
+            node["driver"], heard,
+        )  # fmt: skip
+    console.print(shown if found else "no nodes have registered")
+
+
+def drain(node: str) -> None:
+    """Let what runs on a node end, and start nothing more there."""
+    Gateway().call("POST", f"/v1/nodes/{node}/drain")
+    console.print(f"{node} is draining")
+
+
+def resume(node: str) -> None:
+    """Give a drained node work again."""
+    Gateway().call("POST", f"/v1/nodes/{node}/resume")
+    console.print(f"{node} takes work again")
+
+
+def sparkline(values: list[float]) -> str:
+    """Return values as a line of bars from their least to their greatest."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
+
+
+def carbon(
+    zone: Annotated[str | None, typer.Argument(help="Grid zone; all zones when left out.")] = None,
+    signal: Annotated[str | None, typer.Option(help="average_direct, average_lifecycle or marginal.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a zone's carbon intensity, now and ahead."""
+    gateway = Gateway()
+    if zone is None:
+        zones = gateway.get("/v1/carbon/zones")["items"]
+        if as_json:
+            output.print_json(zones)
+            return
+        shown = output.table("zone", "name", "provider", "signals", "attribution")
+        for entry in zones:
+            shown.add_row(
+                entry["zone"], entry["name"], entry["provider"], ", ".join(entry["signals"]), entry["attribution"]
+            )
+        console.print(shown)
+        return
+    now = gateway.get(f"/v1/carbon/{zone}/current", signal=signal)
+    forecast = gateway.get(f"/v1/carbon/{zone}/forecast", signal=signal)
+    if as_json:
+        output.print_json({"current": now, "forecast": forecast})
+        return
+    ahead = [point["gco2_per_kwh"] for point in forecast["points"]]
+    stale = " [yellow](stale)[/]" if now["is_stale"] else ""
+    scale = f", replayed {now['time_scale']:g} times faster than it was recorded" if now["time_scale"] != 1 else ""
+    console.print(f"[bold]{zone}[/]  {now['point']['gco2_per_kwh']:.0f} gCO2/kWh now{stale}")
+    console.print(f"  {now['signal']} by {now['provider']}{scale}")
+    if ahead:
+        console.print(f"  ahead: {sparkline(ahead[:96])}  {min(ahead):.0f} to {max(ahead):.0f} ({forecast['method']})")
+
+
+def list_policies(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the policies and the parameters of the one in force."""
+    if context.invoked_subcommand:
+        return
+    gateway = Gateway()
+    policies, active = gateway.get("/v1/policies")["items"], gateway.get("/v1/policies/active")
+    if as_json:
+        output.print_json({"active": active, "policies": policies})
+        return
+    for entry in policies:
+        mark = "[green]●[/]" if entry["active"] else " "
+        console.print(f"{mark} [bold]{entry['name']}[/]  {entry['summary']}  [dim]{entry['source']}[/]")
+        if entry["active"]:
+            shown = output.table("  parameter", "value", "unit", "meaning", right=("value",))
+            for parameter in entry["parameters"]:
+                value = active["parameters"].get(parameter["name"], parameter["default"])
+                shown.add_row("  " + parameter["name"], str(value), parameter["unit"] or "", parameter["meaning"])
+            console.print(shown)
+
+
+def set_policy(
+    name: str,
+    param: Annotated[list[str] | None, typer.Option("--param", "-p", help="key=value; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a policy in force from the next round on."""
+    answer = Gateway().call("PUT", "/v1/policies/active", body={"name": name, "parameters": parameters_of(param or [])})
+    if as_json:
+        output.print_json(answer)
+    else:
+        console.print(f"[bold]{answer['name']}[/] is in force: {json.dumps(answer['parameters'])}")
+
+
+def parameters_of(pairs: list[str]) -> dict[str, Any]:
+    """Return ``key=value`` words as parameters; a value is JSON where it can be, text otherwise."""
+    parameters: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise CliError(f"--param takes key=value, not {pair!r}", EXIT_USAGE)
+        try:
+            parameters[key] = json.loads(value)
+        except ValueError:
+            parameters[key] = value
+    return parameters
+
+
+def report(
+    by: Annotated[str, typer.Option(help="job, project, tenant or node.")] = "project",
+    as_json: AsJson = False,
+) -> None:
+    """Show energy and emissions, with the idle share and the total."""
+    found = Gateway().get("/v1/reports/footprint", group_by=by)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table(by, "jobs", "energy", "CO2", "GPU time", right=("jobs", "energy", "CO2", "GPU time"))
+    for line in [*found["lines"], {"group": "(idle)", "jobs": "", "footprint": found["idle"]}]:
+        footprint = line["footprint"]
+        shown.add_row(
+            line["group"],
+            str(line["jobs"]),
+            output.energy(footprint["energy_j"]),
+            output.carbon(footprint["carbon_gco2"]),
+            output.duration(footprint["gpu_s"]),
+        )
+    total = found["total"]
+    shown.add_section()
+    shown.add_row("[bold]total[/]", "", output.energy(total["energy_j"]), output.carbon(total["carbon_gco2"]), "")
+    console.print(shown)
+    metered = found["metered_gpu_energy_j"]
+    gap = abs(total["gpu_energy_j"] - metered) / metered if metered else 0.0
+    console.print(f"[dim]GPU energy by the devices' own counters: {output.energy(metered)}, {gap:.4%} apart[/]")
+
+
+def check(as_json: AsJson = False) -> None:
+    """Hold the live system against its own rules; exit 1 if one is broken."""
+    found = Gateway().get("/v1/invariants")
+    if as_json:
+        output.print_json(found)
+    else:
+        for invariant in found["invariants"]:
+            mark = "[green]holds[/] " if invariant["holds"] else "[red]broken[/]"
+            console.print(f"{mark} {invariant['name']}: {invariant['detail']}")
+    if not found["holds"]:
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,204 @@
+"""The example workload, live: what `./run` shows."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.cli import local, output
+from services.cli.client import EXIT_FAILED, CliError, Gateway
+from services.cli.cluster import sparkline
+from services.cli.jobs import FINAL, read_specs, submit_all
+from services.cli.output import console
+
+WORKLOAD = Path(__file__).parents[2] / "examples" / "workload.json"
+
+GRID_S_PER_S = 600
+"""A recorded day of the grid passes in 144 s, so that a run of three minutes sees a morning, an evening and a night."""
+
+ROUND_S = 5
+"""In grid time this is 50 minutes; the paper's round is 30."""
+
+ENVIRONMENT = {
+    "CARBON_REPLAY_SPEED": str(GRID_S_PER_S),
+    "SCHEDULER_ROUND_INTERVAL_S": str(ROUND_S),
+    "SCHEDULER_MIN_PROFILE_S": "3",
+}
+
+POLICY = {"name": "green", "parameters": {"curve_window_s": 86_400 / GRID_S_PER_S}}
+"""GREEN compares the intensity with the mean of a day; the replayed day is this long."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(demo)
+
+
+def demo(
+    exit_after: Annotated[
+        bool, typer.Option("--exit", help="End after the workload, exit 0 if every job did.")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the public API; 8000, or a free one when taken.")] = None,
+    nodes: Annotated[str, typer.Option(help="Simulated nodes, COUNTxGPUS:MODEL, separated by commas.")] = local.NODES,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of all state.")] = None,
+) -> None:
+    """Start everything on this machine, submit the example workload and show it live."""
+    with local.running(data_dir, nodes=nodes, port=port, environment=ENVIRONMENT) as gateway:
+        gateway.call("PUT", "/v1/policies/active", body=POLICY)
+        accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
+        console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")
+        view = View(gateway, [job["id"] for job in accepted])
+        view.watch()
+        succeeded = view.print_summary()
+        if exit_after:
+            if not succeeded:
+                raise typer.Exit(EXIT_FAILED)
+            return
+        console.print(f"\n[bold green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs)  -  Ctrl-C stops it")
+        console.print(
+            "in another terminal: [bold].venv/bin/wattshift[/] jobs | nodes | carbon ZONE | policy | report | submit"
+        )
+        local.wait_for_interrupt()
+
+
+@dataclass
+class View:
+    """The jobs of one run, and what was seen of them so far."""
+
+    gateway: Gateway
+    job_ids: list[str]
+    intensities: list[float] = field(default_factory=list[float])
+    seen: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    started_s: float = field(default_factory=time.monotonic)
+
+    def watch(self, poll_s: float = 0.5) -> None:
+        """Show the jobs until all have ended: a live screen on a terminal, a line for each change elsewhere."""
+        with self._screen() as show:
+            while True:
+                jobs = self.jobs()
+                show(jobs)
+                if all(job["state"] in FINAL for job in jobs):
+                    return
+                time.sleep(poll_s)
+
+    def jobs(self) -> list[Any]:
+        """Return the run's jobs in the order of submission."""
+        wanted = set(self.job_ids)
+        found = {job["id"]: job for job in self.gateway.pages("/v1/jobs", 500) if job["id"] in wanted}
+        return [found[job_id] for job_id in self.job_ids if job_id in found]
+
+    @contextmanager
+    def _screen(self) -> Iterator[Any]:
+        if not console.is_terminal:
+            yield self._print_changes
+            return
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield lambda jobs: live.update(self._picture(jobs), refresh=True)
+
+    def _print_changes(self, jobs: list[Any]) -> None:
+        for job in jobs:
+            now = (job["state"], job["gpus"])
+            if self.seen.get(job["id"]) != now:
+                self.seen[job["id"]] = now
+                at = output.duration(time.monotonic() - self.started_s)
+                gpus = f"{job['gpus']} GPUs" if job["gpus"] else ""
+                console.print(f"{at:>10}  {job['name']:<20} {job['state']:<11} {gpus:<8} {job.get('reason') or ''}")
+
+    def _picture(self, jobs: list[Any]) -> RenderableType:
+        nodes = self.gateway.get("/v1/nodes")["items"]
+        head = Text.assemble(
+            ("wattshift ", "bold"),
+            (self.gateway.url, "cyan"),
+            f"   {output.duration(time.monotonic() - self.started_s)}",
+        )
+        return Group(head, self._grid_line(nodes), self._node_lines(nodes), "", self._job_lines(jobs))
+
+    def _grid_line(self, nodes: list[Any]) -> RenderableType:
+        if not nodes:
+            return Text("no nodes yet", style="dim")
+        now = self.gateway.get(f"/v1/carbon/{nodes[0]['zone']}/current")
+        value = now["point"]["gco2_per_kwh"]
+        self.intensities = [*self.intensities, value][-60:]
+        mean = sum(self.intensities) / len(self.intensities)
+        style = "green" if value < mean else "yellow"
+        return Text.assemble(
+            f"grid {now['zone']}  ", (f"{value:.0f} gCO2/kWh ", f"bold {style}"), (sparkline(self.intensities), style)
+        )
+
+    def _node_lines(self, nodes: list[Any]) -> RenderableType:
+        shown = Table.grid(padding=(0, 2))
+        for node in nodes:
+            bar = ProgressBar(total=node["gpus"] or 1, completed=node["gpus_in_use"], width=20)
+            use = f"{node['gpus_in_use']}/{node['gpus']} GPUs"
+            shown.add_row(node["id"], output.state(node["state"]), use, bar, f"{node['power_w']:.0f} W")
+        return shown
+
+    def _job_lines(self, jobs: list[Any]) -> RenderableType:
+        figures = ("GPUs", "energy", "CO2")
+        shown = output.table("job", "state", "GPUs", "done", "energy", "CO2", "why", right=figures)
+        for job in jobs:
+            share = output.progress_share(job) or 0.0
+            shown.add_row(
+                job["name"],
+                output.state(job["state"]),
+                str(job["gpus"] or "-"),
+                ProgressBar(total=1, completed=share, width=16),
+                output.energy(job["footprint"]["energy_j"]),
+                output.carbon(job["footprint"]["carbon_gco2"]),
+                "" if job["state"] in FINAL else job.get("reason") or "",
+            )
+        return shown
+
+    def print_summary(self) -> bool:
+        """Print what each job took and emitted; return whether every job succeeded and the ledger adds up."""
+        self._await_ledger()
+        jobs = self.jobs()
+        figures = ("gangs", "JCT", "energy", "CO2", "gCO2/kWh")
+        shown = output.table("job", "end", "gangs", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
+        for job in jobs:
+            footprint = job["footprint"]
+            kwh = footprint["energy_j"] / 3.6e6
+            shown.add_row(
+                job["name"],
+                output.state(job["state"]),
+                f"{job['generation']}" + (f" ({job['preemptions']} preempted)" if job["preemptions"] else ""),
+                output.duration(output.completion_s(job) or 0),
+                output.energy(footprint["energy_j"]),
+                output.carbon(footprint["carbon_gco2"]),
+                f"{footprint['carbon_gco2'] / kwh:.0f}" if kwh else "-",
+            )
+        console.print(shown)
+        report = self.gateway.get("/v1/reports/footprint", group_by="project")
+        total, idle = report["total"], report["idle"]
+        console.print(
+            f"cluster: {output.energy(total['energy_j'])}, {output.carbon(total['carbon_gco2'])} CO2, "
+            f"of which idle {idle['energy_j'] / (total['energy_j'] or 1):.0%}"
+        )
+        invariants = self.gateway.get("/v1/invariants")
+        broken = [entry["name"] for entry in invariants["invariants"] if not entry["holds"]]
+        console.print("ledger and rules: " + ("[red]" + ", ".join(broken) + "[/]" if broken else "[green]all hold[/]"))
+        return invariants["holds"] and len(jobs) == len(self.job_ids) and all(j["state"] == "succeeded" for j in jobs)
+
+    def _await_ledger(self, timeout_s: float = 15) -> None:
+        """Wait until every job's last interval of energy has arrived."""
+        deadline = time.monotonic() + timeout_s
+        before: list[float] = []
+        while time.monotonic() < deadline:
+            now = [job["footprint"]["energy_j"] for job in self.jobs()]
+            if now == before and all(now):
+                return
+            before = now
+            time.sleep(3)
+        raise CliError("the ledger has not received every job's energy; see `wattshift nodes`")

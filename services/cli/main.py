@@ -1,0 +1,40 @@
+"""The command line's composition root."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from services.cli import cluster, demo, jobs, local
+from services.cli.client import CliError
+from services.cli.output import console
+
+app = typer.Typer(
+    name="wattshift",
+    help="Run GPU work on time with the least carbon.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for room in (local, jobs, cluster, demo):
+    room.register(app)
+
+
+def main() -> None:
+    """Run one command; an expected failure is one line on standard error and an exit code that means something."""
+    try:
+        app()
+    except CliError as error:
+        console.file.flush()
+        print(f"wattshift: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""How the command line shows things: one console, tables, and figures with units people read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from services.core.domain.units import J_PER_KWH
+
+console = Console(highlight=False)
+
+STATE_STYLES = {
+    "running": "green",
+    "starting": "cyan",
+    "preempting": "yellow",
+    "queued": "blue",
+    "held": "magenta",
+    "succeeded": "dim green",
+    "failed": "red",
+    "cancelled": "dim",
+    "lost": "red",
+    "up": "green",
+}
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document for a program."""
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    """Return an empty table; columns named in ``right`` hold figures."""
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in right)
+    return made
+
+
+def state(name: str) -> str:
+    """Return a state in its colour."""
+    style = STATE_STYLES.get(name)
+    return f"[{style}]{name}[/]" if style else name
+
+
+def energy(energy_j: float) -> str:
+    """Return joules as people read them."""
+    if energy_j < 1_000:
+        return f"{energy_j:.0f} J"
+    if energy_j < J_PER_KWH / 10:
+        return f"{energy_j / 3_600:.2f} Wh"
+    return f"{energy_j / J_PER_KWH:.3f} kWh"
+
+
+def carbon(carbon_gco2: float) -> str:
+    """Return an emission as people read it."""
+    if abs(carbon_gco2) < 1:
+        return f"{carbon_gco2 * 1_000:.1f} mg"
+    return f"{carbon_gco2:.2f} g" if abs(carbon_gco2) < 1_000 else f"{carbon_gco2 / 1_000:.3f} kg"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def instant(text: str | None) -> datetime | None:
+    """Return an API time, or None."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def age(text: str | None) -> str:
+    """Return how long ago an API time was."""
+    at = instant(text)
+    return duration((datetime.now(UTC) - at).total_seconds()) if at else "-"
+
+
+def completion_s(job: dict[str, Any]) -> float | None:
+    """Return a job's completion time (JCT), submission to end, in seconds; None while it lasts."""
+    ended = instant(job.get("ended_at"))
+    submitted = instant(job["submitted_at"])
+    return (ended - submitted).total_seconds() if ended and submitted else None
+
+
+def progress_share(job: dict[str, Any]) -> float | None:
+    """Return the share of the job's work that is done, 0..1, where it is known."""
+    progress = job.get("progress")
+    if not progress or not progress.get("total"):
+        return None
+    return min(1.0, progress["done"] / progress["total"])
