@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 import uuid
@@ -85,15 +86,15 @@ def submit(
     file: Annotated[Path | None, typer.Argument(help="JSON file with one or more jobs; - for standard input.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of a job given on the command line.")] = None,
     gpus: Annotated[str, typer.Option(help="Gang size: N, or MIN-MAX.")] = "1",
-    command: Annotated[list[str] | None, typer.Option("--command", "-c", help="One argument of the command.")] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="Command line, quoted as for a shell.")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="Submitting again with the same key is safe.")] = None,
     wait: Annotated[bool, typer.Option(help="Wait for the end; exit 1 unless every job succeeds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit jobs from a file, or one job: wattshift submit --name hello --gpus 1-4 -c python3 -c train.py."""
+    """Submit jobs from a file, or one job: wattshift submit --gpus 1-4 --command 'python3 train.py'."""
     if (file is None) == (command is None):
         raise CliError("give either a file or a --command", EXIT_USAGE)
-    specs = read_specs(file) if file else [_spec_of(name, gpus, command or [])]
+    specs = read_specs(file) if file else [_spec_of(name, gpus, shlex.split(command or ""))]
     gateway = Gateway()
     accepted = submit_all(gateway, specs, idempotency_key)
     if wait:
@@ -110,7 +111,7 @@ def submit(
 def _spec_of(name: str | None, gpus: str, command: list[str]) -> JobSpec:
     least, _, most = gpus.partition("-")
     try:
-        document = {"name": name or Path(command[0]).name, "command": command}
+        document = {"name": name or Path(command[0]).name if command else "", "command": command}
         return JobSpec.model_validate({**document, "gpus": {"min": int(least), "max": int(most or least)}})
     except ValueError as error:
         raise CliError(f"that is not a job: {error}", EXIT_USAGE) from error
