@@ -1,0 +1,30 @@
+"""Run everything on this machine until SIGTERM or Ctrl-C: `python -m services.standalone [--help]`."""
+
+import argparse
+import asyncio
+import sys
+
+from services.standalone.process import StackError
+from services.standalone.stack import Stack, default_data_dir, serve
+
+
+def main() -> int:
+    """Return 0 after a stop that was asked for, 1 if something could not start."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.standalone", description="Run everything on this machine until SIGTERM or Ctrl-C."
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help=f"where all state is kept (default {default_data_dir()})")
+    parser.add_argument("--nodes", metavar="NODES", help="simulated nodes, such as 2x4:A100-SXM4-40GB,1x8")
+    parser.add_argument("--port", type=int, metavar="PORT", help="the gateway's port (default 8000, else a free one)")
+    options = parser.parse_args()
+    stack = Stack(options.data_dir, nodes=options.nodes, port=options.port)
+    try:
+        asyncio.run(serve(stack, on_ready=lambda: print(f"wattshift: ready at {stack.gateway_url}", flush=True)))
+    except StackError as error:
+        print(f"wattshift: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

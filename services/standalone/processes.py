@@ -1,0 +1,131 @@
+"""What runs on one machine: the services, a worker, an agent per node."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.standalone.process import Process, StackError, http_ready
+
+PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process with an HTTP port; its settings are read from variables that begin with `prefix`."""
+
+    name: str
+    module: str
+    prefix: str
+    port: int
+
+
+SERVICES = (
+    Service("gateway", "gateway.app", "GATEWAY_", 8000),
+    Service("carbon", "carbon_service.app", "CARBON_", 8010),
+    Service("admission", "services.admission.app", "ADMISSION_", 8020),
+    Service("scheduler", "services.scheduler.app", "SCHEDULER_", 8030),
+    Service("optimizer", "optimizer_service.app", "OPTIMIZER_", 8040),
+    Service("telemetry", "services.telemetry.app", "TELEMETRY_", 8060),
+)
+AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
+MIGRATIONS = ("-m", "migrations")
+WORKER = (
+    *("-m", "celery", "-A", "optimizer_service.tasks", "worker"),
+    *("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip"),
+)
+
+DEFAULT_MODEL = "A100-SXM4-40GB"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node to run an agent for: `gpus` simulated GPUs of `model`, or the machine's own where `gpus` is None."""
+
+    node_id: str
+    gpus: int | None = None
+    model: str = DEFAULT_MODEL
+
+
+def parse_nodes(text: str | None) -> tuple[Node, ...]:
+    """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB`: two nodes of four GPUs and one of eight; the model may be left out.
+
+    None is this machine as one node if it has GPUs, else `2x4`; the empty text is no node.
+
+    Raises:
+        StackError: the text is not of that form, or names more than 64 nodes.
+    """
+    if not text:
+        return () if text == "" else (Node("node-1"),) if _has_gpu() else parse_nodes("2x4")
+    sizes: list[tuple[int, str]] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?\s*", part)
+        if not match or not int(match[1]) or not int(match[2]):
+            raise StackError(f"nodes are written COUNTxGPUS[:MODEL][,...], such as 2x4:{DEFAULT_MODEL}; not {part!r}")
+        sizes += [(int(match[2]), match[3] or DEFAULT_MODEL)] * int(match[1])
+    if len(sizes) > 64:
+        raise StackError(f"at most 64 nodes run on one machine, not {len(sizes)}")
+    return tuple(Node(f"node-{number}", gpus, model) for number, (gpus, model) in enumerate(sizes, start=1))
+
+
+def _has_gpu() -> bool:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlDeviceGetCount() > 0
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # no driver, or one that does not answer
+        return False
+
+
+def service_processes(
+    services: Sequence[Service], ports: Mapping[str, int], environment: Mapping[str, str], folder: Path
+) -> list[Process]:
+    """Return `services` as processes in `folder`, each on the port that `ports` has under its name."""
+    return [_http_process(service.name, service, ports[service.name], environment, folder) for service in services]
+
+
+def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_folder: Path) -> Process:
+    """Return the agent of `node`; its state is kept in a folder of its own beneath `nodes_folder`."""
+    state = nodes_folder / node.node_id
+    state.mkdir(mode=0o700, exist_ok=True)
+    own = {"GPU_AGENT_NODE_ID": node.node_id, "GPU_AGENT_STATE_DIR": str(state)}
+    if node.gpus is None:
+        own["GPU_AGENT_DRIVER"] = environment.get("GPU_AGENT_DRIVER", "auto")
+    else:
+        own["GPU_AGENT_DRIVER"] = "simulated"
+        own["GPU_AGENT_SIMULATED_GPUS"] = str(node.gpus)
+        own["GPU_AGENT_SIMULATED_MODEL"] = node.model
+    return _http_process(f"agent-{node.node_id}", AGENT, port, {**environment, **own}, state, owns_its_group=False)
+
+
+def command_process(name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Process:
+    """Return a process without a port: a migration, a worker."""
+    return Process(name=name, command=(*PYTHON, *arguments), environment=environment, folder=folder)
+
+
+def _http_process(
+    name: str,
+    service: Service,
+    port: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    owns_its_group: bool = True,
+) -> Process:
+    address = {f"{service.prefix}PORT": str(port)}
+    if f"{service.prefix}HOST" not in environment:
+        address[f"{service.prefix}HOST"] = "127.0.0.1"
+    return Process(
+        name=name,
+        command=(*PYTHON, "-m", service.module),
+        environment={**environment, **address},
+        folder=folder,
+        is_ready=lambda: http_ready(port),
+        port=port,
+        owns_its_group=owns_its_group,
+    )

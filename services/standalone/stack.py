@@ -1,0 +1,313 @@
+"""The front door: run an installation in this process, or start, stop and see one that runs by itself.
+
+In this process, as tests and demonstrations do (from the main thread; see `Process.popen_options`):
+
+    async with Stack(folder, nodes="2x4", env={"CARBON_REPLAY_SPEED": "600"}) as stack:
+        ...  # stack.gateway_url, stack.urls["admission"], stack.environment["DATABASE_URL"], stack.status()
+
+By itself, as `wattshift up`, `status` and `down` do:
+
+    status = up(folder, nodes="2x4", port=8000)      # returns when everything is ready
+    status = read_status(folder)                     # status.state, .gateway_url, .processes
+    was_running = down(folder)
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from services.standalone import postgres, processes, valkey
+from services.standalone.data_folder import DataFolder, StackStatus, State, lives
+from services.standalone.ports import Ports
+from services.standalone.process import Process, StackError
+from services.standalone.processes import SERVICES, Service
+from services.standalone.supervisor import Supervisor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def default_data_dir() -> Path:
+    """Return `WATTSHIFT_DATA_DIR`, or `.wattshift` in the checkout."""
+    return Path(os.environ.get("WATTSHIFT_DATA_DIR") or ROOT / ".wattshift")
+
+
+class Stack:
+    """One installation, run by this process; an async context manager."""
+
+    def __init__(
+        self,
+        data_dir: Path | str | None = None,
+        *,
+        nodes: str | None = None,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+        services: Sequence[Service] = SERVICES,
+        with_worker: bool = True,
+    ) -> None:
+        """Describe an installation; `start` starts it.
+
+        Args:
+            data_dir: Where everything is kept; see `default_data_dir`.
+            nodes: Simulated nodes as `parse_nodes` reads them; None takes this machine's GPUs, or else simulates two
+                nodes of four; "" runs no agent.
+            env: Settings on top of the caller's environment. Where either has DATABASE_URL or REDIS_URL, that server
+                is used and none is started; `<PREFIX>PORT` asks for exactly that port.
+            port: The gateway's port, exactly; None prefers 8000.
+            services: What runs beside the servers and the agents.
+            with_worker: Whether a Celery worker runs too.
+        """
+        self.folder = DataFolder(data_dir or default_data_dir())
+        self.environment: dict[str, str] = {**os.environ, **(env or {})}
+        self.urls: dict[str, str] = {}
+        if port is not None:
+            self.environment["GATEWAY_PORT"] = str(port)
+        self._nodes = nodes
+        self._services = services
+        self._with_worker = with_worker
+        self._state: State = "stopped"
+        self._started_at_s = psutil.Process().create_time()
+        self._ports = Ports()
+        self._supervisor = Supervisor(self.folder.log, on_change=self._write_status)
+
+    @property
+    def gateway_url(self) -> str:
+        """Where the public API answers."""
+        return self.urls.get("gateway", "")
+
+    def status(self) -> StackStatus:
+        """Return what runs, as `read_status` reads it elsewhere."""
+        return StackStatus(
+            state=self._state,
+            gateway_url=self.gateway_url,
+            pid=os.getpid(),
+            started_at_s=self._started_at_s,
+            urls=self.urls,
+            processes=self._supervisor.status(),
+        )
+
+    async def start(self) -> None:
+        """Start everything and return when it is ready; on an error everything is stopped again.
+
+        Raises:
+            StackError: the folder is in use, a port is taken, or a process does not become ready.
+        """
+        nodes = processes.parse_nodes(self._nodes)
+        self.folder.open()
+        try:
+            await _stop_leftovers(self.folder.last_status())
+            self._become("starting")
+            await self._supervisor.start(self._servers())
+            self._find_addresses()
+            work_folder = self.folder.path
+            await self._supervisor.finish(
+                processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
+            )
+            ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
+            stage = processes.service_processes(self._services, ports, self.environment, work_folder)
+            if self._with_worker:
+                stage.append(processes.command_process("worker", processes.WORKER, self.environment, work_folder))
+            await self._supervisor.start(stage)
+            first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
+            await self._supervisor.start(
+                [
+                    processes.agent_process(
+                        node, self._ports.take(first + number), self.environment, self.folder.path / "nodes"
+                    )
+                    for number, node in enumerate(nodes)
+                ]
+            )
+            self._become("running")
+        except BaseException as error:
+            await self.stop("failed" if isinstance(error, Exception) else "stopped")
+            raise
+
+    async def stop(self, state: State = "stopped") -> None:
+        """Stop everything: agents, services, servers."""
+        self._become("stopping")
+        await self._supervisor.stop()
+        self._become(state)
+        self._ports.release()
+        self.folder.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _servers(self) -> list[Process]:
+        """Return the servers that are not given, and add their addresses to the environment."""
+        servers: list[Process] = []
+        if not self.environment.get("DATABASE_URL"):
+            port, password = self._ports.take(15_432), self.folder.secret("postgres")
+            servers.append(postgres.prepare(self.folder.path / "postgres", password=password, port=port))
+            self.environment["DATABASE_URL"] = postgres.url(password, port)
+        if not self.environment.get("REDIS_URL"):
+            port, password = self._ports.take(16_379), self.folder.secret("valkey")
+            servers.append(valkey.prepare(self.folder.path / "valkey", password=password, port=port))
+            self.environment["REDIS_URL"] = valkey.url(password, port)
+        return servers
+
+    def _find_addresses(self) -> None:
+        for service in self._services:
+            asked = self.environment.get(f"{service.prefix}PORT")
+            port = self._ports.take(int(asked or service.port), exactly=asked is not None)
+            self.environment[f"{service.prefix}PORT"] = str(port)
+            self.urls[service.name] = f"http://127.0.0.1:{port}"
+            self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
+        self.environment |= {
+            "WATTSHIFT_DATA_DIR": str(self.folder.path),
+            "WATTSHIFT_SERVICE_TOKEN": self.folder.secret("service-token"),
+            "WATTSHIFT_NODE_JOIN_TOKEN": self.folder.secret("node-join-token"),
+            "WATTSHIFT_SUPERVISED": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _become(self, state: State) -> None:
+        self._state = state
+        self._write_status()
+
+    def _write_status(self) -> None:
+        self.folder.write_status(self.status())
+
+
+async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Run `stack` until SIGTERM or SIGINT, also while it starts.
+
+    Raises:
+        StackError: as `Stack.start`.
+    """
+    task = asyncio.current_task()
+    assert task
+    asked_to_stop = False
+
+    def ask_to_stop() -> None:
+        nonlocal asked_to_stop
+        if not asked_to_stop:  # a second signal must not interrupt the stopping
+            asked_to_stop = True
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask_to_stop)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with stack:
+            on_ready()
+            await asyncio.Event().wait()
+
+
+def up(
+    data_dir: Path | str | None = None,
+    *,
+    nodes: str | None = None,
+    env: Mapping[str, str] | None = None,
+    port: int | None = None,
+    timeout_s: float = 180.0,
+    on_change: Callable[[StackStatus], None] = lambda status: None,
+) -> StackStatus:
+    """Start an installation that outlives the caller and return its status once everything is ready.
+
+    Args:
+        data_dir: As for `Stack`; so are `nodes`, `env` and `port`.
+        nodes: See there.
+        env: See there.
+        port: See there.
+        timeout_s: How long everything may take to be ready.
+        on_change: Called with the status whenever it has changed, to show progress.
+
+    Raises:
+        StackError: it runs already, or did not start; nothing of it is left running then.
+    """
+    folder = DataFolder(data_dir or default_data_dir())
+    status = folder.status()
+    if status.state in ("starting", "running", "stopping"):
+        raise StackError(f"already {status.state} at {status.gateway_url} (data folder {folder.path})")
+    command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
+    command += ["--nodes", nodes] if nodes is not None else []
+    command += ["--port", str(port)] if port is not None else []
+    folder.make()
+    with (folder.log / "supervisor.log").open("a+") as log:
+        seen = log.tell()
+        environment = {**os.environ, **(env or {})}
+        daemon = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while daemon.poll() is None:
+            now = folder.last_status()
+            if now != status and now.pid == daemon.pid:
+                status = now
+                on_change(status)
+                if status.state == "running":
+                    return status
+            if time.monotonic() > deadline_s:
+                raise StackError(f"not ready after {timeout_s:.0f} s; see {folder.log}")
+            time.sleep(0.05)
+    except BaseException:
+        daemon.terminate()
+        daemon.wait()
+        raise
+    with (folder.log / "supervisor.log").open(errors="replace") as log:
+        log.seek(seen)
+        raise StackError(log.read().strip().removeprefix("wattshift: ") or f"ended with status {daemon.returncode}")
+
+
+def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool:
+    """Stop the installation in `data_dir` and return whether there was one.
+
+    Raises:
+        StackError: it is not ours to stop, or has not stopped in time.
+    """
+    folder = DataFolder(data_dir or default_data_dir())
+    status = folder.status()
+    if status.pid is None:
+        return False
+    try:
+        os.kill(status.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        raise StackError(f"process {status.pid} belongs to another user") from None
+    deadline_s = time.monotonic() + timeout_s
+    while lives(status.pid, status.started_at_s):
+        if time.monotonic() > deadline_s:
+            raise StackError(f"process {status.pid} still runs after {timeout_s:.0f} s")
+        time.sleep(0.05)
+    return True
+
+
+def read_status(data_dir: Path | str | None = None) -> StackStatus:
+    """Return what runs in `data_dir`; its state is `stopped` (or `failed`) where nothing does.
+
+    Raises:
+        StackError: the folder belongs to another user.
+    """
+    return DataFolder(data_dir or default_data_dir()).status()
+
+
+async def _stop_leftovers(status: StackStatus) -> None:
+    """Kill what a killed supervisor left running, where the kernel has not done so.
+
+    A server that is killed recovers; an agent that is killed finds its jobs again, and one that is told to stop would
+    end them.
+    """
+    for process in status.processes:
+        if process.pid is not None and lives(process.pid, process.started_at_s):
+            with contextlib.suppress(psutil.Error):
+                leftover = psutil.Process(process.pid)
+                leftover.kill()
+                await asyncio.to_thread(leftover.wait, 10)

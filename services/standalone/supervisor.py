@@ -1,0 +1,211 @@
+"""Keep processes running: start them stage by stage, start again what dies, stop in reverse order."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from services.standalone.data_folder import ProcessStatus, State
+from services.standalone.process import Process, StackError
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+HEALTHY_AFTER_S = 30.0
+"""A process that ran this long is started again at once; one that keeps dying waits twice as long each time."""
+
+EARLY_ENDS = 3
+"""A process that ends this often before it was ever ready will not become ready."""
+
+PROBE_EVERY_S = 0.05
+ROTATE_EVERY_S = 5.0
+LOG_BYTES = 10_000_000
+
+
+class Supervisor:
+    """Runs stages of processes; the processes of one stage start, and stop, together."""
+
+    def __init__(
+        self, log_folder: Path, *, on_change: Callable[[], None] = lambda: None, start_within_s: float = 90.0
+    ) -> None:
+        """Make a supervisor of nothing.
+
+        Args:
+            log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
+            on_change: Called whenever `status` would answer differently.
+            start_within_s: How long a stage may take until all its processes are ready.
+        """
+        self._log_folder = log_folder
+        self._on_change = on_change
+        self._start_within_s = start_within_s
+        self._stages: list[list[_Child]] = []
+        self._rotation: asyncio.Task[None] | None = None
+
+    def status(self) -> tuple[ProcessStatus, ...]:
+        """Return every process, in the order of their start."""
+        return tuple(child.status() for stage in self._stages for child in stage)
+
+    async def start(self, stage: Sequence[Process]) -> None:
+        """Start one more stage and return when all of it is ready.
+
+        Raises:
+            StackError: a process is not ready in time or keeps ending; `stop` then still has to be called.
+        """
+        self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
+        children = [_Child(process, self._log_folder, self._on_change) for process in stage]
+        self._stages.append(children)
+        for child in children:
+            child.start()
+        ready = [child.ready for child in children]
+        done, late = await asyncio.wait(ready, timeout=self._start_within_s, return_when=asyncio.FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        if late:
+            names = ", ".join(child.name for child in children if not child.ready.done())
+            raise StackError(f"not ready after {self._start_within_s:.0f} s: {names}; see {self._log_folder}")
+
+    async def finish(self, process: Process) -> None:
+        """Run a process that ends by itself, such as a migration.
+
+        Raises:
+            StackError: it failed; the message ends with what it wrote last.
+        """
+        child = _Child(process, self._log_folder, self._on_change)
+        try:
+            running = await child.spawn()
+            if await running.wait() != 0:
+                raise StackError(f"{process.name} failed: {child.last_words()}")
+        finally:
+            await child.end()
+
+    async def stop(self) -> None:
+        """Stop everything, the last stage first; what does not end in its time is killed."""
+        for stage in reversed(self._stages):
+            await asyncio.gather(*(child.stop() for child in stage))
+        if self._rotation:
+            self._rotation.cancel()
+
+    async def _rotate_logs(self) -> None:
+        # Copied and emptied, not renamed: the processes write to the file themselves and keep it open.
+        while True:
+            await asyncio.sleep(ROTATE_EVERY_S)
+            for log in self._log_folder.glob("*.log"):
+                if log.stat().st_size > LOG_BYTES:
+                    shutil.copyfile(log, log.with_suffix(".log.1"))
+                    os.truncate(log, 0)
+
+
+class _Child:
+    """One process, through all its restarts."""
+
+    def __init__(self, process: Process, log_folder: Path, on_change: Callable[[], None]) -> None:
+        self.name = process.name
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._process = process
+        self._log = log_folder / f"{process.name}.log"
+        self._on_change = on_change
+        self._running: asyncio.subprocess.Process | None = None
+        self._state: State = "starting"
+        self._restarts = 0
+        self._started_at_s: float | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    def status(self) -> ProcessStatus:
+        pid = self._running.pid if self._running else None
+        return ProcessStatus(self.name, self._state, pid, self._process.port, self._restarts, self._started_at_s)
+
+    def start(self) -> None:
+        self._keeper = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
+
+    async def spawn(self) -> asyncio.subprocess.Process:
+        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._running = await asyncio.create_subprocess_exec(
+                *self._process.command, **self._process.popen_options(log)
+            )
+        finally:
+            os.close(log)
+        with contextlib.suppress(psutil.Error):
+            self._started_at_s = psutil.Process(self._running.pid).create_time()
+        return self._running
+
+    async def stop(self) -> None:
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        self._become("stopping")
+        if self._running:
+            with contextlib.suppress(ProcessLookupError):
+                self._running.send_signal(self._process.stop_signal)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._running.wait(), self._process.stop_within_s)
+        await self.end()
+        if self.ready.done():
+            self.ready.exception()  # asked for, lest asyncio complains that nobody did
+        self._become("stopped")
+
+    async def end(self) -> None:
+        """Kill the process if it lives, and what it leaves behind: a Celery worker's pool, for one."""
+        if self._running is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.owns_its_group:
+                os.killpg(self._running.pid, signal.SIGKILL)
+            else:
+                self._running.kill()
+        await self._running.wait()
+        self._running = None
+
+    def last_words(self) -> str:
+        """Return the end of the log: what a person needs to read first."""
+        return self._log.read_text(errors="replace").strip()[-1000:]
+
+    async def _keep_running(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        early_ends = 0
+        while True:
+            began_s = time.monotonic()
+            try:
+                ended = f"status {await self._run_once()}; it wrote last: {self.last_words()}"
+            except OSError as error:  # no such program, no memory, no room for the log
+                ended = str(error)
+            if not self.ready.done():
+                early_ends += 1
+                if early_ends == EARLY_ENDS:
+                    self._become("failed")
+                    self.ready.set_exception(StackError(f"{self.name} ended before it was ready: {ended}"))
+                    return
+            if time.monotonic() - began_s > HEALTHY_AFTER_S:
+                pause_s = FIRST_PAUSE_S
+            self._become("restarting")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            self._restarts += 1
+
+    async def _run_once(self) -> int:
+        running = await self.spawn()
+        self._become("starting")
+        probe = asyncio.create_task(self._await_ready())
+        try:
+            status = await running.wait()
+        finally:
+            probe.cancel()
+        await self.end()
+        return status
+
+    async def _await_ready(self) -> None:
+        if self._process.is_ready:
+            while not await asyncio.to_thread(self._process.is_ready):  # noqa: ASYNC110, nobody could set an event
+                await asyncio.sleep(PROBE_EVERY_S)
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self._become("running")
+
+    def _become(self, state: State) -> None:
+        self._state = state
+        self._on_change()

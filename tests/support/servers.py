@@ -1,0 +1,127 @@
+"""A real PostgreSQL and a real Valkey for tests: one pair per test process, a migrated database per test module."""
+
+import asyncio
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from services.standalone import postgres, valkey
+from services.standalone.ports import Ports
+from services.standalone.process import Process
+
+ROOT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count(1)
+_templates: set[str] = set()
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new folder that the database's user can reach, unlike pytest's own, and remove it."""
+    folder = Path(tempfile.mkdtemp(prefix="wattshift-test-"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        if (place := (folder / "postgres").resolve()).parent != folder.resolve():
+            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Return as soon as `condition` holds.
+
+    Raises:
+        TimeoutError: it did not within `within_s` seconds.
+    """
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {within_s} s: {condition}")
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(process: Process) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a process, wait until it is ready, and stop it as a supervisor would."""
+    started = subprocess.Popen(process.command, **process.popen_options())
+    try:
+        if process.is_ready:
+            wait_until(process.is_ready)
+        yield started
+    finally:
+        started.send_signal(process.stop_signal)
+        try:
+            started.wait(timeout=process.stop_within_s)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The address of an empty database on a server of this test process's own; it outlives no test run."""
+    ports = Ports()
+    with scratch_folder() as folder:
+        port = ports.take(20_000 + os.getpid() % 5_000)
+        with running(postgres.prepare(folder / "postgres", password="secret", port=port)):
+            yield postgres.url("secret", port)
+    _templates.clear()
+    ports.release()
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The address of a Valkey of this test process's own; a test that needs it empty says FLUSHDB."""
+    ports = Ports()
+    with scratch_folder() as folder:
+        port = ports.take(26_000 + os.getpid() % 5_000)
+        with running(valkey.prepare(folder / "valkey", password="secret", port=port)):
+            yield valkey.url("secret", port)
+    ports.release()
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres_url: str) -> str:
+    """The address of a migrated database that only this test module uses."""
+    return fresh_database(postgres_url)
+
+
+def fresh_database(postgres_url: str) -> str:
+    """Make a new, migrated, empty database on the server and return its address; 30 ms after the first."""
+    if postgres_url not in _templates:
+        template = _create(postgres_url, "migrated")
+        subprocess.run(
+            [sys.executable, "-m", "migrations"], cwd=ROOT, env={**os.environ, "DATABASE_URL": template}, check=True
+        )
+        _templates.add(postgres_url)
+    return _create(postgres_url, f"test_{next(_numbers)}", "TEMPLATE migrated")
+
+
+def _create(postgres_url: str, name: str, how: str = "") -> str:
+    async def create() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            await connection.execute(f"CREATE DATABASE {name} {how}")
+        finally:
+            await connection.close()
+
+    # Fixtures are called beside a running event loop as well as without one: use a loop, and a thread, of our own.
+    _in_thread(create)
+    return f"{postgres_url.rpartition('/')[0]}/{name}"
+
+
+def _in_thread(work: Callable[[], object]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(work())).result()
