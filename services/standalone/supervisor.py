@@ -58,6 +58,8 @@ class Supervisor:
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
         children = [_Child(process, self._log_folder, self._on_change) for process in stage]
+        if not children:
+            return
         self._stages.append(children)
         for child in children:
             child.start()
@@ -108,6 +110,7 @@ class _Child:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process = process
         self._log = log_folder / f"{process.name}.log"
+        self._log_began = 0
         self._on_change = on_change
         self._running: asyncio.subprocess.Process | None = None
         self._state: State = "starting"
@@ -124,6 +127,7 @@ class _Child:
 
     async def spawn(self) -> asyncio.subprocess.Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._log_began = os.fstat(log).st_size
         try:
             self._running = await asyncio.create_subprocess_exec(
                 *self._process.command, **self._process.popen_options(log)
@@ -162,8 +166,8 @@ class _Child:
         self._running = None
 
     def last_words(self) -> str:
-        """Return the end of the log: what a person needs to read first."""
-        return self._log.read_text(errors="replace").strip()[-1000:]
+        """Return the end of what the process wrote: a person needs to read that first."""
+        return self._log.read_bytes()[self._log_began :].decode(errors="replace").strip()[-1000:]
 
     async def _keep_running(self) -> None:
         pause_s = FIRST_PAUSE_S
