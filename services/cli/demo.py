@@ -50,27 +50,27 @@ def demo(
     exit_after: Annotated[
         bool, typer.Option("--exit", help="End after the workload, exit 0 if every job did.")
     ] = False,
-    port: Annotated[int | None, typer.Option(help="Port of the public API; 8000, or a free one when taken.")] = None,
-    nodes: Annotated[str, typer.Option(help="Simulated nodes, COUNTxGPUS:MODEL, separated by commas.")] = local.NODES,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of all state.")] = None,
+    folder: local.DataDir = None,
+    nodes: local.Nodes = None,
+    port: local.Port = None,
 ) -> None:
     """Start everything on this machine, submit the example workload and show it live."""
-    with local.running(data_dir, nodes=nodes, port=port, environment=ENVIRONMENT) as gateway:
+
+    def show(gateway: Gateway, stop: local.Stop) -> int:
+        console.print(f"[green]up[/] at [bold]{gateway.url}[/]")
         gateway.call("PUT", "/v1/policies/active", body=POLICY)
         accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
         console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")
-        view = View(gateway, [job["id"] for job in accepted])
+        view = View(gateway, [job["id"] for job in accepted], stop)
         view.watch()
         succeeded = view.print_summary()
-        if exit_after:
-            if not succeeded:
-                raise typer.Exit(EXIT_FAILED)
-            return
-        console.print(f"\n[bold green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs)  -  Ctrl-C stops it")
-        console.print(
-            "in another terminal: [bold].venv/bin/wattshift[/] jobs | nodes | carbon ZONE | policy | report | submit"
-        )
-        local.wait_for_interrupt()
+        if not exit_after:
+            console.print(f"\n[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs); Ctrl-C stops it")
+            console.print("in another terminal: .venv/bin/wattshift jobs | nodes | carbon | policy | report | submit")
+            stop.wait()
+        return 0 if succeeded else EXIT_FAILED
+
+    raise typer.Exit(local.run_with_stack(show, folder=folder, nodes=nodes, port=port, environment=ENVIRONMENT))
 
 
 @dataclass
@@ -79,6 +79,7 @@ class View:
 
     gateway: Gateway
     job_ids: list[str]
+    stop: local.Stop
     intensities: list[float] = field(default_factory=list[float])
     seen: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     started_s: float = field(default_factory=time.monotonic)
@@ -91,7 +92,7 @@ class View:
                 show(jobs)
                 if all(job["state"] in FINAL for job in jobs):
                     return
-                time.sleep(poll_s)
+                self.stop.wait(poll_s)
 
     def jobs(self) -> list[Any]:
         """Return the run's jobs in the order of submission."""
@@ -200,5 +201,5 @@ class View:
             if now == before and all(now):
                 return
             before = now
-            time.sleep(3)
+            self.stop.wait(3)
         raise CliError("the ledger has not received every job's energy; see `wattshift nodes`")

@@ -14,6 +14,7 @@ app = typer.Typer(
     name="wattshift",
     help="Run GPU work on time with the least carbon.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

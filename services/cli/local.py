@@ -1,0 +1,164 @@
+"""Commands on the installation of this machine: up, down, status; and what the demonstration needs of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import output
+from services.cli.client import EXIT_UNAVAILABLE, CliError, Gateway, data_dir
+from services.cli.jobs import AsJson
+from services.cli.output import console
+from services.standalone import stack
+from services.standalone.data_folder import StackStatus
+from services.standalone.process import StackError
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder of all state; WATTSHIFT_DATA_DIR, or .wattshift in the checkout."),
+]
+Nodes = Annotated[
+    str | None, typer.Option(help="Simulated nodes, COUNTxGPUS:MODEL separated by commas; 2x4 by default.")
+]
+Port = Annotated[int | None, typer.Option(help="Port of the public API; 8000 by default, or a free one when taken.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+
+
+def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: AsJson = False) -> None:
+    """Start the control plane on this machine, in the background."""
+    folder = folder or data_dir()
+    key_file = folder / "admin.key"
+    is_first_start = not key_file.exists()
+    try:
+        with console.status("starting") if not as_json else contextlib.nullcontext():
+            started = stack.up(folder, nodes=nodes, port=port)
+    except StackError as error:
+        raise CliError(str(error)) from error
+    if as_json:
+        output.print_json(asdict(started))
+        return
+    console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
+    console.print(f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""))
+
+
+def down(folder: DataDir = None) -> None:
+    """Stop the control plane on this machine; its data stays."""
+    try:
+        was_running = stack.down(folder or data_dir())
+    except StackError as error:
+        raise CliError(str(error)) from error
+    console.print("stopped" if was_running else "was not running")
+
+
+def status(folder: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the processes of this machine's installation; exit 5 unless it is running."""
+    try:
+        found = stack.read_status(folder or data_dir())
+    except StackError as error:
+        raise CliError(str(error)) from error
+    if as_json:
+        output.print_json(asdict(found))
+    else:
+        _print_status(found)
+    if found.state != "running":
+        raise typer.Exit(EXIT_UNAVAILABLE)
+
+
+def _print_status(found: StackStatus) -> None:
+    console.print(f"{found.state}" + (f" at [bold]{found.gateway_url}[/]" if found.gateway_url else ""))
+    shown = output.table("process", "state", "pid", "port", "restarts", "up", right=("pid", "port", "restarts"))
+    for process in found.processes:
+        age = datetime.now(UTC).timestamp() - process.started_at_s if process.started_at_s else None
+        shown.add_row(
+            process.name,
+            process.state,
+            str(process.pid or "-"),
+            str(process.port or "-"),
+            str(process.restarts),
+            output.duration(age) if age is not None else "-",
+        )
+    if found.processes:
+        console.print(shown)
+
+
+class StopAskedError(Exception):
+    """The user asked to stop."""
+
+
+class Stop:
+    """Set by Ctrl-C or SIGTERM; whoever waits for something in the meantime waits here."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def ask(self) -> None:
+        """Ask to stop."""
+        self._asked.set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return after ``seconds``, or never; raise StopAskedError as soon as a stop is asked for."""
+        if self._asked.wait(seconds):
+            raise StopAskedError
+
+
+def run_with_stack(
+    show: Callable[[Gateway, Stop], int],
+    *,
+    folder: Path | None,
+    nodes: str | None,
+    port: int | None,
+    environment: Mapping[str, str],
+) -> int:
+    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` did.
+
+    The stack stays with the main thread, because its processes die with the thread that started them.
+
+    Raises:
+        CliError: Something could not start.
+    """
+
+    async def run() -> int:
+        stop, loop = Stop(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        running = stack.Stack(folder or data_dir(), nodes=nodes, port=port, env=environment)
+        with console.status("starting"):
+            await running.start()
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.ask)
+            key = (running.folder.path / "admin.key").read_text().strip()
+            return await asyncio.to_thread(_interruptible, show, Gateway(running.gateway_url, key), stop)
+        finally:
+            with console.status("stopping"):
+                await running.stop()
+
+    try:
+        return asyncio.run(run())
+    except StackError as error:
+        raise CliError(str(error)) from error
+    except asyncio.CancelledError:
+        return 130
+
+
+def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:
+    with contextlib.suppress(StopAskedError):
+        return show(gateway, stop)
+    return 130
