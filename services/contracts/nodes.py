@@ -9,6 +9,13 @@ from pydantic import Field
 
 from services.contracts.schema import Instant, Message, Name, Text
 
+LOG_OFFSET_HEADER = "x-wattshift-log-offset"
+"""Where the returned bytes begin; later than asked for when older output was given up."""
+LOG_NEXT_OFFSET_HEADER = "x-wattshift-log-next-offset"
+LOG_SIZE_HEADER = "x-wattshift-log-size"
+LOG_EOF_HEADER = "x-wattshift-log-eof"
+"""`true` once the rank has exited and the answer reaches the end."""
+
 
 class EnergySource(StrEnum):
     """How an energy figure came about; only the first two are measurements."""
@@ -74,6 +81,22 @@ class RankState(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     EXITED = "exited"
+
+
+class EndedBy(StrEnum):
+    """Who ended a rank. Only with `itself` is its exit code the job's own doing."""
+
+    ITSELF = "itself"
+    STOP = "stop"
+    """A StopGang, or a reply that did not name the allocation any more. A code of 0 need not mean that the work is done."""
+    LEASE = "lease"
+    """The node could not renew its lease in time."""
+    AGENT = "agent"
+    """The agent was shut down together with its ranks."""
+    HOST = "host"
+    """The host restarted, or somebody killed the process that supervises the rank."""
+    REFUSED = "refused"
+    """It was never started: the command does not fit this node."""
 
 
 class RankStatus(Message):
