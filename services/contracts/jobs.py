@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from services.contracts.schema import Instant, Message, Name, Text
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 
@@ -24,11 +24,11 @@ Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32
 class GpuRequest(Message):
     """The sizes the gang may have: `min`, `min + step`, ... `max`."""
 
-    min: int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
-    max: int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
-    step: int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
+    min: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
+    max: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
+    step: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
     model: Name | None = Field(default=None, description="Only on devices of this model, as nodes report it.")
-    memory_gib: float | None = Field(default=None, gt=0, le=10_000, description="Least memory of each device.")
+    memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Least memory of each device.")
 
     @property
     def largest(self) -> int:
@@ -47,7 +47,7 @@ class GpuRequest(Message):
 class Work(Message):
     """How much there is to do, so that progress is a share and energy efficiency can be told."""
 
-    total: float = Field(gt=0, le=1e15)
+    total: Real = Field(gt=0, le=1e15)
     unit: Literal["steps", "epochs", "samples"] = "steps"
 
 
@@ -80,13 +80,13 @@ class Progress(Message):
 class Stage(Message):
     """One pipeline stage of a job's parallel layout."""
 
-    replicas: int = Field(ge=1, le=MAX_GANG_GPUS)
-    tensor_parallel: int = Field(default=1, ge=1, le=1024)
-    expert_parallel: int = Field(default=1, ge=1, le=1024)
-    parameter_bytes: float = Field(default=0, ge=0)
-    forward_s: float | None = Field(default=None, ge=0)
-    backward_s: float | None = Field(default=None, ge=0)
-    output_bytes: float = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
+    replicas: Int = Field(ge=1, le=MAX_GANG_GPUS)
+    tensor_parallel: Int = Field(default=1, ge=1, le=1024)
+    expert_parallel: Int = Field(default=1, ge=1, le=1024)
+    parameter_bytes: Real = Field(default=0, ge=0)
+    forward_s: Real | None = Field(default=None, ge=0)
+    backward_s: Real | None = Field(default=None, ge=0)
+    output_bytes: Real = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
 
 
 class ParallelLayout(Message):
@@ -118,21 +118,21 @@ class JobSpec(Message):
     progress: Progress = Progress()
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
-    flexibility_s: float | None = Field(
+    flexibility_s: Real | None = Field(
         default=None,
         ge=0,
         le=365 * 86_400,
         description="How long the job may be shifted in time; null leaves it to the policy.",
     )
-    priority: int = Field(default=0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
-    preemptible: bool = True
-    grace_s: float = Field(default=120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
-    max_restarts: int = Field(
+    priority: Int = Field(default=0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
+    preemptible: Flag = True
+    grace_s: Real = Field(default=120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
+    max_restarts: Int = Field(
         default=0, ge=0, le=100, description="Restarts after a failure; preemptions do not count."
     )
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
-    hold: bool = Field(default=False, description="Accept the job, but let it wait for a release.")
+    hold: Flag = Field(default=False, description="Accept the job, but let it wait for a release.")
 
     @field_validator("working_dir", "checkpoint_dir")
     @classmethod
@@ -144,7 +144,7 @@ class JobSpec(Message):
     @field_validator("deadline")
     @classmethod
     def _storable(cls, value: datetime | None) -> datetime | None:
-        if value is not None and not 1970 <= value.astimezone(UTC).year <= 9_000:
+        if value is not None and not 1970 <= value.year <= 9_000:
             raise ValueError("must lie between the years 1970 and 9000")
         return value
 

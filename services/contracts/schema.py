@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name people type: letters, digits, dot, dash, underscore; at most 63 characters."""
 
 Instant = AwareDatetime
+
+# Pydantic takes true for 1 and "8" for 8; in what a user asks for, the wrong type is a mistake to be told of.
+Int = Annotated[int, Field(strict=True)]
+Real = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 # PostgreSQL's text and jsonb cannot hold U+0000; refusing it here keeps it a 422 and not a server error.
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]

@@ -66,8 +66,9 @@ class BodyLimitMiddleware:
             await problem_response(error)(scope, receive, send)
             return
         seen = 0
+        refused = False
 
-        async def limited() -> Message:
+        async def limited_receive() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
@@ -75,7 +76,16 @@ class BodyLimitMiddleware:
                 raise error
             return message
 
-        await self._app(scope, limited, send)
+        # The framework turns what is raised while it reads a body into an answer of its own: put ours in its place.
+        async def honest_send(message: Message) -> None:
+            nonlocal refused
+            if seen <= self._max_bytes:
+                await send(message)
+            elif not refused:
+                refused = True
+                await problem_response(error)(scope, receive, send)
+
+        await self._app(scope, limited_receive, honest_send)
 
 
 def create_service(

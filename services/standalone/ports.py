@@ -64,7 +64,12 @@ class Ports:
 def _holder(port: int) -> str:
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
                 return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
     except psutil.Error:  # other users' connections are not ours to see everywhere
         pass

@@ -1,0 +1,47 @@
+"""What a job spec takes and what it refuses."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from services.contracts.jobs import JobSpec
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"name": "a", "command": ["true"], **fields})
+
+
+def test_a_name_and_a_command_are_enough() -> None:
+    made = spec()
+    assert (made.gpus.min, made.gpus.largest, made.grace_s, made.preemptible) == (1, 1, 120, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"gpus": {"min": 0}}, ("gpus", "min")),
+        ({"gpus": {"min": 4, "max": 2}}, ("gpus",)),
+        ({"gpus": {"min": 1, "max": 4, "step": 2}}, ("gpus",)),
+        ({"gpus": {"min": True}}, ("gpus", "min")),
+        ({"command": []}, ()),
+        ({"command": [""]}, ()),
+        ({"command": ["a\x00b"]}, ("command", 0)),
+        ({"name": "../etc"}, ("name",)),
+        ({"name": ""}, ("name",)),
+        ({"environment": {"A=B": "x"}}, ("environment", "A=B", "[key]")),
+        ({"working_dir": "relative"}, ("working_dir",)),
+        ({"grace_s": float("nan")}, ("grace_s",)),
+        ({"priority": 101}, ("priority",)),
+        ({"deadline": "2026-01-01T00:00:00"}, ("deadline",)),
+        ({"deadline": "9999-12-31T23:59:59-14:00"}, ("deadline",)),
+        ({"progress": {"source": "log", "pattern": "("}}, ("progress",)),
+        ({"progress": {"source": "log", "pattern": "step"}}, ("progress",)),
+        ({"progress": {"source": "file", "pattern": "x"}}, ("progress",)),
+        ({"unknown": 1}, ("unknown",)),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_stands(fields: dict[str, Any], place: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(**fields)
+    assert [error["loc"] for error in caught.value.errors()] == [place]

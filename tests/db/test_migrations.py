@@ -1,0 +1,77 @@
+"""The migrations make exactly the tables that the code describes, forwards and backwards."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+import services.db.tables  # noqa: F401  (registers every table)
+from services.db.engine import async_url, create_engine, is_connection_error
+from services.db.metadata import metadata
+from tests.support.servers import ROOT, fresh_database
+
+
+def migrate(url: str, *words: str) -> None:
+    environment = {**os.environ, "DATABASE_URL": url}
+    subprocess.run([sys.executable, "-m", "migrations", *words], cwd=ROOT, env=environment, check=True)
+
+
+async def ask(url: str, question):
+    engine = create_engine(url, pool_size=1)
+    try:
+        async with engine.connect() as connection:
+            return await connection.run_sync(question)
+    finally:
+        await engine.dispose()
+
+
+def differences(connection: Connection) -> list[object]:
+    return compare_metadata(MigrationContext.configure(connection, opts={"compare_server_default": False}), metadata)
+
+
+def table_names(connection: Connection) -> set[str]:
+    found = connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
+    return set(found.scalars()) - {"alembic_version"}
+
+
+async def test_the_migrated_schema_is_the_described_one(database_url: str) -> None:
+    assert await ask(database_url, differences) == []
+    assert await ask(database_url, table_names) == set(metadata.tables)
+
+
+async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    await asyncio.to_thread(migrate, url, "downgrade", "base")
+    assert await ask(url, table_names) == set()
+    await asyncio.to_thread(migrate, url)
+    assert await ask(url, differences) == []
+
+
+async def test_two_processes_may_migrate_at_once(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    await asyncio.to_thread(migrate, url, "downgrade", "base")
+    await asyncio.gather(*(asyncio.to_thread(migrate, url) for _ in range(2)))
+    assert await ask(url, differences) == []
+
+
+def test_the_history_is_one_line() -> None:
+    revisions = list(ScriptDirectory(str(ROOT / "migrations")).walk_revisions())
+    assert len({revision.down_revision for revision in revisions}) == len(revisions)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///x.db", "mysql://h/db", "nonsense", ""])
+def test_another_database_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="postgresql"):
+        async_url(url)
+
+
+async def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    with pytest.raises(OSError, match=r".") as caught:
+        await ask("postgresql://nobody@127.0.0.1:1/none", table_names)
+    assert is_connection_error(caught.value)

@@ -1,0 +1,132 @@
+"""The shape every service has: problems, the token, the body limit, health."""
+
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import httpx
+import pytest
+from fastapi import FastAPI, Query
+
+from services.contracts.problems import MEDIA_TYPE, Problem, ProblemCode
+from services.contracts.schema import Message
+from services.core.domain.errors import PolicyConfigError, TransitionError
+from services.kit.app import create_service
+from services.kit.problems import ProblemError, not_found
+from services.kit.settings import SharedSettings
+
+TOKEN = "a-token-of-sixteen-and-more"
+
+
+class Order(Message):
+    name: str
+    count: int
+
+
+@asynccontextmanager
+async def nothing(_: FastAPI):
+    yield
+
+
+def a_service(readiness_error: Exception | None = None) -> FastAPI:
+    async def readiness() -> None:
+        if readiness_error:
+            raise readiness_error
+
+    settings = SharedSettings(WATTSHIFT_SERVICE_TOKEN=TOKEN)
+    app = create_service("a service", settings, lifespan=nothing, readiness=readiness, max_body_bytes=1_000)
+
+    @app.post("/orders")
+    async def take(order: Order, limit: Annotated[int, Query(ge=1)] = 1) -> dict[str, int]:
+        return {"count": order.count * limit}
+
+    failures: dict[str, Exception] = {
+        "missing": not_found("order"),
+        "transition": TransitionError("no way"),
+        "policy": PolicyConfigError("too small", "/mu"),
+        "bug": RuntimeError("a secret"),
+    }
+
+    @app.get("/fail/{kind}")
+    async def fail(kind: str) -> None:
+        raise failures[kind]
+
+    return app
+
+
+def client(app: FastAPI, token: str | None = TOKEN) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
+
+
+def problem_of(answer: httpx.Response) -> Problem:
+    assert answer.headers["content-type"] == MEDIA_TYPE
+    problem = Problem.model_validate_json(answer.content)
+    assert problem.status == answer.status_code
+    return problem
+
+
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN + "x"])
+async def test_only_the_other_services_get_in(token: str | None) -> None:
+    async with client(a_service(), token) as caller:
+        assert problem_of(await caller.get("/fail/missing")).code == ProblemCode.UNAUTHENTICATED
+        assert (await caller.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("missing", 404, ProblemCode.NOT_FOUND),
+        ("transition", 409, ProblemCode.INVALID_TRANSITION),
+        ("policy", 422, ProblemCode.INVALID_POLICY_PARAMETERS),
+        ("bug", 500, ProblemCode.INTERNAL),
+    ],
+)
+async def test_every_exception_leaves_as_a_problem(kind: str, status: int, code: ProblemCode) -> None:
+    async with client(a_service()) as caller:
+        problem = problem_of(await caller.get(f"/fail/{kind}", headers={"x-request-id": "r-1"}))
+    assert (problem.status, problem.code, problem.request_id) == (status, code, "r-1")
+    assert "secret" not in problem.detail
+
+
+async def test_a_wrong_field_is_pointed_at() -> None:
+    async with client(a_service()) as caller:
+        answer = await caller.post("/orders?limit=0", json={"name": "x", "count": "many", "extra/~": 1})
+    problem = problem_of(answer)
+    assert problem.code == ProblemCode.INVALID_REQUEST
+    assert {error.pointer for error in problem.errors} == {"?limit", "/count", "/extra~1~0"}
+
+
+async def test_what_is_not_json_is_said_to_be_so() -> None:
+    async with client(a_service()) as caller:
+        answer = await caller.post("/orders", content=b'{"name": ', headers={"content-type": "application/json"})
+    assert problem_of(answer).code == ProblemCode.BODY_NOT_JSON
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_large_body_is_refused(announced: bool) -> None:
+    async def chunks():
+        for _ in range(30):
+            yield b"x" * 100
+
+    content = b"x" * 3_000 if announced else chunks()
+    async with client(a_service()) as caller:
+        answer = await caller.post("/orders", content=content, headers={"content-type": "application/json"})
+    assert problem_of(answer).code == ProblemCode.BODY_TOO_LARGE
+
+
+async def test_unknown_paths_and_methods_are_problems_too() -> None:
+    async with client(a_service()) as caller:
+        assert problem_of(await caller.get("/nowhere")).code == ProblemCode.NOT_FOUND
+        assert problem_of(await caller.put("/orders")).code == ProblemCode.METHOD_NOT_ALLOWED
+
+
+async def test_readiness_tells_what_is_missing() -> None:
+    async with client(a_service(ConnectionError("no database"))) as caller:
+        answer = await caller.get("/readyz")
+    assert (answer.status_code, answer.json()["detail"]) == (503, "no database")
+
+
+def test_a_problem_error_is_its_document() -> None:
+    document = ProblemError(409, ProblemCode.CONFLICT, "Taken.").document()
+    assert (document.type, document.title) == ("urn:wattshift:problem:conflict", "Conflict")
