@@ -1,6 +1,7 @@
 """One scheduling round: a snapshot goes in, a checked plan comes out.
 
 ``snapshot`` what a policy sees; ``plan`` what it may ask for; ``policy`` the protocol between the two; ``reconcile``
-the way from "these jobs should run at these sizes" to actions; ``validate`` the checks no plan escapes; ``lifecycle``
-the states a job may pass through; ``run_cycle`` the round itself, which live scheduler and simulator share.
+the way from "these jobs should run at these sizes" (a ``ranking``) to actions, by ``capacity``, ``filling`` and
+``placing``; ``sizes`` what a gang may be here; ``validate`` the checks no plan escapes; ``lifecycle`` the states a
+job may pass through; ``run_cycle`` the round itself, which live scheduler and simulator share.
 """

@@ -1,0 +1,226 @@
+"""Greedy filling: who gets capacity, in rank order, per GPU model and within tenant quotas.
+
+The loop visits jobs one by one because each choice changes what is left; it works on plain lists, which a Python loop
+reads several times faster than arrays, and it ends when nothing is left to give.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from services.core.cycle.capacity import Capacity
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.snapshot import Ints, Phase, Snapshot
+
+
+class Verdict(IntEnum):
+    """What filling decides about a ranked job."""
+
+    KEEP = 0
+    """Goes on as it is."""
+    START = 1
+    """Waits, and its devices are free."""
+    AWAIT = 2
+    """Waits, and its devices are or will be released by others."""
+    RESIZE = 3
+    """Runs, and comes back at its new size."""
+    OUT = 4
+    """Runs, and better-ranked jobs take its devices."""
+    OVER_QUOTA = 5
+    """Its tenant may not hold that many GPUs."""
+    SHORT = 6
+    """Waits, and better-ranked jobs have the devices it could use."""
+    NOWHERE = 7
+    """Waits, and no GPU model it may use has as many devices."""
+
+
+class Ranked:
+    """A ranking's jobs as columns in rank order; every column is (n_ranked,).
+
+    Attributes:
+        jobs: Indices into the job table.
+        phase: ``Phase`` codes.
+        gpus: Sizes now, 0 for a queued job.
+        wanted: Sizes the ranking asks for.
+        models: Bit ``m`` is set where the job may use GPU model ``m`` and the model has as many devices as wanted.
+        model: GPU model the job sits on, or -1.
+        held: Devices the job holds on schedulable nodes.
+        resizable: Whether the job may be restarted at another size.
+    """
+
+    def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
+        table, order = snapshot.jobs, ranking.order
+        bits = np.int64(1) << np.arange(capacity.total.size, dtype=np.int64)
+        usable = table.eligible[order] & (capacity.total[None, :] >= ranking.gpus[:, None])
+        self.jobs = order
+        self.phase = table.phase[order]
+        self.gpus = table.gpus[order]
+        self.wanted = ranking.gpus
+        self.models: Ints = usable @ bits
+        self.model = capacity.model[order]
+        self.held = capacity.held[order]
+        self.resizable = (self.phase == Phase.RUNNING) & capacity.movable[order]
+        self._preemptible = table.preemptible[order]
+
+    def waiting(self) -> Ints:
+        """Return the positions of jobs without devices, or about to be without."""
+        return np.flatnonzero((self.phase == Phase.QUEUED) | (self.phase == Phase.PREEMPTING))
+
+    def movable(self) -> Ints:
+        """Return the positions of all jobs but those that run and may not be preempted."""
+        waiting = (self.phase == Phase.QUEUED) | (self.phase == Phase.PREEMPTING)
+        return np.flatnonzero(waiting | self._preemptible)
+
+    def unfilled(self) -> Ints:
+        """Return the verdicts if there is nothing to give: (n_ranked,)."""
+        waits = np.where(self.models == 0, Verdict.NOWHERE, Verdict.SHORT)
+        runs = np.where(self.held > 0, Verdict.OUT, Verdict.KEEP)
+        return np.where(self.phase == Phase.QUEUED, waits, np.where(self.phase == Phase.PREEMPTING, Verdict.KEEP, runs))
+
+
+class Quota:
+    """GPUs by tenant: the most each may hold, what it holds now, and what it will hold as the ranking is filled."""
+
+    def __init__(self, snapshot: Snapshot, *, all_runs_on: bool) -> None:
+        """Count what is held; ``all_runs_on`` is False where preemptible jobs are yet to be ranked."""
+        jobs = snapshot.jobs
+        self._limits = snapshot.tenant_gpu_quota
+        self._tenants = jobs.tenants
+        self._held: dict[str, int] = {}
+        self._claimed: dict[str, int] = {}
+        for job in np.flatnonzero(jobs.gpus > 0).tolist():
+            tenant, gpus = jobs.tenants[job], int(jobs.gpus[job])
+            self._held[tenant] = self._held.get(tenant, 0) + gpus
+            if jobs.phase[job] != Phase.PREEMPTING and (all_runs_on or not jobs.preemptible[job]):
+                self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
+
+    def allows(self, job: int, gpus: int) -> bool:
+        """Whether the job's tenant may have that many more, after what was claimed before."""
+        tenant = self._tenants[job]
+        limit = self._limits.get(tenant)
+        return limit is None or self._claimed.get(tenant, 0) + gpus <= limit
+
+    def claim(self, job: int, gpus: int) -> None:
+        """Count GPUs the job will hold."""
+        tenant = self._tenants[job]
+        self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
+
+    def take_now(self, job: int, gpus: int) -> bool:
+        """Count GPUs the job holds from now on; False where its tenant must release some first."""
+        tenant = self._tenants[job]
+        limit = self._limits.get(tenant)
+        held = self._held.get(tenant, 0) + gpus
+        if limit is not None and held > limit:
+            return False
+        self._held[tenant] = held
+        return True
+
+
+class Filler:
+    """Gives capacity away, best rank first.
+
+    Starts and waits for a release draw on the same room; only starts draw on what is free now. So a job may start on a
+    free device although a better-ranked gang waits, as long as the devices being released cover that gang.
+
+    Attributes:
+        verdicts: (n_ranked,) ``Verdict`` codes, by position in the ranking.
+        starts: (position, GPU model) of each start, in rank order.
+    """
+
+    def __init__(self, ranked: Ranked, room: Ints, free: Ints, quota: Quota | None, *, backfill: bool = True) -> None:
+        """Take the devices of each model that can be had at all, and of those the ones free now: (n_gpu_models,)."""
+        self._ranked = ranked
+        self._room: list[int] = room.tolist()
+        self._free: list[int] = free.tolist()
+        self._left = sum(self._room)
+        self._quota = quota
+        self._backfill = backfill
+        self._blocked = 0
+        self._columns: dict[int, tuple[int, ...]] = {}
+        self.verdicts: list[int] = ranked.unfilled().tolist()
+        self.starts: list[tuple[int, int]] = []
+
+    def fill(self, positions: Ints) -> None:
+        """Visit these positions of the ranking, ascending, until nothing is left to give."""
+        ranked = self._ranked
+        every_model = (1 << len(self._room)) - 1
+        columns = (positions, ranked.jobs[positions], ranked.phase[positions], ranked.wanted[positions])
+        rows = list(zip(*(column.tolist() for column in columns), ranked.models[positions].tolist(), strict=True))
+        visited = 0
+        for position, job, phase, wanted, models in rows:
+            if not self._left or self._blocked == every_model:
+                break
+            visited += 1
+            if phase in (Phase.RUNNING, Phase.STARTING):
+                self._keep(position, job, wanted, models)
+            elif models:
+                self._admit(position, job, phase == Phase.QUEUED, wanted, models)
+        if self._quota is not None:
+            for position, job, phase, wanted, models in rows[visited:]:
+                if phase == Phase.QUEUED and models and not self._quota.allows(job, wanted):
+                    self.verdicts[position] = Verdict.OVER_QUOTA
+
+    def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
+        """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
+        ranked, quota = self._ranked, self._quota
+        model, held, gpus = int(ranked.model[position]), int(ranked.held[position]), int(ranked.gpus[position])
+        if model < 0 or not held:
+            return
+        room = self._room[model]
+        resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and bool(ranked.resizable[position])
+        if resizes and (quota is None or quota.allows(job, wanted)):
+            verdict, held, gpus = Verdict.RESIZE, wanted, wanted
+        elif quota is not None and not quota.allows(job, gpus):
+            self.verdicts[position] = Verdict.OVER_QUOTA
+            return
+        elif held > room:
+            return
+        else:
+            verdict = Verdict.KEEP
+        self.verdicts[position] = verdict
+        self._room[model] -= held
+        self._left -= held
+        if quota is not None:
+            quota.claim(job, gpus)
+
+    def _admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> None:
+        """Let a waiting job start or claim, on the model with free devices, then the most room, then the first."""
+        quota = self._quota
+        if quota is not None and not quota.allows(job, wanted):
+            if queued:
+                self.verdicts[position] = Verdict.OVER_QUOTA
+            return
+        best = self._model_for(wanted, models)
+        if best < 0:
+            if not self._backfill:
+                self._blocked |= models
+            return
+        self._room[best] -= wanted
+        self._left -= wanted
+        if quota is not None:
+            quota.claim(job, wanted)
+        if not queued:
+            return
+        if self._free[best] < wanted:
+            self.verdicts[position] = Verdict.AWAIT
+        elif quota is not None and not quota.take_now(job, wanted):
+            self.verdicts[position] = Verdict.OVER_QUOTA
+        else:
+            self.verdicts[position] = Verdict.START
+            self._free[best] -= wanted
+            self.starts.append((position, best))
+
+    def _model_for(self, wanted: int, models: int) -> int:
+        columns = self._columns.get(models)
+        if columns is None:
+            columns = self._columns[models] = tuple(m for m in range(len(self._room)) if models >> m & 1)
+        room, free, blocked = self._room, self._free, self._blocked
+        best = -1
+        for column in columns:
+            if room[column] < wanted or blocked >> column & 1:
+                continue
+            if best < 0 or (free[column] >= wanted, room[column]) > (free[best] >= wanted, room[best]):
+                best = column
+        return best

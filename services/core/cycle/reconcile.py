@@ -1,0 +1,188 @@
+"""From "these jobs should run, in this order, at these sizes" to actions: the way every policy takes.
+
+Capacity is filled greedily in rank order, per GPU model and within tenant quotas. A gang that does not fit is skipped
+and jobs below it may fill what is left (backfill); an active round repairs what backfilling delayed, because there a
+higher rank may preempt. A policy that never preempts can switch backfilling off.
+
+Devices of stopping jobs are *being released*: a waiting job may claim them in rank order before they are free. It then
+waits for the release, and lower ranks cannot take what it claimed. Claims are not stored: the next round, asked for the
+same ranking, arrives at the same claims and starts what has become free.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+
+from services.core.cycle.capacity import Capacity, capacity_of
+from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
+from services.core.cycle.placing import FreeDevices, Placer, consolidated
+from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
+
+
+class Preemption(Enum):
+    """Whether running jobs may be stopped for better-ranked ones."""
+
+    NEVER = "never"
+    """The policy lets every job run to its end."""
+    LATER = "later"
+    """Not in this round, but in the next active one; a job that will then displace others is told so."""
+    NOW = "now"
+
+    @classmethod
+    def at(cls, trigger: Trigger) -> Preemption:
+        """Return what a preemptive policy may do in a round with this trigger."""
+        return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
+
+
+def reconcile(
+    snapshot: Snapshot,
+    ranking: Ranking,
+    *,
+    preemption: Preemption,
+    place: Placer = consolidated,
+    backfill: bool = True,
+) -> Plan:
+    """Return the plan that brings the cluster to what a ranking asks for.
+
+    With ``Preemption.NOW`` a running job is restarted at its new size where that fits at its rank, kept where its
+    present size fits, and preempted otherwise. A job that is starting may be preempted, never resized; one that may
+    not be preempted keeps its devices whatever its rank. Otherwise, whatever holds devices stays as it is and free
+    devices are filled in rank order. Every queued job gets one start or one hold.
+
+    Args:
+        snapshot: The cluster.
+        ranking: The wanted jobs with their sizes, best first.
+        preemption: Whether running jobs may be stopped now, at the next active round, or never.
+        place: Chooses devices for each start; a gang it declines waits for better ones, and keeps its claim.
+        backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
+    """
+    capacity = capacity_of(snapshot)
+    ranked = Ranked(snapshot, ranking, capacity)
+    if preemption is Preemption.NOW:
+        filler = _fill_all(snapshot, ranked, capacity, backfill)
+    else:
+        room = capacity.free + capacity.releasing
+        filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=True), backfill=backfill)
+        filler.fill(ranked.waiting())
+    starts, declined = _starts(snapshot, ranked, filler, place)
+    reasons = _reasons(snapshot, ranked, filler.verdicts)
+    for job in declined:
+        reasons[job] = Reason.WAITING_FOR_RELEASE
+    if preemption is Preemption.LATER:
+        _name_those_for_the_next_round(snapshot, ranked, capacity, reasons)
+    for start in starts:
+        del reasons[start[0]]
+    preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
+    ids = snapshot.jobs.ids
+    holds = map(_hold, (ids[job] for job in reasons), reasons.values())
+    actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)
+    return Plan(snapshot.version, actions)
+
+
+def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
+    return Quota(snapshot, all_runs_on=all_runs_on) if snapshot.tenant_gpu_quota else None
+
+
+def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
+    """Fill as an active round does: what preemptible jobs hold is given away with the rest."""
+    jobs = snapshot.jobs
+    reclaimed = jobs.preemptible & (jobs.phase != Phase.PREEMPTING) & (capacity.model >= 0)
+    model, held = capacity.model[reclaimed], capacity.held[reclaimed]
+    room = capacity.free + capacity.releasing + np.bincount(model, held, capacity.free.size).astype(np.int64)
+    filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill)
+    filler.fill(ranked.movable())
+    return filler
+
+
+def _starts(
+    snapshot: Snapshot, ranked: Ranked, filler: Filler, place: Placer
+) -> tuple[list[tuple[int, Start]], list[int]]:
+    """Return (job, start) for every gang that is placed, and the jobs whose gang the placer declined."""
+    starts: list[tuple[int, Start]] = []
+    declined: list[int] = []
+    if filler.starts:
+        free = FreeDevices(snapshot.nodes)
+        for position, model in filler.starts:
+            job = int(ranked.jobs[position])
+            placement = place(snapshot, job, int(ranked.wanted[position]), model, free)
+            if placement is None:
+                declined.append(job)
+            else:
+                starts.append((job, Start(snapshot.jobs.ids[job], placement, Reason.IN_ORDER)))
+    return starts, declined
+
+
+_WAITS: dict[int, Reason] = {
+    Verdict.START: Reason.IN_ORDER,
+    Verdict.AWAIT: Reason.WAITING_FOR_RELEASE,
+    Verdict.OVER_QUOTA: Reason.TENANT_QUOTA,
+    Verdict.SHORT: Reason.NOT_ENOUGH_FREE_GPUS,
+    Verdict.NOWHERE: Reason.NO_ELIGIBLE_NODE,
+}
+
+
+def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> dict[int, Reason]:
+    """Return why each queued job waits, by its index: first the ranked ones in order, then those not wanted."""
+    queued = np.flatnonzero(ranked.phase == Phase.QUEUED)
+    codes = np.array(verdicts, dtype=np.int64)[queued].tolist()
+    reasons = dict(zip(ranked.jobs[queued].tolist(), map(_WAITS.__getitem__, codes), strict=True))
+    all_queued = np.flatnonzero(snapshot.jobs.phase == Phase.QUEUED)
+    if all_queued.size > queued.size:
+        for job in all_queued.tolist():
+            reasons.setdefault(job, Reason.WAITING_FOR_ROUND)
+    return reasons
+
+
+def _name_those_for_the_next_round(
+    snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
+) -> None:
+    """Tell the jobs that outrank running ones that they are placed at the next active round, not short of devices."""
+    if Reason.NOT_ENOUGH_FREE_GPUS not in reasons.values():
+        return
+    filler = _fill_all(snapshot, ranked, capacity, backfill=True)
+    for position, verdict in enumerate(filler.verdicts):
+        if verdict in (Verdict.START, Verdict.AWAIT):
+            job = int(ranked.jobs[position])
+            if reasons.get(job) is Reason.NOT_ENOUGH_FREE_GPUS:
+                reasons[job] = Reason.WAITING_FOR_ROUND
+
+
+def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> list[Preempt]:
+    """Return the stops of an active round: first those the ranking names, in rank order, then the unwanted."""
+    jobs = snapshot.jobs
+    preempts: list[Preempt] = []
+    codes = np.array(verdicts, dtype=np.int64)
+    runs = (ranked.phase == Phase.RUNNING) | (ranked.phase == Phase.STARTING)
+    goes = runs & jobs.preemptible[ranked.jobs] & (codes != Verdict.KEEP)
+    for position in np.flatnonzero(goes).tolist():
+        job, wanted = int(ranked.jobs[position]), int(ranked.wanted[position])
+        reason = Reason.OUTRANKED
+        if verdicts[position] == Verdict.OVER_QUOTA:
+            reason = Reason.TENANT_QUOTA
+        elif verdicts[position] == Verdict.RESIZE:
+            reason = Reason.SCALE_OUT if wanted > jobs.gpus[job] else Reason.SCALE_IN
+        preempts.append(Preempt(jobs.ids[job], reason, wanted))
+    if ranked.jobs.size < len(jobs):
+        for job in _unwanted(snapshot, ranked.jobs):
+            preempts.append(Preempt(jobs.ids[job], Reason.OUTRANKED, int(jobs.min_gpus[job])))
+    return preempts
+
+
+def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
+    """Return the preemptible jobs that run or start and are not in the ranking."""
+    jobs = snapshot.jobs
+    unwanted = jobs.preemptible & ((jobs.phase == Phase.RUNNING) | (jobs.phase == Phase.STARTING))
+    unwanted[wanted] = False
+    return np.flatnonzero(unwanted).tolist()
+
+
+@lru_cache(maxsize=1 << 16)
+def _hold(job_id: JobId, reason: Reason) -> Hold:
+    """Return the hold; the same immutable value serves every round a job spends waiting for the same reason."""
+    return Hold(job_id, reason)

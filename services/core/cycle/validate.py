@@ -1,0 +1,129 @@
+"""The checks no plan escapes.
+
+A plan that fails one is never applied. The scheduler checks again at commit, against the cluster of that moment:
+there a failure is routine (the plan is stale) and here it is a bug in a policy.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.errors import PlanError
+from services.core.domain.ids import JobId
+
+
+def check_plan(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise unless the plan can be carried out on the cluster the snapshot shows.
+
+    Checked: the snapshot's version; at most one action per job, on jobs it knows, from phases that allow the action;
+    that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's
+    grid and on one GPU model the job may use; tenant quotas, counting what is held now.
+
+    Raises:
+        PlanError: the first check that fails, naming the job.
+    """
+    if plan.snapshot_version != snapshot.version:
+        raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
+    index = dict(zip(snapshot.jobs.ids, range(len(snapshot.jobs)), strict=True))
+    held = [action.job_id for action in plan.actions if type(action) is Hold]
+    changed = [action for action in plan.actions if type(action) is not Hold]
+    named = [*held, *(action.job_id for action in changed)]
+    if len(set(named)) != len(named) or not index.keys() >= set(named):
+        _refuse_names(named, index)
+    phase: list[int] = snapshot.jobs.phase.tolist()
+    for job_id in held:
+        if phase[index[job_id]]:
+            raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
+    starts: list[Start] = []
+    for action in changed:
+        job = index[action.job_id]
+        if isinstance(action, Start):
+            if phase[job] != Phase.QUEUED:
+                raise PlanError(f"job {action.job_id} cannot start: it is {_phase_name(phase[job])}")
+            _check_size(snapshot, job, action.gpus)
+            starts.append(action)
+        elif isinstance(action, Preempt):
+            _check_preempt(snapshot, job, action)
+    if starts:
+        _check_devices(snapshot, index, starts)
+        _check_quotas(snapshot, index, starts)
+
+
+def _phase_name(code: int) -> str:
+    return Phase(code).name.lower()
+
+
+def _refuse_names(named: list[JobId], index: dict[JobId, int]) -> NoReturn:
+    seen: set[JobId] = set()
+    for job_id in named:
+        if job_id not in index:
+            raise PlanError(f"job {job_id} is not in the snapshot")
+        if job_id in seen:
+            raise PlanError(f"job {job_id} has more than one action")
+        seen.add(job_id)
+    raise AssertionError("unreachable: every name is known and unique")
+
+
+def _check_size(snapshot: Snapshot, job: int, gpus: int) -> None:
+    jobs = snapshot.jobs
+    low, high, step = int(jobs.min_gpus[job]), int(jobs.max_gpus[job]), int(jobs.step_gpus[job])
+    if not low <= gpus <= high or (gpus - low) % step:
+        raise PlanError(f"job {jobs.ids[job]} cannot have {gpus} GPUs: {low} to {high} in steps of {step}")
+
+
+def _check_preempt(snapshot: Snapshot, job: int, action: Preempt) -> None:
+    jobs = snapshot.jobs
+    if jobs.phase[job] not in (Phase.STARTING, Phase.RUNNING):
+        raise PlanError(f"job {action.job_id} cannot be preempted: it is {_phase_name(int(jobs.phase[job]))}")
+    if not jobs.preemptible[job]:
+        raise PlanError(f"job {action.job_id} may not be preempted")
+    _check_size(snapshot, job, action.next_gpus)
+
+
+def _check_devices(snapshot: Snapshot, index: dict[JobId, int], starts: list[Start]) -> None:
+    nodes, jobs = snapshot.nodes, snapshot.jobs
+    where = {node_id: node for node, node_id in enumerate(nodes.ids)}
+    taken: set[tuple[int, int]] = set()
+    for start in starts:
+        job = index[start.job_id]
+        models: set[int] = set()
+        shares = start.placement.shares
+        if not all(share.devices for share in shares) or len({share.node_id for share in shares}) != len(shares):
+            raise PlanError(f"job {start.job_id} names a node without devices, or twice")
+        for share in shares:
+            node = where.get(share.node_id)
+            if node is None:
+                raise PlanError(f"job {start.job_id} cannot start on {share.node_id}: there is no such node")
+            if not nodes.schedulable[node]:
+                raise PlanError(f"job {start.job_id} cannot start on {share.node_id}: it is drained")
+            models.add(int(nodes.gpu_model[node]))
+            free = nodes.free_devices[node]
+            for device in share.devices:
+                if device not in free:
+                    raise PlanError(f"device {device} of {share.node_id} is not free for job {start.job_id}")
+                if (node, device) in taken:
+                    raise PlanError(f"device {device} of {share.node_id} is given twice, also to job {start.job_id}")
+                taken.add((node, device))
+        if len(models) != 1:
+            raise PlanError(f"job {start.job_id} spans GPU models")
+        if not jobs.eligible[job, models.pop()]:
+            raise PlanError(f"job {start.job_id} may not use the GPU model it is placed on")
+
+
+def _check_quotas(snapshot: Snapshot, index: dict[JobId, int], starts: list[Start]) -> None:
+    quotas = snapshot.tenant_gpu_quota
+    if not quotas:
+        return
+    jobs = snapshot.jobs
+    held: dict[str, int] = {}
+    for job in np.flatnonzero(jobs.gpus > 0).tolist():
+        held[jobs.tenants[job]] = held.get(jobs.tenants[job], 0) + int(jobs.gpus[job])
+    for start in starts:
+        tenant = jobs.tenants[index[start.job_id]]
+        held[tenant] = held.get(tenant, 0) + start.gpus
+        if tenant in quotas and held[tenant] > quotas[tenant]:
+            raise PlanError(f"tenant {tenant} would hold {held[tenant]} GPUs of its {quotas[tenant]}")
