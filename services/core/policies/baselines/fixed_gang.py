@@ -1,0 +1,18 @@
+"""One size per job for its whole life: what schedulers without scaling give it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from services.core.cycle.sizes import possible_sizes
+from services.core.cycle.snapshot import Ints, Snapshot
+from services.core.policies.parameters import Parameter
+
+Gang = Literal["min", "max"]
+GangParameter = Annotated[Gang, Parameter("The size every job runs at: the smallest or the largest it may have.")]
+
+
+def fixed_sizes(snapshot: Snapshot, gang: Gang) -> Ints:
+    """Return the smallest or the largest size each job can have on this cluster: (n_jobs,)."""
+    jobs = snapshot.jobs
+    return possible_sizes(snapshot, jobs.min_gpus if gang == "min" else jobs.max_gpus)

@@ -1,0 +1,148 @@
+"""Tiresias' discretised two-dimensional LAS: jobs that have had the least GPU time go first.
+
+Attained service is GPUs x time. It is compared through a few queues instead of exactly, so that two jobs that have had
+about as much do not take turns preempting each other. Within a queue jobs keep the order in which they first started;
+those that never ran follow in order of submission.
+
+Source: Gu et al., Tiresias, NSDI'19. The default threshold and the promotion rule are those of the authors' published
+simulator, whose two-queue set-up ends the first queue at 3,250 GPU seconds and leaves promotion off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+
+from services.core.cycle.plan import Plan
+from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.domain.errors import PolicyConfigError
+from services.core.domain.ids import JobId
+from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class LasConfig:
+    """Parameters of discretised 2D-LAS."""
+
+    queue_thresholds_gpu_s: Annotated[
+        tuple[float, ...],
+        Parameter(
+            "Attained service at which a job leaves each queue for the next, ascending; n thresholds make n + 1 "
+            "queues. Default: the published Tiresias simulator.",
+            unit="GPU s",
+            minimum=1.0,
+        ),
+    ] = (3250.0,)
+    promote_knob: Annotated[
+        float,
+        Parameter(
+            "A waiting job returns to the first queue once it has waited this many times as long as it ran since "
+            "it was last there; 0 switches promotion off, as in the published Tiresias simulator.",
+            minimum=0.0,
+        ),
+    ] = 0.0
+    gang: GangParameter = "min"
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+        thresholds = self.queue_thresholds_gpu_s
+        for at in range(1, len(thresholds)):
+            if thresholds[at] <= thresholds[at - 1]:
+                raise PolicyConfigError("thresholds must ascend", pointer=f"/queue_thresholds_gpu_s/{at}")
+
+
+@dataclass(frozen=True)
+class LasMemory:
+    """What LAS remembers of live jobs; entries of ended jobs are dropped at active rounds.
+
+    Attributes:
+        started_s: When a job first had GPUs, UTC seconds.
+        promoted: For a promoted job, (service attained by then in GPU seconds, when).
+    """
+
+    started_s: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    promoted: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
+
+
+class Las:
+    """Least attained service first, by queue; users' priorities come before queues. Preempts in active rounds."""
+
+    name = "las"
+
+    def __init__(self, config: LasConfig) -> None:
+        self.config = config
+
+    def initial(self) -> LasMemory:
+        """Return the memory of a policy that has seen no job."""
+        return LasMemory()
+
+    def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
+        """Return the plan of discretised LAS; jobs are promoted in active rounds only."""
+        jobs = snapshot.jobs
+        sizes = fixed_sizes(snapshot, self.config.gang)
+        started = np.fromiter((memory.started_s.get(job_id, np.inf) for job_id in jobs.ids), np.float64, len(jobs))
+        if snapshot.trigger is Trigger.ACTIVE:
+            holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
+            started = np.where(np.isinf(started) & holds, jobs.waiting_since_s, started)
+            memory = self._following(snapshot, memory, started, sizes)
+        queues = queue_of(served_since_promotion(snapshot, memory), self.config.queue_thresholds_gpu_s)
+        order = wishes_first(order_by(jobs.ids, queues, started, jobs.submitted_s), jobs.priority)
+        ranking = Ranking(order, sizes[order])
+        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+
+    def dump(self, memory: LasMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        promoted = {job_id: list(entry) for job_id, entry in memory.promoted.items()}
+        return {"started_s": dict(memory.started_s), "promoted": promoted}
+
+    def load(self, stored: dict[str, Any]) -> LasMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        return LasMemory(
+            started_s={JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()},
+            promoted={
+                JobId(job_id): (float(served), float(at)) for job_id, (served, at) in stored.get("promoted", {}).items()
+            },
+        )
+
+    def _following(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> LasMemory:
+        jobs = snapshot.jobs
+        promotes = self._starving(snapshot, memory, started, sizes)
+        live = [(index, job_id) for index, job_id in enumerate(jobs.ids) if np.isfinite(started[index])]
+        promoted = {job_id: memory.promoted[job_id] for job_id in jobs.ids if job_id in memory.promoted}
+        for job in np.flatnonzero(promotes).tolist():
+            promoted[jobs.ids[job]] = (float(jobs.attained_gpu_s[job]), snapshot.now_s)
+        return LasMemory({job_id: float(started[index]) for index, job_id in live}, promoted)
+
+    def _starving(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> Bools:
+        """Return which waiting jobs have waited ``promote_knob`` times what they ran since they were last on top."""
+        jobs = snapshot.jobs
+        if not self.config.promote_knob:
+            return np.zeros(len(jobs), dtype=np.bool_)
+        served = served_since_promotion(snapshot, memory)
+        ran_s = served / sizes
+        on_top = np.fromiter((memory.promoted.get(i, (0.0, -np.inf))[1] for i in jobs.ids), np.float64, len(jobs))
+        since = np.maximum(started, on_top)
+        waited_s = np.where(np.isfinite(since), snapshot.now_s - since - ran_s, 0.0)
+        demoted = queue_of(served, self.config.queue_thresholds_gpu_s) > 0
+        return (jobs.phase == Phase.QUEUED) & demoted & (waited_s >= self.config.promote_knob * ran_s)
+
+
+def served_since_promotion(snapshot: Snapshot, memory: LasMemory) -> Floats:
+    """Return the service that counts for each job's queue: (n_jobs,) GPU seconds since its last promotion."""
+    jobs = snapshot.jobs
+    served = np.nan_to_num(jobs.attained_gpu_s, nan=0.0)
+    if memory.promoted:
+        before = np.fromiter((memory.promoted.get(i, (0.0, 0.0))[0] for i in jobs.ids), np.float64, len(jobs))
+        served = np.maximum(served - before, 0.0)
+    return served
+
+
+def queue_of(served_gpu_s: Floats, thresholds_gpu_s: tuple[float, ...]) -> Ints:
+    """Return the queue of each job, 0 first: how many thresholds its service has reached. Shapes (n,) to (n,)."""
+    return np.searchsorted(np.array(thresholds_gpu_s, dtype=np.float64), served_gpu_s, side="right").astype(np.int64)

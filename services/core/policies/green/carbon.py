@@ -1,0 +1,90 @@
+"""GREEN's carbon footprint optimizer: who runs first in the lower queue, and at what hour.
+
+Source: GREEN section 5.2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.cycle.snapshot import Floats
+from services.core.domain.carbon import CarbonCurve
+
+
+def rescaled_power(power_w: Floats, mu: float) -> Floats:
+    """Return ``P* = (P - Pmin) / (Pmax - Pmin) * (mu - 1) + 1``, which lies in [1, mu].
+
+    The bounds are taken over the jobs whose power is known. Where it is not, or where all draw the same, P* is 1.
+
+    Args:
+        power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
+        mu: >= 1; at 1 every P* is exactly 1.
+
+    Source: GREEN, equation 6.
+    """
+    known = power_w[np.isfinite(power_w)]
+    span = float(known.max() - known.min()) if known.size else 0.0
+    if span <= 0:
+        return np.ones_like(power_w)
+    scaled = (power_w - known.min()) / span * (mu - 1.0) + 1.0
+    return np.where(np.isfinite(scaled), scaled, 1.0)
+
+
+def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float) -> Floats:
+    """Return SHIFTING: a factor below 1 brings a job forward at this hour, one above 1 puts it back.
+
+    Our reading of the table that Fig. 5a shows and our copy has lost, after the sense given with Fig. 6:
+
+    ==============================  ==================  ===============
+    hour                            P above the median  P at or below it
+    ==============================  ==================  ===============
+    green: intensity below average  1 / P*              P*
+    dirty: intensity at or above    P*                  1 / P*
+    ==============================  ==================  ===============
+
+    A job whose power is unobserved has the neutral factor 1. Shown by
+    ``tests/unit/core/test_green_carbon.py::test_shifting_follows_the_table_of_four_quadrants``.
+
+    Args:
+        power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
+        intensity: Carbon intensity now, gCO2/kWh.
+        mean_intensity: The average I-bar that separates green hours from dirty ones, gCO2/kWh.
+        mu: >= 1; at 1 every factor is exactly 1.
+
+    Source: GREEN section 5.2, Fig. 5a and 6.
+    """
+    known = np.isfinite(power_w)
+    if not known.any():
+        return np.ones_like(power_w)
+    high = power_w > np.median(power_w[known])
+    factor = rescaled_power(power_w, mu)
+    late = high == (intensity >= mean_intensity)
+    return np.where(known, np.where(late, factor, 1.0 / factor), 1.0)
+
+
+def mean_intensity(curve: CarbonCurve, now_s: float, window_s: float) -> float:
+    """Return the average I-bar: the time-weighted mean over the last ``window_s`` known, looking ahead at most that
+    far.
+
+    The window ends at ``min(end of the curve, now + window)`` and is ``window_s`` long, or as long as the curve goes
+    back. So with a full forecast it is the window ahead, without one the window just past, and in between it slides.
+
+    Source: GREEN section 8.1, which gives the scheduler a curve of 24 or 48 hours.
+    """
+    end_s = min(curve.end_s, now_s + window_s)
+    return curve.mean(end_s - window_s, end_s)
+
+
+def lower_priority(counted: Floats, degradation: Floats, shifting_factor: Floats) -> Floats:
+    """Return ``PRIORITY = FOOTPRINT / DEGRADATION * SHIFTING``; smaller runs first.
+
+    Args:
+        counted: (n_jobs,) what counts against each job: emissions (gCO2) or GPU seconds since it last starved; values
+            below zero (marginal signals) and unobserved ones count as zero.
+        degradation: (n_jobs,) NaN where unobserved, which counts as 1.
+        shifting_factor: (n_jobs,) from ``shifting``.
+
+    Source: GREEN, equation 5.
+    """
+    burden = np.maximum(np.nan_to_num(counted, nan=0.0), 0.0)
+    return burden / np.where(np.isnan(degradation), 1.0, degradation) * shifting_factor

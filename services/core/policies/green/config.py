@@ -1,0 +1,101 @@
+"""What can be turned in GREEN, with the paper's values as defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from services.core.domain.errors import PolicyConfigError
+from services.core.policies.parameters import Parameter, check_parameters
+
+CarbonFactor = Literal["footprint", "gpu_seconds"]
+
+
+@dataclass(frozen=True)
+class GreenConfig:
+    """Parameters of GREEN. Where the paper prints no value, the meaning says that the default is ours."""
+
+    mu: Annotated[
+        float,
+        Parameter(
+            "Strength of temporal shifting: factors lie between 1/mu and mu; 1 switches it off. "
+            "Default: GREEN sections 5.2 and A.2.",
+            minimum=1.0,
+        ),
+    ] = 2.0
+    theta: Annotated[
+        float,
+        Parameter(
+            "Share of the cluster's GPUs that the upper queue may take ahead of the lower one. Default: section 6.4.",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+    ] = 0.30
+    gamma_empty: Annotated[
+        float,
+        Parameter(
+            "Least efficiency degradation at which a job still scales out on an empty cluster. Default: ours.",
+            minimum=0.0,
+            maximum=2.0,
+        ),
+    ] = 0.70
+    gamma_full: Annotated[
+        float,
+        Parameter(
+            "The same on a full cluster; equal ends give the fixed threshold of section 5.1 (0.9). Default: ours.",
+            minimum=0.0,
+            maximum=2.0,
+        ),
+    ] = 0.95
+    job_cap_gpus: Annotated[
+        int,
+        Parameter(
+            "No job scales out beyond this, unless its minimum gang is wider (section 5.1). Default: ours.",
+            unit="GPUs",
+            minimum=1,
+        ),
+    ] = 8
+    starvation_s: Annotated[
+        float | None,
+        Parameter(
+            "A job that has waited this long is placed first, and only what it emits from then on counts against "
+            "it (section 9); null never does. Default: ours, the day over which section 2.3 preserves shares.",
+            unit="s",
+            minimum=1.0,
+        ),
+    ] = 86_400.0
+    curve_window_s: Annotated[
+        float,
+        Parameter(
+            "Length of the carbon intensity curve whose mean separates green hours from dirty ones. "
+            "Default: section 8.1, 24 hours.",
+            unit="s",
+            minimum=60.0,
+        ),
+    ] = 86_400.0
+    carbon_factor: Annotated[
+        CarbonFactor,
+        Parameter("What counts against a job in the lower queue: its emissions, or its GPU seconds (ablation of A.1)."),
+    ] = "footprint"
+    fixed_gpus: Annotated[
+        int | None,
+        Parameter(
+            "Run every job at this size, or the nearest it may have, without scaling (ablation of A.1); null scales.",
+            unit="GPUs",
+            minimum=1,
+        ),
+    ] = None
+    unmeasured_s: Annotated[
+        float,
+        Parameter(
+            "A job that has run this long at one size without a measured efficiency stops scaling and leaves the "
+            "upper queue. Default: ours, two active rounds.",
+            unit="s",
+            minimum=0.0,
+        ),
+    ] = 3_600.0
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+        if self.gamma_full < self.gamma_empty:
+            raise PolicyConfigError("must be at least gamma_empty: a full cluster scales less", pointer="/gamma_full")

@@ -1,0 +1,67 @@
+"""GREEN's energy efficiency optimizer: how far a job's efficiency may fall before it stops growing.
+
+Source: GREEN section 5.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.cycle.snapshot import Floats, Ints, Snapshot
+
+LEAST_DEGRADATION = 1e-9
+"""Below this a job makes no progress at all; the floor keeps priorities finite."""
+
+
+def degradation(efficiency_base: Floats, efficiency_now: Floats) -> Floats:
+    """Return ``DEGRADATION = EFFICIENCY(now) / EFFICIENCY(t0)``, NaN where either is unobserved.
+
+    1 means that the present gang turns a joule into as much progress as the minimum gang did.
+
+    Args:
+        efficiency_base: (n_jobs,) progress per joule at the minimum gang.
+        efficiency_now: (n_jobs,) progress per joule at the present gang.
+
+    Returns:
+        (n_jobs,) values >= ``LEAST_DEGRADATION``, or NaN.
+
+    Source: GREEN, equation 4.
+    """
+    known = (efficiency_base > 0) & (efficiency_now >= 0)
+    ratio = np.divide(efficiency_now, efficiency_base, out=np.full(efficiency_now.shape, np.nan), where=known)
+    return np.maximum(ratio, LEAST_DEGRADATION)
+
+
+def gamma_at(occupancy: float, gamma_empty: float, gamma_full: float) -> float:
+    """Return the least degradation at which jobs still scale out.
+
+    Our reading: the paper adapts gamma to the cluster's occupancy and to the job and prints no formula; here it rises
+    linearly with occupancy between two configured ends and is the same for every job. Shown by
+    ``tests/unit/core/test_green_scaling.py::test_a_full_cluster_asks_for_more_efficiency``.
+
+    Args:
+        occupancy: Share of the cluster's GPUs that are held, 0..1.
+        gamma_empty: gamma at 0.
+        gamma_full: gamma at 1.
+    """
+    return gamma_empty + (gamma_full - gamma_empty) * occupancy
+
+
+def occupancy_of(snapshot: Snapshot) -> float:
+    """Return the share of schedulable GPUs that somebody holds; 1 where there are none."""
+    nodes = snapshot.nodes
+    total = snapshot.total_gpus
+    if not total:
+        return 1.0
+    sizes = np.fromiter(map(len, nodes.free_devices), np.int64, len(nodes))
+    return 1.0 - float(sizes[nodes.schedulable].sum()) / total
+
+
+def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:
+    """Return the size beyond which each job never scales out: (n_jobs,).
+
+    Our reading: the paper caps every job so that one that scales well does not take the whole cluster, and prints no
+    value; here it is one number of GPUs, raised to the minimum gang of wider jobs. Shown by
+    ``tests/unit/core/test_green_scaling.py::test_no_job_grows_beyond_its_cap``.
+    """
+    return np.minimum(max_gpus, np.maximum(min_gpus, job_cap_gpus))

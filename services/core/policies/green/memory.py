@@ -1,0 +1,51 @@
+"""What GREEN remembers between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.core.domain.ids import JobId
+
+
+@dataclass(frozen=True)
+class GreenMemory:
+    """The last active round's ranking and what it decided; about the jobs that were live then and no others.
+
+    Attributes:
+        rank: Position of each job in the last active ranking, before users' priorities.
+        ahead: How many of those rank ahead of the lower queue; arrivals join behind them.
+        gangs: The size each job had or was to have.
+        lower: The jobs that have left the upper queue.
+        counted_from: For a job that starved, its emissions (gCO2) and GPU seconds by then; only what came after counts.
+    """
+
+    rank: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    ahead: int = 0
+    gangs: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    lower: frozenset[JobId] = frozenset()
+    counted_from: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
+
+
+def dump_memory(memory: GreenMemory) -> dict[str, Any]:
+    """Return the memory as JSON values: one row per job, in rank order."""
+    ranking = sorted(memory.rank, key=memory.rank.__getitem__)
+    rows = [[job_id, memory.gangs[job_id], job_id in memory.lower] for job_id in ranking]
+    counted = {job_id: list(amounts) for job_id, amounts in memory.counted_from.items()}
+    return {"ranking": rows, "ahead": memory.ahead, "counted_from": counted}
+
+
+def load_memory(stored: dict[str, Any]) -> GreenMemory:
+    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    rows = [(JobId(job_id), int(gang), bool(lower)) for job_id, gang, lower in stored.get("ranking", [])]
+    return GreenMemory(
+        rank={job_id: at for at, (job_id, _, _) in enumerate(rows)},
+        ahead=int(stored.get("ahead", 0)),
+        gangs={job_id: gang for job_id, gang, _ in rows},
+        lower=frozenset(job_id for job_id, _, lower in rows if lower),
+        counted_from={
+            JobId(job_id): (float(carbon), float(gpu_s))
+            for job_id, (carbon, gpu_s) in stored.get("counted_from", {}).items()
+        },
+    )

@@ -1,0 +1,239 @@
+"""GREEN's scheduler: two queues, one ranking.
+
+An active round sorts the jobs into queues, sets their sizes and ranks them:
+
+1. jobs that starve, then the upper queue in order of submission while its jobs' gangs keep within theta of the cluster;
+2. the lower queue by PRIORITY (``carbon.lower_priority``);
+3. what theta kept out of the upper queue, so that no GPU idles for its sake.
+
+A passive round fills free GPUs by the last active ranking; jobs that came since join the end of the upper queue at
+their minimum gang, within theta as well.
+
+Source: GREEN section 6, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.plan import Plan
+from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.sizes import possible_sizes
+from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
+from services.core.policies.green.carbon import lower_priority, mean_intensity, shifting
+from services.core.policies.green.config import GreenConfig
+from services.core.policies.green.efficiency import degradation, gamma_at, largest_gang, occupancy_of
+from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
+
+
+class Green:
+    """Carbon-efficient multi-level feedback queues. Preempts and resizes in active rounds."""
+
+    name = "green"
+
+    def __init__(self, config: GreenConfig) -> None:
+        self.config = config
+
+    def initial(self) -> GreenMemory:
+        """Return the memory of a policy that has ranked nothing."""
+        return GreenMemory()
+
+    def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
+        """Return Algorithm 1's plan in an active round, and the last ranking's in a passive one."""
+        if snapshot.trigger is Trigger.ACTIVE:
+            order, gangs, memory = active_ranking(snapshot, memory, self.config)
+        else:
+            order, gangs = passive_ranking(snapshot, memory, self.config)
+        order = wishes_first(order, snapshot.jobs.priority)
+        ranking = Ranking(order, gangs[order])
+        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+
+    def dump(self, memory: GreenMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        return dump_memory(memory)
+
+    def load(self, stored: dict[str, Any]) -> GreenMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        return load_memory(stored)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What the upper queue's rules make of the jobs; every column is (n_jobs,).
+
+    Attributes:
+        present: The size each job has, or waits to have.
+        gangs: The size each job should have.
+        lower: Which jobs are in the lower queue from this round on.
+        degradation: Efficiency against the minimum gang, NaN where unobserved.
+    """
+
+    present: Ints
+    gangs: Ints
+    lower: Bools
+    degradation: Floats
+
+
+def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, GreenMemory]:
+    """Return all jobs best first (n_jobs,), the size of each job (n_jobs,), and what to remember of it."""
+    jobs = snapshot.jobs
+    scaling = scale(snapshot, memory, config)
+    starves = starving(snapshot, config.starvation_s)
+    counted_from = _counted_from(snapshot, memory, starves)
+    lower, upper = scaling.lower & ~starves, ~scaling.lower & ~starves
+
+    first = _by_submission(snapshot, starves)
+    head, skipped = admit_upper(snapshot, scaling, upper, config.theta)
+    priority = lower_priority(
+        _counted(snapshot, counted_from, config),
+        scaling.degradation,
+        shifting(jobs.gpu_power_w, *_intensities(snapshot, config), config.mu),
+    )
+    by_priority = order_by(jobs.ids, np.where(lower, priority, np.inf), jobs.submitted_s)
+    order: Ints = np.concatenate((first, head, by_priority[lower[by_priority]], skipped))
+
+    gangs = scaling.gangs.copy()
+    gangs[skipped] = scaling.present[skipped]
+    ranked_jobs: list[int] = order.tolist()
+    ids = [jobs.ids[job] for job in ranked_jobs]
+    following = GreenMemory(
+        rank=dict(zip(ids, range(len(ids)), strict=True)),
+        ahead=first.size + head.size,
+        gangs=dict(zip(ids, gangs[order].tolist(), strict=True)),
+        lower=frozenset(jobs.ids[job] for job in np.flatnonzero(scaling.lower).tolist()),
+        counted_from=counted_from,
+    )
+    return order, gangs, following
+
+
+def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
+    """Return all jobs best first (n_jobs,) by the last active ranking, and the size of each job (n_jobs,).
+
+    Jobs that came since stand behind the upper queue in order of submission, as long as the gangs ahead of the lower
+    queue keep within theta; the rest of them come last.
+    """
+    jobs = snapshot.jobs
+    rank = np.fromiter((memory.rank.get(job_id, -1) for job_id in jobs.ids), np.int64, len(jobs))
+    gangs = _present_gangs(snapshot, memory)
+    arrived = rank < 0
+    if not arrived.any():
+        return np.argsort(rank), gangs
+    arrivals = _by_submission(snapshot, arrived)
+    ahead = ~arrived & (rank < memory.ahead)
+    before = int(gangs[ahead].sum()) + np.cumsum(gangs[arrivals]) - gangs[arrivals]
+    block = np.where(ahead, 0, 2)
+    block[arrivals] = np.where(before <= config.theta * snapshot.total_gpus, 1, 3)
+    rank[arrivals] = np.arange(arrivals.size)
+    return np.lexsort((rank, block)), gangs
+
+
+def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
+    """Apply the upper queue's rules: who grows by a step, who has finished scaling and moves to the lower queue.
+
+    A job grows if it runs, its degradation has been measured at its present size and is at least gamma, and a step
+    keeps it within its cap. It leaves the upper queue, at the size it has, when it runs and may not grow, or when its
+    efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike Algorithm 1 as
+    printed, which stops at theta, every job of the queue is examined.
+
+    Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
+    """
+    jobs = snapshot.jobs
+    present = _present_gangs(snapshot, memory)
+    known_lower = np.fromiter((job_id in memory.lower for job_id in jobs.ids), np.bool_, len(jobs))
+    degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
+    runs = (jobs.phase == Phase.RUNNING) & ~known_lower
+    if config.fixed_gpus is not None:
+        fixed = possible_sizes(snapshot, np.full(len(jobs), config.fixed_gpus))
+        return Scaling(present, fixed, known_lower | runs, degraded)
+    gamma = gamma_at(occupancy_of(snapshot), config.gamma_empty, config.gamma_full)
+    cap = possible_sizes(snapshot, largest_gang(jobs.min_gpus, jobs.max_gpus, config.job_cap_gpus))
+    may_grow = present + jobs.step_gpus <= cap
+    measured = np.isfinite(degraded)
+    grows = runs & may_grow & measured & (degraded >= gamma)
+    waits = runs & may_grow & ~measured & (snapshot.now_s - jobs.waiting_since_s < config.unmeasured_s)
+    gangs = np.where(grows, present + jobs.step_gpus, present)
+    return Scaling(present, gangs, known_lower | (runs & ~grows & ~waits), degraded)
+
+
+def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Ints]:
+    """Return the upper queue's jobs in rank order: those ahead of the lower queue, and those theta keeps out of it.
+
+    While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission.
+    Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job that
+    crosses the line is still ahead, as in Algorithm 1 line 7.
+
+    Source: GREEN section 6.4, Algorithm 1 lines 3-8.
+    """
+    queue = _by_submission(snapshot, upper)
+    limit = theta * snapshot.total_gpus
+    if int(scaling.gangs[queue].sum()) <= limit:
+        return queue, queue[:0]
+    by_degradation = np.where(np.isnan(scaling.degradation), 1.0, scaling.degradation)[queue]
+    queue = queue[np.argsort(-by_degradation, kind="stable")]
+    gangs = scaling.gangs[queue]
+    ahead = np.cumsum(gangs) - gangs <= limit
+    return queue[ahead], queue[~ahead]
+
+
+def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
+    """Return which jobs have waited for ``starvation_s`` or longer: (n_jobs,).
+
+    Our reading: section 9 names a threshold that resets a job's priority, as Tiresias has; section 6.3 ranks jobs "for
+    immediate execution" above both queues and does not say which. Here they are the same jobs. Shown by
+    ``tests/unit/core/test_green_queues.py::test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten``.
+    """
+    jobs = snapshot.jobs
+    if starvation_s is None:
+        return np.zeros(len(jobs), dtype=np.bool_)
+    return (jobs.phase == Phase.QUEUED) & (snapshot.now_s - jobs.waiting_since_s >= starvation_s)
+
+
+def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
+    """Return the indices of the marked jobs, first submitted first."""
+    jobs = snapshot.jobs
+    marked = np.flatnonzero(which)
+    if marked.size < 2:
+        return marked
+    ids = tuple(jobs.ids[job] for job in marked.tolist())
+    return marked[order_by(ids, jobs.submitted_s[marked])]
+
+
+def _present_gangs(snapshot: Snapshot, memory: GreenMemory) -> Ints:
+    """Return the size each job has, or waits to have; a job never seen has its minimum: (n_jobs,)."""
+    jobs = snapshot.jobs
+    gangs = np.fromiter((memory.gangs.get(job_id, 0) for job_id in jobs.ids), np.int64, len(jobs))
+    holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
+    return np.where(holds, jobs.gpus, possible_sizes(snapshot, gangs))
+
+
+def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float, float]:
+    curve = snapshot.carbon.curve
+    return curve.at(snapshot.now_s), mean_intensity(curve, snapshot.now_s, config.curve_window_s)
+
+
+def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> dict[JobId, tuple[float, float]]:
+    jobs = snapshot.jobs
+    known = memory.counted_from
+    counted = {job_id: known[job_id] for job_id in jobs.ids if job_id in known} if known else {}
+    for job in np.flatnonzero(starves).tolist():
+        amounts = np.nan_to_num(np.array([jobs.carbon_gco2[job], jobs.attained_gpu_s[job]]))
+        counted[jobs.ids[job]] = (float(amounts[0]), float(amounts[1]))
+    return counted
+
+
+def _counted(snapshot: Snapshot, counted_from: dict[JobId, tuple[float, float]], config: GreenConfig) -> Floats:
+    """Return what counts against each job since it last starved: gCO2 or GPU seconds, (n_jobs,)."""
+    jobs = snapshot.jobs
+    footprint = config.carbon_factor == "footprint"
+    amounts = jobs.carbon_gco2 if footprint else jobs.attained_gpu_s
+    if not counted_from:
+        return amounts
+    at = 0 if footprint else 1
+    nothing = (0.0, 0.0)
+    before = np.fromiter((counted_from.get(job_id, nothing)[at] for job_id in jobs.ids), np.float64, len(jobs))
+    return amounts - before

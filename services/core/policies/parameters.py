@@ -1,0 +1,178 @@
+"""Policy parameters: declared once on a frozen dataclass, then checked, built from JSON and described from there.
+
+A field is annotated with what it means and the range it may have::
+
+    promote_knob: Annotated[float, Parameter("...", minimum=0.0)] = 0.0
+
+and the dataclass calls ``check_parameters(self)`` in ``__post_init__``.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from services.core.domain.errors import PolicyConfigError
+
+Config = TypeVar("Config")
+
+Default = bool | int | float | str | None | list[float]
+
+
+@dataclass(frozen=True)
+class ParameterDescription:
+    """One parameter, for people and for forms.
+
+    Attributes:
+        name: The key in a policy's parameters.
+        type: ``number``, ``integer``, ``boolean``, ``choice`` or ``numbers`` (a list).
+        default: As JSON.
+        nullable: Whether null is a value; the meaning says what it means.
+        minimum, maximum: Inclusive bounds (of every element of a list), None where there is none.
+        unit: ``s``, ``GPUs`` and so on; empty for a pure number.
+        meaning: One sentence, with the source of the default.
+        choices: The values of a ``choice``.
+    """
+
+    name: str
+    type: str
+    default: Default
+    nullable: bool
+    minimum: float | None
+    maximum: float | None
+    unit: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a config field means, and the inclusive range its value (or each element of a list) may have."""
+
+    meaning: str
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def check_parameters(config: object) -> None:
+    """Check every field of a config against its declaration; call it from ``__post_init__``.
+
+    Raises:
+        PolicyConfigError: a wrong type, a NaN or infinity, or a value out of range, with a JSON pointer to it.
+    """
+    for name, kind, declared in _declarations(type(config)):
+        _check(getattr(config, name), kind, declared, f"/{name}")
+
+
+def build_config(config_type: type[Config], parameters: Mapping[str, object]) -> Config:
+    """Return a config with the given parameters; the others keep their defaults.
+
+    Raises:
+        PolicyConfigError: an unknown key or a bad value, with a JSON pointer to it.
+    """
+    known = [name for name, _, _ in _declarations(config_type)]
+    values: dict[str, object] = {}
+    for name, value in parameters.items():
+        if name not in known:
+            expected = ", ".join(known) or "none"
+            raise PolicyConfigError(f"unknown parameter {name!r}; known: {expected}", pointer=_pointer(name))
+        values[name] = tuple(cast("list[object]", value)) if isinstance(value, list) else value
+    return config_type(**cast("dict[str, Any]", values))
+
+
+def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
+    """Return what each parameter of a config is."""
+    defaults = {declared.name: cast(object, declared.default) for declared in fields(config_type)}
+    return tuple(
+        ParameterDescription(
+            name=name,
+            type=kind.name,
+            default=_as_json(defaults[name]),
+            nullable=kind.nullable,
+            minimum=declared.minimum,
+            maximum=declared.maximum,
+            unit=declared.unit,
+            meaning=declared.meaning,
+            choices=kind.choices,
+        )
+        for name, kind, declared in _declarations(config_type)
+    )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    name: str
+    nullable: bool = False
+    choices: tuple[str, ...] = ()
+
+
+def _as_json(default: object) -> Default:
+    return cast(Default, list(cast("tuple[float, ...]", default)) if isinstance(default, tuple) else default)
+
+
+def _declarations(config_type: type) -> list[tuple[str, _Kind, Parameter]]:
+    hints = get_type_hints(config_type, include_extras=True)
+    declarations: list[tuple[str, _Kind, Parameter]] = []
+    for declared in fields(config_type):
+        hint, described = get_args(hints[declared.name])
+        declarations.append((declared.name, _kind_of(hint), described))
+    return declarations
+
+
+def _kind_of(hint: Any) -> _Kind:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        (kind,) = (_kind_of(argument) for argument in arguments if argument is not type(None))
+        return _Kind(kind.name, nullable=True, choices=kind.choices)
+    if origin is Literal:
+        return _Kind("choice", choices=arguments)
+    if origin is tuple:
+        return _Kind("numbers")
+    return _Kind({float: "number", int: "integer", bool: "boolean"}[hint])
+
+
+def _check(value: object, kind: _Kind, declared: Parameter, pointer: str) -> None:
+    if value is None:
+        if not kind.nullable:
+            raise PolicyConfigError("null is not a value here", pointer)
+    elif kind.name == "choice":
+        if value not in kind.choices:
+            raise PolicyConfigError(f"expected one of {', '.join(kind.choices)}, got {value!r}", pointer)
+    elif kind.name == "boolean":
+        if not isinstance(value, bool):
+            raise PolicyConfigError(f"expected true or false, got {value!r}", pointer)
+    elif kind.name == "numbers":
+        if not isinstance(value, tuple):
+            raise PolicyConfigError(f"expected a list of numbers, got {value!r}", pointer)
+        for at, element in enumerate(cast("tuple[object, ...]", value)):
+            _check_number(element, declared, integer=False, pointer=f"{pointer}/{at}")
+    else:
+        _check_number(value, declared, integer=kind.name == "integer", pointer=pointer)
+
+
+def _check_number(value: object, declared: Parameter, *, integer: bool, pointer: str) -> None:
+    wanted = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
+        raise PolicyConfigError(f"expected {wanted}, got {value!r}", pointer)
+    if not _is_finite(value):
+        raise PolicyConfigError(f"expected a finite number, got {value!r}", pointer)
+    minimum, maximum = declared.minimum, declared.maximum
+    if minimum is not None and value < minimum:
+        raise PolicyConfigError(f"must be at least {minimum:g}, got {value!r}", pointer)
+    if maximum is not None and value > maximum:
+        raise PolicyConfigError(f"must be at most {maximum:g}, got {value!r}", pointer)
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _pointer(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
