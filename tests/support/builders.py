@@ -1,0 +1,237 @@
+"""Snapshots in a line or two: name what matters to the test, the rest is ordinary.
+
+    snapshot = a_snapshot(jobs=[a_job("a", gpus=2), a_job("b", min_gpus=4)], nodes=[a_node("n0", gpus=4)])
+
+A job with ``gpus`` runs; where it sits is found for it unless ``on`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.snapshot import JobTable, NodeTable, Phase, Snapshot, Trigger
+from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.core.domain.ids import JobId, NodeId
+from services.core.domain.placement import NodeShare, Placement
+
+NOON_S = 1_700_000_000.0
+"""When the tests' snapshots are taken, UTC seconds."""
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node to be; see ``a_node``."""
+
+    name: str
+    gpus: int
+    model: str
+    schedulable: bool
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job to be; see ``a_job``."""
+
+    name: str
+    phase: Phase
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    step_gpus: int
+    on: Mapping[str, tuple[int, ...]] | None
+    models: tuple[str, ...] | None
+    tenant: str = "t"
+    preemptible: bool = True
+    priority: int = 0
+    submitted_s: float = NOON_S - 3600.0
+    waiting_since_s: float = NOON_S - 3600.0
+    deadline_s: float = float("inf")
+    attained_gpu_s: float = 0.0
+    energy_j: float = 0.0
+    carbon_gco2: float = 0.0
+    gpu_power_w: float = float("nan")
+    efficiency_base: float = float("nan")
+    efficiency_now: float = float("nan")
+    progress: float = 0.0
+
+
+def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True) -> NodeRow:
+    """Return a node; ``schedulable=False`` is a drained one."""
+    return NodeRow(name, gpus, model, schedulable)
+
+
+def a_job(
+    name: str = "j0",
+    *,
+    gpus: int = 0,
+    phase: Phase | None = None,
+    min_gpus: int | None = None,
+    max_gpus: int | None = None,
+    step_gpus: int = 1,
+    on: Mapping[str, tuple[int, ...]] | None = None,
+    models: tuple[str, ...] | None = None,
+    **columns: object,
+) -> JobRow:
+    """Return a job: queued, or running where ``gpus`` or ``on`` says that it holds some.
+
+    Args:
+        name: Its id.
+        gpus: Devices held; the sizes default to exactly these, or to one.
+        phase: Where it stands, if not plainly queued or running.
+        min_gpus, max_gpus, step_gpus: Sizes of its gang.
+        on: Devices it holds by node, if the test cares.
+        models: GPU models it may use; all by default.
+        columns: Any other column of ``JobTable``, and ``tenant``.
+    """
+    held = sum(len(devices) for devices in on.values()) if on else gpus
+    low = min_gpus if min_gpus is not None else (min(held, max_gpus or held) or 1)
+    high = max_gpus if max_gpus is not None else max(low, held)
+    if phase is None:
+        phase = Phase.RUNNING if held else Phase.QUEUED
+    row = JobRow(name, phase, held, low, high, step_gpus, on, models)
+    return replace(row, **columns)  # type: ignore[arg-type]
+
+
+def flat_curve(intensity: float = 300.0, *, start_s: float = NOON_S - 86_400.0, hours: int = 72) -> CarbonCurve:
+    """Return a curve of one intensity, gCO2/kWh."""
+    return hourly_curve([intensity] * hours, start_s=start_s)
+
+
+def hourly_curve(intensities: Sequence[float], *, start_s: float = NOON_S - 86_400.0) -> CarbonCurve:
+    """Return a curve of hourly intensities, gCO2/kWh, from ``start_s`` on."""
+    times = start_s + 3600.0 * np.arange(len(intensities))
+    return CarbonCurve(times, np.array(intensities, dtype=np.float64), float(times[-1]) + 3600.0)
+
+
+def a_snapshot(
+    jobs: Sequence[JobRow] = (),
+    nodes: Sequence[NodeRow] = (NodeRow("n0", 4, "A100", True),),
+    *,
+    trigger: Trigger = Trigger.ACTIVE,
+    now_s: float = NOON_S,
+    curve: CarbonCurve | None = None,
+    quota: Mapping[str, int] | None = None,
+    version: int = 7,
+) -> Snapshot:
+    """Return the snapshot of a cluster with these jobs and nodes."""
+    models = tuple(dict.fromkeys(node.model for node in nodes))
+    seats = _Seats(nodes)
+    placements = [seats.place(job) for job in sorted(jobs, key=lambda job: job.on is None)]
+    by_name = {
+        job.name: placed for job, placed in zip(sorted(jobs, key=lambda job: job.on is None), placements, strict=True)
+    }
+    outlook = CarbonOutlook("GB", Signal.AVERAGE_LIFECYCLE, curve or flat_curve())
+    return Snapshot(
+        version=version,
+        now_s=now_s,
+        trigger=trigger,
+        gpu_models=models,
+        jobs=_job_table(jobs, models, by_name),
+        nodes=NodeTable(
+            ids=tuple(NodeId(node.name) for node in nodes),
+            gpu_model=np.array([models.index(node.model) for node in nodes], dtype=np.int64),
+            gpus=np.array([node.gpus for node in nodes], dtype=np.int64),
+            schedulable=np.array([node.schedulable for node in nodes], dtype=np.bool_),
+            free_devices=tuple(tuple(sorted(seats.free[node.name])) for node in nodes),
+        ),
+        carbon=outlook,
+        tenant_gpu_quota=dict(quota or {}),
+    )
+
+
+@dataclass
+class _Seats:
+    nodes: Sequence[NodeRow]
+    free: dict[str, set[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = {node.name: set(range(node.gpus)) for node in self.nodes}
+
+    def place(self, job: JobRow) -> Placement | None:
+        if not job.gpus:
+            return None
+        chosen = dict(job.on) if job.on is not None else self._find(job)
+        for name, devices in chosen.items():
+            assert self.free[name] >= set(devices), f"{job.name} sits on devices of {name} that others hold"
+            self.free[name] -= set(devices)
+        return Placement(tuple(NodeShare(NodeId(name), devices) for name, devices in chosen.items()))
+
+    def _find(self, job: JobRow) -> dict[str, tuple[int, ...]]:
+        for model in dict.fromkeys(node.model for node in self.nodes):
+            if job.models is not None and model not in job.models:
+                continue
+            chosen: dict[str, tuple[int, ...]] = {}
+            left = job.gpus
+            for node in self.nodes:
+                devices = tuple(sorted(self.free[node.name]))[:left] if node.model == model else ()
+                if devices:
+                    chosen[node.name] = devices
+                    left -= len(devices)
+            if not left:
+                return chosen
+        raise AssertionError(f"the nodes have no room for {job.name}")
+
+
+def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapping[str, Placement | None]) -> JobTable:
+    def floats(name: str) -> np.ndarray:
+        return np.array([getattr(job, name) for job in jobs], dtype=np.float64)
+
+    def ints(name: str) -> np.ndarray:
+        return np.array([getattr(job, name) for job in jobs], dtype=np.int64)
+
+    eligible = [[job.models is None or model in job.models for model in models] for job in jobs]
+    return JobTable(
+        ids=tuple(JobId(job.name) for job in jobs),
+        tenants=tuple(job.tenant for job in jobs),
+        submitted_s=floats("submitted_s"),
+        waiting_since_s=floats("waiting_since_s"),
+        phase=ints("phase"),
+        min_gpus=ints("min_gpus"),
+        max_gpus=ints("max_gpus"),
+        step_gpus=ints("step_gpus"),
+        gpus=ints("gpus"),
+        eligible=np.array(eligible, dtype=np.bool_).reshape(len(jobs), len(models)),
+        preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
+        priority=ints("priority"),
+        deadline_s=floats("deadline_s"),
+        attained_gpu_s=floats("attained_gpu_s"),
+        energy_j=floats("energy_j"),
+        carbon_gco2=floats("carbon_gco2"),
+        gpu_power_w=floats("gpu_power_w"),
+        efficiency_base=floats("efficiency_base"),
+        efficiency_now=floats("efficiency_now"),
+        progress=floats("progress"),
+        placements=tuple(placements[job.name] for job in jobs),
+    )
+
+
+def story(plan: Plan) -> dict[str, str]:
+    """Return what the plan does with each job, as a phrase a test can compare.
+
+    ``start n0:0,1``, ``hold not_enough_free_gpus``, ``preempt scale_out -> 3``.
+    """
+    phrases: dict[str, str] = {}
+    for action in plan.actions:
+        if isinstance(action, Start):
+            shares = (f"{share.node_id}:{','.join(map(str, share.devices))}" for share in action.placement.shares)
+            phrases[action.job_id] = "start " + " ".join(shares)
+        elif isinstance(action, Preempt):
+            phrases[action.job_id] = f"preempt {action.reason} -> {action.next_gpus}"
+        else:
+            assert isinstance(action, Hold)
+            phrases[action.job_id] = f"hold {action.reason}"
+    return phrases
+
+
+def started(plan: Plan) -> dict[str, int]:
+    """Return the size of each gang the plan starts, by job."""
+    return {action.job_id: action.gpus for action in plan.actions if isinstance(action, Start)}
+
+
+def held(plan: Plan) -> dict[str, Reason]:
+    """Return why each job waits that the plan holds."""
+    return {action.job_id: action.reason for action in plan.actions if isinstance(action, Hold)}
