@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 30.0
 """A process that ran this long is started again at once; one that keeps dying waits twice as long each time."""
 
-EARLY_ENDS = 3
+EARLY_ENDS = 5
 """A process that ends this often before it was ever ready will not become ready."""
 
 PROBE_EVERY_S = 0.05

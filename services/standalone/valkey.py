@@ -33,8 +33,8 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         "requirepass": password,  # in a file: a command line is for all to read
         "dir": f'"{folder}"',
         "save": '""',
-        # A second of writes may be lost in a power cut. Accepted work is in PostgreSQL, fsynced, and commands that
-        # were never acknowledged are published again from there; kill -9 alone loses nothing.
+        # The last two seconds of writes may be lost, even to kill -9 where the disk is busy. That is enough here: what
+        # was accepted is in PostgreSQL, fsynced, and commands nobody acknowledged are published again from there.
         "appendonly": "yes",
         "appendfsync": "everysec",
         "aof-load-truncated": "yes",  # the last entry may be half written

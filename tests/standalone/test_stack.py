@@ -1,0 +1,208 @@
+"""One installation with real servers and a stand-in for the services: folders, ports, secrets, being killed."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.standalone import stack as module
+from services.standalone.data_folder import DataFolder
+from services.standalone.ports import Ports
+from services.standalone.process import StackError
+from services.standalone.processes import SERVICES, Node, Service, parse_nodes
+from services.standalone.stack import Stack, down, read_status
+from tests.support.servers import ROOT, scratch_folder, wait_until
+
+FAKE = Service("gateway", "tests.standalone.fake_service", "GATEWAY_", 8000)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with scratch_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL", "GATEWAY_PORT", "WATTSHIFT_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def a_stack(folder: Path, **options: object) -> Stack:
+    return Stack(folder, **({"nodes": "", "services": (FAKE,), "with_worker": False} | options))
+
+
+def get(url: str) -> dict[str, str]:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return json.load(answer)
+
+
+async def test_processes_are_told_where_the_others_are(folder: Path) -> None:
+    async with a_stack(folder, env={"CARBON_REPLAY_SPEED": "600"}) as stack:
+        told = await asyncio.to_thread(get, stack.gateway_url)
+        assert told["CARBON_REPLAY_SPEED"] == "600"
+        assert told["WATTSHIFT_GATEWAY_URL"] == stack.gateway_url
+        assert told["WATTSHIFT_DATA_DIR"] == str(folder)
+        assert told["DATABASE_URL"].startswith("postgresql://wattshift:")
+        assert told["REDIS_URL"].startswith("redis://:")
+        assert min(len(told["WATTSHIFT_SERVICE_TOKEN"]), len(told["WATTSHIFT_NODE_JOIN_TOKEN"])) >= 32
+        status = read_status(folder)
+        assert (status.state, status.gateway_url, status.pid) == ("running", stack.gateway_url, os.getpid())
+        assert [process.name for process in status.processes] == ["postgres", "valkey", "gateway"]
+        assert all(process.pid and process.port and process.state == "running" for process in status.processes)
+    assert read_status(folder).state == "stopped"
+
+
+async def test_secrets_are_private_and_stay_the_same(folder: Path) -> None:
+    async with a_stack(folder) as stack:
+        token = stack.environment["WATTSHIFT_SERVICE_TOKEN"]
+    private = [folder / "run.json", *(folder / "secrets").iterdir(), *(folder / "log").iterdir()]
+    assert len(private) >= 8
+    assert all(path.stat().st_mode & 0o077 == 0 for path in private)
+    async with a_stack(folder) as stack:
+        assert stack.environment["WATTSHIFT_SERVICE_TOKEN"] == token
+
+
+async def test_the_same_folder_twice_is_refused_and_another_folder_is_not(folder: Path) -> None:
+    async with a_stack(folder / "one") as one:
+        with pytest.raises(StackError, match=f"already running at {one.gateway_url}"):
+            await a_stack(folder / "one").start()
+        with pytest.raises(StackError, match=f"already running at {one.gateway_url}"):
+            module.up(folder / "one")
+        async with a_stack(folder / "two") as two:
+            assert two.gateway_url != one.gateway_url
+            assert two.environment["DATABASE_URL"] != one.environment["DATABASE_URL"]
+        assert read_status(folder / "one").state == "running"
+
+
+async def test_a_port_that_was_asked_for_and_is_taken(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StackError, match=rf"port {port} is taken by .* \(process {os.getpid()}\)"):
+            await a_stack(folder, port=port).start()
+    assert read_status(folder).state == "failed"
+    async with a_stack(folder, port=port) as stack:
+        assert stack.gateway_url == f"http://127.0.0.1:{port}"
+
+
+def test_a_preferred_port_that_is_taken_is_passed_over() -> None:
+    first, second = Ports(), Ports()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert first.take(taken.getsockname()[1]) != taken.getsockname()[1]
+    port = first.take(19_000)
+    assert second.take(port) != port, "claimed, though nobody listens yet"
+    first.release()
+    assert second.take(port, exactly=True) == port
+    second.release()
+
+
+async def test_given_servers_are_used(folder: Path, postgres_url: str, redis_url: str) -> None:
+    async with a_stack(folder, env={"DATABASE_URL": postgres_url, "REDIS_URL": redis_url}) as stack:
+        assert [process.name for process in stack.status().processes] == ["gateway"]
+        assert (await asyncio.to_thread(get, stack.gateway_url))["DATABASE_URL"] == postgres_url
+
+
+async def test_a_service_that_cannot_start_stops_everything(folder: Path) -> None:
+    broken = Service("gateway", "no.such.module", "GATEWAY_", 8000)
+    stack = a_stack(folder, services=(broken,))
+    with pytest.raises(StackError, match="No module named"):
+        await stack.start()
+    assert [process.state for process in stack.status().processes] == ["stopped"] * 3
+    async with a_stack(folder):
+        pass
+
+
+def start_elsewhere(folder: Path) -> "subprocess.Popen[bytes]":
+    """Run the stack of this module in a process of its own, as `python -m services.standalone` does the real one."""
+    program = (
+        "import asyncio, sys; from services.standalone.stack import serve\n"
+        "from tests.standalone.test_stack import a_stack\n"
+        "asyncio.run(serve(a_stack(sys.argv[1])))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, folder], cwd=ROOT)
+    wait_until(lambda: read_status(folder).state == "running" or process.poll() is not None)
+    return process
+
+
+def test_down_stops_what_runs_elsewhere(folder: Path) -> None:
+    process = start_elsewhere(folder)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 3
+    assert down(folder) is True
+    assert process.wait() == 0
+    assert not any(child.is_running() for child in children)
+    assert read_status(folder).state == "stopped"
+    assert down(folder) is False
+
+
+def test_sigterm_while_it_starts(folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "services.standalone", "--data-dir", folder], cwd=ROOT)
+    wait_until(lambda: bool(DataFolder(folder).status().processes))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert read_status(folder).state == "stopped"
+
+
+def test_kill_9_of_everything_and_up_again(folder: Path) -> None:
+    process = start_elsewhere(folder)
+    old = read_status(folder)
+    process.kill()
+    process.wait()
+    assert read_status(folder).state == "stopped"
+    again = start_elsewhere(folder)
+    try:
+        new = read_status(folder)
+        assert {p.name: p.restarts for p in new.processes} == {p.name: 0 for p in old.processes}
+        assert not {p.pid for p in new.processes} & {p.pid for p in old.processes}
+    finally:
+        down(folder)
+        assert again.wait() == 0
+
+
+async def test_processes_that_outlived_their_supervisor_are_ended(folder: Path) -> None:
+    """As on systems where a child is not tied to its parent: the next start ends what is written in run.json."""
+    leftover = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220
+    stranger = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220
+    try:
+        data = DataFolder(folder)
+        data.make()
+        started_at_s = psutil.Process(leftover.pid).create_time()
+        dead = {"name": "old", "state": "running", "port": 1, "restarts": 0}
+        processes = [
+            {**dead, "pid": leftover.pid, "started_at_s": started_at_s},
+            {**dead, "pid": stranger.pid, "started_at_s": started_at_s - 1_000},  # the id was given again since
+        ]
+        (folder / "run.json").write_text(json.dumps({"state": "running", "processes": processes}))
+        async with a_stack(folder):
+            assert leftover.poll() is not None
+            assert stranger.poll() is None
+    finally:
+        leftover.kill()
+        stranger.kill()
+        leftover.wait()
+        stranger.wait()
+
+
+def test_nodes_are_read() -> None:
+    assert parse_nodes("2x4:H100-SXM5-80GB, 1x8") == (
+        Node("node-1", 4, "H100-SXM5-80GB"),
+        Node("node-2", 4, "H100-SXM5-80GB"),
+        Node("node-3", 8),
+    )
+    assert parse_nodes("") == ()
+    for wrong in ("4", "0x4", "1x0", "2x4:", "x", "2x4,", "65x1", "2x4:A B"):
+        with pytest.raises(StackError):
+            parse_nodes(wrong)
+
+
+def test_no_two_processes_share_a_port_or_a_prefix() -> None:
+    assert len({service.port for service in SERVICES}) == len({service.prefix for service in SERVICES}) == len(SERVICES)
