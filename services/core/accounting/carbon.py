@@ -1,0 +1,35 @@
+"""From energy to emissions."""
+
+from __future__ import annotations
+
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.errors import DomainError
+from services.core.domain.units import J_PER_KWH
+
+
+def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0) -> float:
+    """Return the emissions of some energy: ``energy * intensity * PUE``, gCO2.
+
+    Args:
+        energy_j: Energy at the device, joules, >= 0.
+        intensity_gco2_per_kwh: Of the grid while it was used; a marginal signal may be negative.
+        pue: Energy of the facility per energy of its devices, >= 1. GREEN section 9 leaves it at 1.
+
+    Raises:
+        DomainError: negative energy, or a PUE below 1.
+    """
+    if not energy_j >= 0:
+        raise DomainError(f"energy is at least 0 J, not {energy_j}")
+    if not pue >= 1:
+        raise DomainError(f"a PUE is at least 1, not {pue}")
+    return energy_j / J_PER_KWH * intensity_gco2_per_kwh * pue
+
+
+def carbon_of_power_gco2(power_w: float, start_s: float, end_s: float, curve: CarbonCurve, pue: float = 1.0) -> float:
+    """Return the emissions of a constant draw over ``[start_s, end_s)``: ``P * integral of CIC dt * PUE``, gCO2.
+
+    The window should lie within the curve; outside of it the mean of the part inside counts.
+
+    Source: GREEN section 4.2, for a power that is constant over the step.
+    """
+    return carbon_gco2(power_w * (end_s - start_s), curve.mean(start_s, end_s), pue)
