@@ -1,0 +1,198 @@
+"""GREEN's two queues in one ranking: theta, transitions, shifting, passive rounds, starvation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
+from services.core.policies.green.config import GreenConfig
+from services.core.policies.green.memory import GreenMemory
+from services.core.policies.green.mlfq import Green, passive_ranking
+from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
+
+
+def remembering(ranking: str, *, ahead: int = 0, lower: str = "", gangs: dict[str, int] | None = None) -> GreenMemory:
+    """Return the memory of an active round that ranked these one-letter jobs."""
+    ids = [JobId(name) for name in ranking]
+    return GreenMemory(
+        rank={job_id: at for at, job_id in enumerate(ids)},
+        ahead=ahead,
+        gangs={job_id: (gangs or {}).get(job_id, 1) for job_id in ids},
+        lower=frozenset(JobId(name) for name in lower),
+    )
+
+
+def ranking_of(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> str:
+    """Return the active ranking as a string of one-letter jobs."""
+    following = run_cycle(Green(config), snapshot, memory).memory
+    return "".join(sorted(following.rank, key=following.rank.__getitem__))
+
+
+def queued_at(name: str, minute: float, **columns: object) -> JobRow:
+    """Return a job submitted that many minutes ago, waiting since."""
+    at = NOON_S - 60 * minute
+    return a_job(name, submitted_s=at, waiting_since_s=at, **columns)
+
+
+def test_the_upper_queue_comes_first_in_order_of_submission() -> None:
+    jobs = [queued_at("b", 10), queued_at("a", 20), a_job("x", gpus=1, carbon_gco2=1.0)]
+
+    assert ranking_of(a_snapshot(jobs, [a_node(gpus=16)]), remembering("x", lower="x"), GreenConfig()) == "abx"
+
+
+def test_the_lower_queue_is_ordered_by_footprint_over_degradation() -> None:
+    jobs = [
+        a_job("a", gpus=1, carbon_gco2=100, efficiency_base=1.0, efficiency_now=0.5),  # 200
+        a_job("b", gpus=1, carbon_gco2=150, efficiency_base=1.0, efficiency_now=1.0),  # 150
+        a_job("c", gpus=1, carbon_gco2=180),  # 180: not measured
+    ]
+
+    assert ranking_of(a_snapshot(jobs), remembering("abc", lower="abc"), GreenConfig()) == "bca"
+
+
+@pytest.mark.parametrize(("now_hour", "order"), [(0, "hl"), (12, "lh")])
+def test_high_power_jobs_run_in_green_hours(now_hour: int, order: str) -> None:
+    jobs = [
+        a_job("h", gpus=1, carbon_gco2=120, gpu_power_w=350),
+        a_job("l", gpus=1, carbon_gco2=100, gpu_power_w=150),
+    ]
+    curve = hourly_curve([100] * 12 + [300] * 24, start_s=NOON_S - now_hour * 3600)
+
+    snapshot = a_snapshot(jobs, curve=curve)
+
+    assert ranking_of(snapshot, remembering("hl", lower="hl"), GreenConfig(mu=2)) == order
+    assert ranking_of(snapshot, remembering("hl", lower="hl"), GreenConfig(mu=1)) == "lh"
+
+
+def test_gpu_seconds_can_stand_in_for_the_footprint() -> None:
+    jobs = [
+        a_job("a", gpus=1, carbon_gco2=10, attained_gpu_s=900),
+        a_job("b", gpus=1, carbon_gco2=20, attained_gpu_s=100),
+    ]
+    memory = remembering("ab", lower="ab")
+
+    assert ranking_of(a_snapshot(jobs), memory, GreenConfig()) == "ab"
+    assert ranking_of(a_snapshot(jobs), memory, GreenConfig(carbon_factor="gpu_seconds")) == "ba"
+
+
+def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_come_last() -> None:
+    def upper(name: str, minute: int, degraded: float) -> JobRow:
+        at = NOON_S - 60 * minute
+        efficiency = {"efficiency_base": 1.0, "efficiency_now": degraded}
+        return a_job(name, gpus=1, max_gpus=2, submitted_s=at, waiting_since_s=NOON_S - 1800, **efficiency)
+
+    jobs = [upper("a", 50, 0.91), upper("b", 40, 0.99), upper("c", 30, 0.95), a_job("x", gpus=1, carbon_gco2=5)]
+    snapshot = a_snapshot(jobs, [a_node(gpus=10)])
+    config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, theta=0.3)
+
+    result = run_cycle(Green(config), snapshot, remembering("x", lower="x"))
+
+    # All three are to have 2 GPUs, and theta allows 3: b takes 2, c crosses the line, a waits behind the lower queue.
+    assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a"]
+    assert result.memory.ahead == 2
+    assert story(result.plan) == {"b": "preempt scale_out -> 2", "c": "preempt scale_out -> 2"}
+    assert result.memory.gangs["a"] == 1
+
+
+def test_leaving_the_upper_queue_need_not_interrupt_a_job() -> None:
+    jobs = [a_job("a", gpus=2, max_gpus=4, efficiency_base=1.0, efficiency_now=0.5), queued_at("b", 5)]
+
+    result = run_cycle(Green(GreenConfig()), a_snapshot(jobs), GreenMemory())
+
+    assert story(result.plan) == {"b": "start n0:2"}
+    assert result.memory.lower == {"a"}
+
+
+def test_an_active_round_preempts_the_jobs_that_emitted_most() -> None:
+    jobs = [a_job(name, gpus=1, carbon_gco2=at) for at, name in enumerate("abcd")] + [queued_at("n", 5, min_gpus=2)]
+
+    plan = run_cycle(Green(GreenConfig()), a_snapshot(jobs), remembering("abcd", lower="abcd")).plan
+
+    assert story(plan) == {
+        "c": "preempt outranked -> 1",
+        "d": "preempt outranked -> 1",
+        "n": "hold waiting_for_release",
+    }
+
+
+def test_a_passive_round_starts_jobs_by_the_last_ranking() -> None:
+    jobs = [
+        queued_at(name, minute, carbon_gco2=carbon) for name, minute, carbon in (("a", 9, 0), ("b", 5, 9), ("c", 7, 5))
+    ]
+    snapshot = a_snapshot(jobs, [a_node(gpus=2)], trigger=Trigger.PASSIVE)
+
+    result = run_cycle(Green(GreenConfig()), snapshot, remembering("bca", lower="abc"))
+
+    assert story(result.plan) == {"b": "start n0:0", "c": "start n0:1", "a": "hold not_enough_free_gpus"}
+    assert result.memory == remembering("bca", lower="abc")
+
+
+@pytest.mark.parametrize(
+    ("theta", "order"),
+    [
+        pytest.param(0.3, "unlxmo", id="u and n hold 2 GPUs, more than 1.8: the others come last"),
+        pytest.param(0.5, "unmolx", id="u, n and m hold 3 GPUs, no more than 3: o is the last ahead"),
+        pytest.param(0.0, "ulxnmo", id="u fills it"),
+    ],
+)
+def test_arrivals_join_the_end_of_the_upper_queue_within_theta(theta: float, order: str) -> None:
+    jobs = [queued_at(name, minute, max_gpus=4) for name, minute in (("o", 2), ("m", 3), ("n", 4), ("u", 9))]
+    jobs += [queued_at("l", 9), queued_at("x", 9)]
+    snapshot = a_snapshot(jobs, [a_node(gpus=6)], trigger=Trigger.PASSIVE)
+
+    ranked, gangs = passive_ranking(snapshot, remembering("ulx", ahead=1, lower="l"), GreenConfig(theta=theta))
+
+    assert "".join(snapshot.jobs.ids[job] for job in ranked) == order
+    assert gangs.tolist() == [1] * 6
+
+
+def test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten() -> None:
+    hog = a_job("h", waiting_since_s=NOON_S - 86_400, carbon_gco2=5000, attained_gpu_s=70, min_gpus=4)
+    others = [a_job(name, gpus=1, carbon_gco2=1) for name in "abcd"]
+    memory = remembering("abcdh", lower="abcdh", gangs={"h": 4})
+
+    patient = run_cycle(Green(GreenConfig(starvation_s=None)), a_snapshot([hog, *others]), memory)
+    result = run_cycle(Green(GreenConfig()), a_snapshot([hog, *others]), memory)
+
+    assert story(patient.plan) == {"h": "hold not_enough_free_gpus"}
+    assert story(result.plan)["h"] == "hold waiting_for_release"
+    assert result.memory.counted_from == {"h": (5000, 70)}
+    runs = a_job("h", gpus=1, carbon_gco2=5003, waiting_since_s=NOON_S)
+    later = a_snapshot([runs, a_job("a", gpus=1, carbon_gco2=4), a_job("b", gpus=1, carbon_gco2=2)])
+    assert ranking_of(later, result.memory, GreenConfig()) == "bha"
+
+
+def test_a_stopping_job_comes_back_at_the_size_it_was_to_have() -> None:
+    grows = a_job("a", gpus=1, max_gpus=4, efficiency_base=1.0, efficiency_now=1.0)
+    policy = Green(GreenConfig())
+    first = run_cycle(policy, a_snapshot([grows]), policy.initial())
+    stopping = a_job("a", gpus=1, max_gpus=4, phase=Phase.PREEMPTING)
+    second = run_cycle(policy, a_snapshot([stopping, a_job("n", min_gpus=3)], trigger=Trigger.PASSIVE), first.memory)
+    third = run_cycle(policy, a_snapshot([a_job("a", max_gpus=4)], trigger=Trigger.PASSIVE), second.memory)
+
+    assert story(first.plan) == {"a": "preempt scale_out -> 2"}
+    assert story(second.plan) == {"n": "hold not_enough_free_gpus"}
+    assert story(third.plan) == {"a": "start n0:0,1"}
+
+
+def test_a_size_the_cluster_no_longer_has_is_cut_to_what_it_has() -> None:
+    memory = remembering("a", lower="a", gangs={"a": 4})
+
+    plan = run_cycle(Green(GreenConfig()), a_snapshot([a_job("a", max_gpus=4)], [a_node(gpus=3)]), memory).plan
+
+    assert story(plan) == {"a": "start n0:0,1,2"}
+
+
+def test_vanished_jobs_are_forgotten_and_users_wishes_come_first() -> None:
+    memory = replace(remembering("gone", lower="gone"), counted_from={JobId("g"): (1.0, 1.0)})
+    jobs = [queued_at("a", 9), queued_at("b", 5, priority=1)]
+
+    result = run_cycle(Green(GreenConfig()), a_snapshot(jobs, [a_node(gpus=1)]), memory)
+
+    assert story(result.plan) == {"b": "start n0:0", "a": "hold not_enough_free_gpus"}
+    assert set(result.memory.rank) == {"a", "b"}
+    assert (result.memory.lower, result.memory.counted_from) == (frozenset(), {})
