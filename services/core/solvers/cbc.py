@@ -1,0 +1,101 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+"""CBC, as bundled with PuLP, which runs it as a program of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from services.core.solvers import highs
+from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
+
+MISSING = "CBC is not there for this platform, so HiGHS solved it"
+ACCEPTED_VIOLATION = 1e-5
+
+
+def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -> Solution:
+    """Return CBC's answer.
+
+    PuLP says "Optimal" also when the time limit stopped CBC; only ``sol_status`` tells the two apart, and it leaves
+    fractional values in the variables where no solution was found. PuLP does not pass on CBC's own bound: a proven
+    optimum is within ``relative_gap`` of its bound, and a solve that was stopped reports the bound of the linear
+    relaxation (solved by HiGHS within the same limit again).
+    """
+    import pulp  # a fifth of a second that only its users pay
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
+        program = pulp.PULP_CBC_CMD(
+            msg=False, threads=1, timeLimit=time_limit_s, gapRel=relative_gap, options=["randomCbcSeed 1"]
+        )
+        if not program.available():
+            return highs.solve(model, time_limit_s, relative_gap, note=MISSING)
+        problem, columns = _problem(pulp, model)
+        try:
+            problem.solve(program)
+        except pulp.PulpSolverError as error:
+            return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=f"CBC broke off: {error}")
+    return _answer(pulp, model, problem, columns, time_limit_s, relative_gap)
+
+
+def _answer(
+    pulp: Any, model: LinearModel, problem: Any, columns: list[Any], time_limit_s: float | None, relative_gap: float
+) -> Solution:
+    match problem.sol_status:
+        case pulp.LpSolutionOptimal:
+            values = _values(model, columns)
+            objective = model.objective(values)
+            bound = objective - relative_gap * abs(objective) if model.integer.any() else objective
+            return solution_of(model, SolveStatus.OPTIMAL, Backend.CBC, values=values, bound=bound)
+        case pulp.LpSolutionUnbounded:
+            return solution_of(model, SolveStatus.UNBOUNDED, Backend.CBC)
+        case _ if problem.status == pulp.LpStatusInfeasible:  # sol_status knows that of linear problems only
+            return solution_of(model, SolveStatus.INFEASIBLE, Backend.CBC)
+        case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if time_limit_s is not None:
+            bound = highs.relaxation_bound(model, time_limit_s)
+        case _:
+            note = f"CBC ended with: {pulp.LpStatus[problem.status]}"
+            return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=note)
+    values = _values(model, columns)
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible and model.violation(values) <= ACCEPTED_VIOLATION:
+        return solution_of(model, SolveStatus.FEASIBLE, Backend.CBC, values=values, bound=bound)
+    return solution_of(model, SolveStatus.TIME_LIMIT, Backend.CBC, bound=bound)
+
+
+def _problem(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
+    problem = pulp.LpProblem("model", pulp.LpMinimize)
+    columns = [
+        pulp.LpVariable(f"x{index}", _finite(lower), _finite(upper), "Integer" if whole else "Continuous")
+        for index, (lower, upper, whole) in enumerate(
+            zip(model.lower.tolist(), model.upper.tolist(), model.integer.tolist(), strict=True)
+        )
+    ]
+    problem.setObjective(pulp.LpAffineExpression(list(zip(columns, model.costs.tolist(), strict=True))))
+    starts, names, coefficients = model.starts.tolist(), model.columns.tolist(), model.coefficients.tolist()
+    lowers, uppers = model.row_lower.tolist(), model.row_upper.tolist()
+    for row, (lower, upper) in enumerate(zip(lowers, uppers, strict=True)):
+        entries = range(starts[row], starts[row + 1])
+        if not entries:
+            continue
+        sides = [(pulp.LpConstraintGE, lower), (pulp.LpConstraintLE, upper)]
+        if lower == upper:
+            sides = [(pulp.LpConstraintEQ, lower)]
+        for sense, side in sides:
+            if _finite(side) is not None:
+                terms = pulp.LpAffineExpression([(columns[names[entry]], coefficients[entry]) for entry in entries])
+                problem.addConstraint(pulp.LpConstraint(terms, sense, rhs=side))
+    return problem, columns
+
+
+def _values(model: LinearModel, columns: list[Any]) -> Floats:
+    """Return the variables' values; one that PuLP left out of the problem takes the value nearest 0."""
+    nearest = np.clip(np.zeros(model.variables), model.lower, model.upper)
+    found = [column.varValue for column in columns]
+    return np.array([near if value is None else value for value, near in zip(found, nearest, strict=True)])
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,85 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Gurobi, where its licence reaches; the wheel's own takes 2,000 variables and 2,000 constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from services.core.solvers import highs
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+
+_NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
+
+
+def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -> Solution:
+    """Return Gurobi's answer, or HiGHS's with a note where Gurobi is missing, unlicensed or refuses the size."""
+    try:
+        import gurobipy
+    except ImportError:
+        return highs.solve(model, time_limit_s, relative_gap, note="Gurobi is not installed, so HiGHS solved it")
+    try:
+        with gurobipy.Env(empty=True) as environment:
+            environment.setParam("OutputFlag", 0)  # before the start, which prints a banner otherwise
+            environment.start()
+            with gurobipy.Model(env=environment) as problem:
+                return _solve(gurobipy, problem, model, time_limit_s, relative_gap)
+    except gurobipy.GurobiError as error:
+        if error.errno == _SIZE_LIMIT:
+            note = f"{model.variables} variables and {model.rows} rows are beyond Gurobi's licence, so HiGHS solved it"
+        elif error.errno == _NO_LICENSE:
+            note = "Gurobi has no valid licence, so HiGHS solved it"
+        else:
+            return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=f"Gurobi broke off: {error}")
+        return highs.solve(model, time_limit_s, relative_gap, note=note)
+
+
+def _solve(
+    gurobipy: Any, problem: Any, model: LinearModel, time_limit_s: float | None, relative_gap: float
+) -> Solution:
+    codes = gurobipy.GRB
+    for name, value in {"Threads": 1, "Seed": 0, "MIPGap": relative_gap, "TimeLimit": time_limit_s}.items():
+        if value is not None:
+            problem.setParam(name, value)
+    _fill(gurobipy, problem, model)
+    problem.optimize()
+    if problem.Status == codes.INF_OR_UNBD:  # one of the two; without dual reductions the answer is definite
+        problem.setParam("DualReductions", 0)
+        problem.optimize()
+    values = np.array(problem.getAttr("X", problem.getVars())) if problem.SolCount else None
+    whole = bool(model.integer.any())
+    match problem.Status:
+        case codes.OPTIMAL:
+            bound = problem.ObjBound if whole else problem.ObjVal
+            return solution_of(model, SolveStatus.OPTIMAL, Backend.GUROBI, values=values, bound=bound)
+        case codes.INFEASIBLE:
+            return solution_of(model, SolveStatus.INFEASIBLE, Backend.GUROBI)
+        case codes.UNBOUNDED:
+            return solution_of(model, SolveStatus.UNBOUNDED, Backend.GUROBI)
+        case codes.TIME_LIMIT | codes.SUBOPTIMAL | codes.INTERRUPTED:
+            ended = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
+            bound = problem.ObjBound if whole else None
+            return solution_of(model, ended, Backend.GUROBI, values=values, bound=bound)
+        case status:
+            note = f"Gurobi ended with status {status}"
+            return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=note)
+
+
+def _fill(gurobipy: Any, problem: Any, model: LinearModel) -> None:
+    codes = gurobipy.GRB
+    kinds = np.where(model.integer, codes.INTEGER, codes.CONTINUOUS)
+    columns = problem.addMVar(model.variables, lb=model.lower, ub=model.upper, obj=model.costs, vtype=kinds).tolist()
+    problem.ObjCon = model.offset
+    starts, names, coefficients = model.starts.tolist(), model.columns.tolist(), model.coefficients.tolist()
+    lowers, uppers = model.row_lower.tolist(), model.row_upper.tolist()
+    for row, (lower, upper) in enumerate(zip(lowers, uppers, strict=True)):
+        span = slice(starts[row], starts[row + 1])
+        terms = gurobipy.LinExpr(coefficients[span], [columns[name] for name in names[span]])
+        if lower == upper:
+            problem.addLConstr(terms, codes.EQUAL, lower)
+            continue
+        if np.isfinite(lower):
+            problem.addLConstr(terms, codes.GREATER_EQUAL, lower)
+        if np.isfinite(upper):
+            problem.addLConstr(terms, codes.LESS_EQUAL, upper)

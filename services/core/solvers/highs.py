@@ -1,0 +1,76 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""HiGHS, the default: open source, a wheel for every platform, takes arrays as they are."""
+
+from __future__ import annotations
+
+import highspy
+import numpy as np
+
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+
+_FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
+_STATUS = highspy.HighsModelStatus
+_STOPPED = frozenset({_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt})
+
+
+def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, note: str = "") -> Solution:
+    """Return HiGHS's answer; ``note`` says why another solver did not give it."""
+    solver = _prepared(model, time_limit_s, relative_gap)
+    solver.run()
+    status = solver.getModelStatus()
+    if status == _STATUS.kUnboundedOrInfeasible:  # presolve saw one of the two; without it the answer is definite
+        solver.setOptionValue("presolve", "off")
+        solver.run()
+        status = solver.getModelStatus()
+    info = solver.getInfo()
+    whole = bool(model.integer.any())
+    has_point = status == _STATUS.kOptimal or info.primal_solution_status == _FEASIBLE_POINT
+    values = np.array(solver.getSolution().col_value) if has_point else None
+    if status == _STATUS.kOptimal:
+        bound = info.mip_dual_bound if whole else info.objective_function_value
+        return solution_of(model, SolveStatus.OPTIMAL, Backend.HIGHS, values=values, bound=bound, note=note)
+    if status == _STATUS.kInfeasible:
+        return solution_of(model, SolveStatus.INFEASIBLE, Backend.HIGHS, note=note)
+    if status == _STATUS.kUnbounded:
+        return solution_of(model, SolveStatus.UNBOUNDED, Backend.HIGHS, note=note)
+    if status in _STOPPED:
+        ended = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
+        bound = info.mip_dual_bound if whole else None
+        return solution_of(model, ended, Backend.HIGHS, values=values, bound=bound, note=note)
+    reason = f"HiGHS ended with: {solver.modelStatusToString(status)}"
+    return solution_of(model, SolveStatus.FAILED, Backend.HIGHS, note=f"{note}; {reason}" if note else reason)
+
+
+def relaxation_bound(model: LinearModel, time_limit_s: float | None) -> float | None:
+    """Return the optimum of ``model`` without its integrality, which no solution of ``model`` is below."""
+    solver = _prepared(model, time_limit_s, 0.0, relax=True)
+    solver.run()
+    optimal = solver.getModelStatus() == _STATUS.kOptimal
+    return float(solver.getInfo().objective_function_value) if optimal else None
+
+
+def _prepared(
+    model: LinearModel, time_limit_s: float | None, relative_gap: float, *, relax: bool = False
+) -> highspy.Highs:
+    problem = highspy.HighsLp()
+    problem.num_col_, problem.num_row_ = model.variables, model.rows
+    problem.offset_ = model.offset
+    problem.col_cost_, problem.col_lower_, problem.col_upper_ = model.costs, model.lower, model.upper
+    problem.row_lower_, problem.row_upper_ = model.row_lower, model.row_upper
+    problem.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    problem.a_matrix_.num_col_, problem.a_matrix_.num_row_ = model.variables, model.rows
+    problem.a_matrix_.start_ = model.starts
+    problem.a_matrix_.index_ = model.columns
+    problem.a_matrix_.value_ = model.coefficients
+    if model.integer.any() and not relax:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        problem.integrality_ = [kinds[whole] for whole in model.integer.astype(int).tolist()]
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("random_seed", 0)
+    solver.setOptionValue("mip_rel_gap", relative_gap)
+    if time_limit_s is not None:
+        solver.setOptionValue("time_limit", time_limit_s)
+    solver.passModel(problem)
+    return solver

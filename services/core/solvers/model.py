@@ -1,0 +1,251 @@
+"""A linear model with whole variables, and what solving it came to.
+
+The model is arrays, so that a hundred thousand variables are made and handed over without a Python object for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from services.core.domain.errors import DomainError
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+T = TypeVar("T", bound=np.generic)
+
+
+class Backend(StrEnum):
+    """Who can solve a model."""
+
+    HIGHS = "highs"
+    CBC = "cbc"
+    GUROBI = "gurobi"
+    EXHAUSTIVE = "exhaustive"
+
+
+class SolveStatus(StrEnum):
+    """What a solve came to; every one of them is an answer, none an error."""
+
+    OPTIMAL = "optimal"  # proven, within the relative gap asked for
+    FEASIBLE = "feasible"  # stopped by its limit with a solution; the gap says how good it is at least
+    TIME_LIMIT = "time_limit"  # stopped by its limit without a solution; that says nothing about whether there is one
+    INFEASIBLE = "infeasible"  # proven to have no solution
+    UNBOUNDED = "unbounded"  # better solutions without end
+    FAILED = "failed"  # the solver gave up, numerically or otherwise; the note says how
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """Minimise ``costs @ x + offset``, ``row_lower <= A @ x <= row_upper``, ``lower <= x <= upper``.
+
+    Row ``i`` of ``A`` has ``coefficients[starts[i]:starts[i+1]]`` in the columns ``columns[starts[i]:starts[i+1]]``,
+    each column at most once. Bounds may be infinite. To maximise, negate the costs.
+
+    Attributes:
+        costs, lower, upper: (n,).
+        integer: (n,) whether the variable takes whole numbers only.
+        row_lower, row_upper: (m,).
+        starts: (m + 1,).
+        columns, coefficients: (entries,).
+        offset: Added to the objective.
+    """
+
+    costs: Floats
+    lower: Floats
+    upper: Floats
+    integer: Flags
+    row_lower: Floats
+    row_upper: Floats
+    starts: Indices
+    columns: Indices
+    coefficients: Floats
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        n, m = self.costs.size, self.row_lower.size
+        if not self.lower.size == self.upper.size == self.integer.size == n or self.row_upper.size != m:
+            raise DomainError("a model needs bounds and a kind for each variable, and two bounds for each row")
+        if self.starts.size != m + 1 or not self.starts[-1] == self.columns.size == self.coefficients.size:
+            raise DomainError("the rows of a model do not cover its coefficients")
+        if self.columns.size and not 0 <= self.columns.min() <= self.columns.max() < n:
+            raise DomainError("a row of a model names a variable that is not there")
+        if not (np.isfinite(self.costs).all() and np.isfinite(self.coefficients).all() and np.isfinite(self.offset)):
+            raise DomainError("the costs and coefficients of a model must be finite")
+        if any(np.isnan(bounds).any() for bounds in (self.lower, self.upper, self.row_lower, self.row_upper)):
+            raise DomainError("a bound of a model is not a number")
+
+    @property
+    def variables(self) -> int:
+        """How many variables there are."""
+        return self.costs.size
+
+    @property
+    def rows(self) -> int:
+        """How many constraints there are."""
+        return self.row_lower.size
+
+    @property
+    def row_of_entry(self) -> Indices:
+        """(entries,) the row each coefficient stands in."""
+        return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
+
+    def objective(self, values: Floats) -> float:
+        """Return the objective at ``values`` (n,)."""
+        return float(self.costs @ values) + self.offset
+
+    def violation(self, values: Floats) -> float:
+        """Return by how much ``values`` (n,) break the worst-kept bound, row or integrality; 0 if they keep all."""
+        activity = np.bincount(self.row_of_entry, self.coefficients * values[self.columns], minlength=self.rows)
+        fractions = np.abs(values - np.round(values))[self.integer]
+        excesses = (self.lower - values, values - self.upper, self.row_lower - activity, activity - self.row_upper)
+        return max(0.0, *(float(part.max(initial=0.0)) for part in (*excesses, fractions)))
+
+
+@dataclass
+class ModelBuilder:
+    """Gathers variables and constraints, a block at a time."""
+
+    _costs: list[Floats] = field(default_factory=list[Floats])
+    _lower: list[Floats] = field(default_factory=list[Floats])
+    _upper: list[Floats] = field(default_factory=list[Floats])
+    _integer: list[Flags] = field(default_factory=list[Flags])
+    _row_lower: list[Floats] = field(default_factory=list[Floats])
+    _row_upper: list[Floats] = field(default_factory=list[Floats])
+    _entries: list[tuple[Indices, Indices, Floats]] = field(default_factory=list[tuple[Indices, Indices, Floats]])
+    _variables: int = 0
+    _rows: int = 0
+
+    def add_variables(
+        self,
+        count: int,
+        *,
+        lower: ArrayLike = 0.0,
+        upper: ArrayLike = np.inf,
+        cost: ArrayLike = 0.0,
+        integer: ArrayLike = False,
+    ) -> Indices:
+        """Add ``count`` variables and return their columns; each argument is one value or one per variable."""
+        whole = _spread(integer, count).astype(np.bool_)
+        low, high = _spread(lower, count), _spread(upper, count)
+        self._lower.append(np.where(whole, np.ceil(low), low))
+        self._upper.append(np.where(whole, np.floor(high), high))
+        self._integer.append(whole)
+        self._costs.append(_spread(cost, count))
+        self._variables += count
+        return np.arange(self._variables - count, self._variables, dtype=np.int64)
+
+    def add_rows(
+        self,
+        count: int,
+        rows: ArrayLike,
+        columns: ArrayLike,
+        coefficients: ArrayLike,
+        *,
+        lower: ArrayLike = -np.inf,
+        upper: ArrayLike = np.inf,
+    ) -> Indices:
+        """Add ``count`` constraints and return their rows.
+
+        Args:
+            count: How many.
+            rows: (entries,) 0 for the first of the new rows.
+            columns: (entries,) the variables.
+            coefficients: One value or (entries,); those of one row and variable are summed.
+            lower, upper: One value or one per new row; equal for an equation.
+        """
+        columns_there = np.asarray(columns, dtype=np.int64)
+        rows_there = np.asarray(rows, dtype=np.int64)
+        if rows_there.size and not 0 <= rows_there.min() <= rows_there.max() < count:
+            raise DomainError("a coefficient stands in a row that was not added")
+        self._entries.append((rows_there + self._rows, columns_there, _spread(coefficients, columns_there.size)))
+        self._row_lower.append(_spread(lower, count))
+        self._row_upper.append(_spread(upper, count))
+        self._rows += count
+        return np.arange(self._rows - count, self._rows, dtype=np.int64)
+
+    def build(self, offset: float = 0.0) -> LinearModel:
+        """Return the model; ``offset`` is added to its objective."""
+        rows = _join([entry[0] for entry in self._entries], np.int64)
+        columns = _join([entry[1] for entry in self._entries], np.int64)
+        coefficients = _join([entry[2] for entry in self._entries], np.float64)
+        if columns.size and not 0 <= columns.min() <= columns.max() < self._variables:
+            raise DomainError("a row of a model names a variable that is not there")
+        places, entry_of = np.unique(rows * max(self._variables, 1) + columns, return_inverse=True)
+        summed = np.bincount(entry_of, coefficients, minlength=places.size)
+        per_row = np.bincount(places // max(self._variables, 1), minlength=self._rows)
+        return LinearModel(
+            costs=_join(self._costs, np.float64),
+            lower=_join(self._lower, np.float64),
+            upper=_join(self._upper, np.float64),
+            integer=_join(self._integer, np.bool_),
+            row_lower=_join(self._row_lower, np.float64),
+            row_upper=_join(self._row_upper, np.float64),
+            starts=np.concatenate([[0], np.cumsum(per_row)]).astype(np.int64),
+            columns=places % max(self._variables, 1),
+            coefficients=summed.astype(np.float64),
+            offset=offset,
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solve came to.
+
+    Attributes:
+        status: How it ended.
+        solver: Who solved it in the end.
+        values: (n,) the best solution found, whole variables exactly whole; none where there is none.
+        objective: At ``values``, computed from the model, so that it means the same whoever solved it.
+        bound: No solution is better than this, as far as the solver has proven; none where nothing is.
+        note: What a reader should know: that another solver stepped in, or how it failed.
+    """
+
+    status: SolveStatus
+    solver: Backend
+    values: Floats | None = None
+    objective: float | None = None
+    bound: float | None = None
+    note: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """``(objective - bound) / |objective|``; none where either is unknown."""
+        if self.objective is None or self.bound is None:
+            return None
+        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-9)
+
+
+def solution_of(
+    model: LinearModel,
+    status: SolveStatus,
+    solver: Backend,
+    *,
+    values: ArrayLike | None = None,
+    bound: float | None = None,
+    note: str = "",
+) -> Solution:
+    """Return a backend's answer with whole variables made exactly whole and the objective recomputed."""
+    bound = None if bound is None or not np.isfinite(bound) else float(bound)
+    if values is None:
+        return Solution(status, solver, bound=bound, note=note)
+    found = np.clip(np.asarray(values, dtype=np.float64), model.lower, model.upper)
+    found[model.integer] = np.round(found[model.integer])
+    objective = model.objective(found)
+    if bound is not None:
+        bound = min(bound, objective)
+    return Solution(status, solver, values=found, objective=objective, bound=bound, note=note)
+
+
+def _spread(value: ArrayLike, count: int) -> Floats:
+    return np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)))
+
+
+def _join(parts: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)

@@ -1,0 +1,56 @@
+"""Hand a model to a backend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.solvers import cbc, exhaustive, gurobi, highs
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+
+
+def solve(
+    model: LinearModel,
+    backend: Backend | str = Backend.HIGHS,
+    *,
+    time_limit_s: float | None = None,
+    relative_gap: float = 1e-6,
+) -> Solution:
+    """Solve ``model`` on one thread, reproducibly where no time limit stops it.
+
+    Args:
+        model: What to minimise.
+        backend: Who solves it. CBC and Gurobi are replaced by HiGHS where they are missing or where Gurobi's licence
+            is too small; ``Solution.solver`` and ``Solution.note`` then say so.
+        time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; none for no limit. The exhaustive
+            search is limited by size instead.
+        relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
+
+    Raises:
+        DomainError: An unknown backend or a limit out of range, or a model the exhaustive search does not take.
+    """
+    if backend not in set(Backend):
+        raise DomainError(f"there is no solver called {backend!r}")
+    if not (time_limit_s is None or time_limit_s > 0) or not 0 <= relative_gap < np.inf:
+        raise DomainError("a solve needs a time limit above 0 and a finite gap that is not negative")
+    backend = Backend(backend)
+    if _is_plainly_infeasible(model):
+        return solution_of(model, SolveStatus.INFEASIBLE, backend)
+    if not model.variables:
+        return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
+    match backend:
+        case Backend.HIGHS:
+            return highs.solve(model, time_limit_s, relative_gap)
+        case Backend.CBC:
+            return cbc.solve(model, time_limit_s, relative_gap)
+        case Backend.GUROBI:
+            return gurobi.solve(model, time_limit_s, relative_gap)
+        case Backend.EXHAUSTIVE:
+            return exhaustive.solve(model)
+
+
+def _is_plainly_infeasible(model: LinearModel) -> bool:
+    """Return whether bounds cross or a row without coefficients asks for more than 0; backends differ on these."""
+    crossed = np.any(model.lower > model.upper) or np.any(model.row_lower > model.row_upper)
+    empty = np.diff(model.starts) == 0
+    return bool(crossed or np.any(empty & ((model.row_lower > 0) | (model.row_upper < 0))))

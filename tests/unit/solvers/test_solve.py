@@ -1,0 +1,173 @@
+"""Every backend gives the same answer, and says how far it can be trusted."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core.domain.errors import DomainError
+from services.core.solvers.model import Backend, LinearModel, ModelBuilder, SolveStatus
+from services.core.solvers.solve import solve
+
+SOLVERS = (Backend.HIGHS, Backend.CBC, Backend.GUROBI)
+
+
+@st.composite
+def small_models(draw: st.DrawFn, *, integer: bool = True) -> LinearModel:
+    """A few whole, bounded variables with small whole coefficients: equations, ranges, one-sided and empty rows."""
+    n, m = draw(st.integers(1, 5)), draw(st.integers(0, 4))
+    numbers = st.integers(-4, 4)
+    lower = np.array(draw(st.lists(st.integers(-2, 1), min_size=n, max_size=n)), dtype=np.float64)
+    spans = np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)), dtype=np.float64)
+    builder = ModelBuilder()
+    x = builder.add_variables(
+        n,
+        lower=lower,
+        upper=lower + spans,
+        cost=draw(st.lists(numbers, min_size=n, max_size=n)),
+        integer=integer,
+    )
+    for _ in range(m):
+        coefficients = draw(st.lists(numbers, min_size=n, max_size=n))
+        low = draw(st.one_of(st.just(-np.inf), st.integers(-8, 6)))
+        high = draw(st.one_of(st.just(np.inf), st.just(low) if np.isfinite(low) else st.nothing(), st.integers(-6, 8)))
+        builder.add_rows(1, np.zeros(n), x, coefficients, lower=low, upper=high)
+    return builder.build(offset=draw(numbers))
+
+
+def hard_model() -> LinearModel:
+    """A knapsack with sixty rows that no solver here proves within seconds."""
+    generator = np.random.default_rng(0)
+    n, m = 400, 60
+    weights = generator.uniform(0, 5, (m, n))
+    builder = ModelBuilder()
+    x = builder.add_variables(n, upper=10, cost=-generator.uniform(1, 10, n), integer=True)
+    builder.add_rows(m, np.repeat(np.arange(m), n), np.tile(x, m), weights.ravel(), upper=0.3 * weights.sum(axis=1))
+    return builder.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_models())
+def test_every_solver_finds_what_the_exhaustive_search_finds(model: LinearModel) -> None:
+    truth = solve(model, Backend.EXHAUSTIVE)
+    for backend in SOLVERS:
+        found = solve(model, backend)
+        assert (found.status, found.solver) == (truth.status, backend)
+        if truth.objective is not None:
+            assert found.objective == pytest.approx(truth.objective, abs=1e-6)
+            assert found.bound is not None
+            assert found.gap is not None
+            assert found.bound <= found.objective
+            assert found.gap <= 1e-5
+            assert model.violation(found.values) <= 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(small_models(integer=False))
+def test_linear_problems_have_one_optimum_whoever_solves_them(model: LinearModel) -> None:
+    found = [solve(model, backend) for backend in SOLVERS]
+    assert len({solution.status for solution in found}) == 1
+    if found[0].objective is not None:
+        assert [solution.objective for solution in found] == pytest.approx([found[0].objective] * 3, abs=1e-6)
+        assert all(model.violation(solution.values) <= 1e-6 for solution in found)
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_a_solve_stopped_by_its_limit_says_so_with_its_gap(backend: Backend) -> None:
+    model = hard_model()
+    found = solve(model, backend, time_limit_s=1)
+    assert found.status is SolveStatus.FEASIBLE
+    assert found.bound < found.objective
+    assert 0.001 < found.gap < 0.2
+    assert model.violation(found.values) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_a_solve_stopped_before_its_first_solution_has_none(backend: Backend) -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.integers(10**6, 10**7, (3, 60)).astype(np.float64)
+    builder = ModelBuilder()
+    x = builder.add_variables(60, upper=1, cost=1, integer=True)
+    half = np.floor(weights.sum(axis=1) / 2)
+    builder.add_rows(3, np.repeat(np.arange(3), 60), np.tile(x, 3), weights.ravel(), lower=half, upper=half)
+    found = solve(builder.build(), backend, time_limit_s=0.5)
+    assert (found.status, found.values, found.objective, found.gap) == (SolveStatus.TIME_LIMIT, None, None, None)
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+@pytest.mark.parametrize("integer", [True, False])
+def test_solutions_without_end_are_said_to_be_so(backend: Backend, integer: bool) -> None:
+    builder = ModelBuilder()
+    x = builder.add_variables(2, cost=-1, integer=integer)
+    builder.add_rows(1, [0, 0], x, [1, -1], upper=3)
+    assert solve(builder.build(), backend).status is SolveStatus.UNBOUNDED
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_crossed_and_empty_bounds_are_infeasible(backend: Backend) -> None:
+    builder = ModelBuilder()
+    builder.add_variables(1, lower=0.2, upper=0.8, integer=True)
+    assert solve(builder.build(), backend).status is SolveStatus.INFEASIBLE
+    builder = ModelBuilder()
+    builder.add_variables(1, upper=1, integer=True)
+    builder.add_rows(1, [], [], [], lower=1)
+    assert solve(builder.build(), backend).status is SolveStatus.INFEASIBLE
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_a_model_of_nothing_is_its_offset(backend: Backend) -> None:
+    found = solve(ModelBuilder().build(offset=2), backend)
+    assert (found.status, found.objective, found.bound) == (SolveStatus.OPTIMAL, 2, 2)
+
+
+def test_gurobi_gives_way_to_highs_beyond_its_licence(capfd: pytest.CaptureFixture[str]) -> None:
+    builder = ModelBuilder()
+    x = builder.add_variables(2_500, upper=1, cost=-1, integer=True)
+    builder.add_rows(1, np.zeros(2_500), x, 1, upper=100)
+    found = solve(builder.build(), Backend.GUROBI)
+    if found.solver is Backend.GUROBI:
+        pytest.skip("Gurobi has a full licence here")
+    assert (found.status, found.solver, found.objective) == (SolveStatus.OPTIMAL, Backend.HIGHS, -100)
+    assert "licence" in found.note
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_gurobi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gurobipy", None)
+    builder = ModelBuilder()
+    builder.add_variables(1, lower=1, upper=2, cost=1)
+    found = solve(builder.build(), Backend.GUROBI)
+    assert (found.solver, found.objective, found.note) == (
+        Backend.HIGHS,
+        1,
+        "Gurobi is not installed, so HiGHS solved it",
+    )
+
+
+def test_rows_sum_what_is_added_twice() -> None:
+    builder = ModelBuilder()
+    x = builder.add_variables(2, cost=-1)
+    builder.add_rows(1, [0, 0, 0], [x[0], x[0], x[1]], [1, 1, 1], upper=4)
+    model = builder.build()
+    assert (model.columns.tolist(), model.coefficients.tolist(), model.starts.tolist()) == ([0, 1], [2, 1], [0, 2])
+
+
+def test_broken_models_and_limits_are_refused() -> None:
+    builder = ModelBuilder()
+    builder.add_variables(1)
+    with pytest.raises(DomainError, match="row that was not added"):
+        builder.add_rows(1, [1], [0], 1)
+    with pytest.raises(DomainError, match="whole, bounded"):
+        solve(builder.build(), Backend.EXHAUSTIVE)
+    for limits in ({"time_limit_s": 0}, {"relative_gap": -1}, {"relative_gap": float("nan")}):
+        with pytest.raises(DomainError):
+            solve(builder.build(), **limits)
+    with pytest.raises(DomainError, match="no solver called"):
+        solve(builder.build(), "abacus")
+    builder.add_rows(1, [0], [1], 1)
+    with pytest.raises(DomainError, match="not there"):
+        builder.build()
