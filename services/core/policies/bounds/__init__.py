@@ -1,0 +1,1 @@
+"""What no policy can beat: physical limits to hold results against."""
