@@ -93,7 +93,12 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
     """Return the agent of `node`; its state is kept in a folder of its own beneath `nodes_folder`."""
     state = nodes_folder / node.node_id
     state.mkdir(mode=0o700, exist_ok=True)
-    own = {"GPU_AGENT_NODE_ID": node.node_id, "GPU_AGENT_STATE_DIR": str(state)}
+    own = {
+        "GPU_AGENT_NODE_ID": node.node_id,
+        "GPU_AGENT_STATE_DIR": str(state),
+        # SIGTERM comes from `down` alone: nothing is left running then. After a crash the jobs are found again.
+        "GPU_AGENT_STOP_RANKS_ON_EXIT": environment.get("GPU_AGENT_STOP_RANKS_ON_EXIT", "true"),
+    }
     if node.gpus is None:
         own["GPU_AGENT_DRIVER"] = environment.get("GPU_AGENT_DRIVER", "auto")
     else:

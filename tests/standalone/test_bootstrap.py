@@ -1,0 +1,126 @@
+"""The lock holds hashes and no addresses; `./run --setup` makes an environment anywhere, for anyone, more than once."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from services.standalone import bootstrap
+from tests.support.servers import ROOT, scratch_folder
+
+LOCK = (ROOT / "requirements.lock").read_text()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_lock_pins_by_hash_and_names_no_place() -> None:
+    assert not re.search(r"://|^\s*-(?!-hash=)|@", LOCK, re.MULTILINE)
+    blocks = re.split(r"\n(?=\S)", LOCK.strip())
+    assert len(blocks) > 60
+    for block in blocks:
+        assert re.fullmatch(r"[\w.\-\[\],]+==[\w.]+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+", block), block[
+            :80
+        ]
+
+
+def test_the_lock_satisfies_the_project() -> None:
+    pinned = [Requirement(line.rstrip(" \\")) for line in LOCK.splitlines() if not line.startswith(" ")]
+    for wanted in PYPROJECT["project"]["dependencies"] + PYPROJECT["dependency-groups"]["dev"]:
+        requirement = Requirement(wanted)
+        found = [pin for pin in pinned if canonicalize_name(pin.name) == canonicalize_name(requirement.name)]
+        assert len(found) == 1, requirement.name
+        assert requirement.specifier.contains(str(found[0].specifier).removeprefix("=="))
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command that would have replaced this process."""
+    words: list[str] = []
+
+    def become(command: list[object]) -> None:
+        words.extend(map(str, command))
+        raise SystemExit
+
+    monkeypatch.setattr(bootstrap, "set_up", lambda: None)
+    monkeypatch.setattr(bootstrap, "_become", become)
+    monkeypatch.setattr(os, "chdir", lambda path: None)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ([], ["-m", "pytest", "-m", "not slow and not chaos"]),
+        (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-m", "not chaos", "-x", "tests/kit"]),
+        (["--slow", "--chaos"], ["-m", "pytest"]),
+        (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),
+    ],
+)
+def test_what_test_runs(handed_over: list[str], arguments: list[str], command: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        bootstrap._test(arguments)
+    assert handed_over == [str(ROOT / ".venv" / "bin" / "python"), *command]
+
+
+def test_run_hands_everything_on(handed_over: list[str]) -> None:
+    bootstrap._run(["--setup"])
+    assert not handed_over
+    with pytest.raises(SystemExit):
+        bootstrap._run(["--exit", "--nodes", "2x4"])
+    assert handed_over == [str(ROOT / ".venv" / "bin" / "wattshift"), "demo", "--exit", "--nodes", "2x4"]
+
+
+def test_no_python_is_said_clearly(tmp_path: Path) -> None:
+    for name in ("dirname", "readlink", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = subprocess.run([ROOT / "run"], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "needs Python 3.11 or newer" in done.stderr
+
+
+def test_no_ensurepip_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(bootstrap.SetupError, match=r"sudo apt-get install python3\.\d+-venv"):
+        bootstrap._need_ensurepip()
+
+
+@pytest.mark.slow
+def test_set_up_from_nothing(tmp_path: Path) -> None:
+    """As this user, and as an ordinary one where root runs it: in a path with spaces, through a link, killed, twice."""
+    with scratch_folder() as folder:
+        checkout = folder / "a check out"
+        checkout.mkdir()
+        for name in ("run", "test", "pyproject.toml", "requirements.lock", "services/standalone"):
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, checkout / name)
+        (folder / "link").symlink_to(checkout / "run")
+        options: dict[str, object] = {"cwd": "/", "env": {"PATH": os.environ["PATH"], "HOME": str(folder)}}
+        if os.geteuid() == 0:
+            options |= {"user": 65534, "group": 65534, "extra_groups": []}
+            options["env"] = {"PATH": os.defpath, "HOME": str(checkout)}
+            subprocess.run(["chown", "-R", "65534:65534", checkout], check=True)
+        killed = subprocess.Popen([folder / "link", "--setup"], **options)
+        while not (checkout / ".venv" / "bin" / "pip").exists():
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+        killed.wait()
+        subprocess.run([folder / "link", "--setup"], check=True, **options)
+        began_s = time.monotonic()
+        subprocess.run([checkout / "run", "--setup"], check=True, **options)
+        assert time.monotonic() - began_s < 3
+        version = subprocess.run(
+            [checkout / "test", "--version"], check=True, capture_output=True, text=True, **options
+        )
+        assert version.stdout.startswith("pytest ")
+        assert (checkout / ".venv" / "bin" / "wattshift").exists()

@@ -1,0 +1,86 @@
+"""What is deployed runs the same processes as one machine does, and its files are well formed."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.standalone import processes
+from tests.support.servers import ROOT
+
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_compose_runs_what_the_supervisor_runs() -> None:
+    commands = {name: tuple(service.get("command") or ()) for name, service in COMPOSE["services"].items()}
+    for service in processes.SERVICES:
+        assert commands[service.name] == ("python", "-m", service.module)
+        environment = COMPOSE["services"][service.name]["environment"]
+        assert environment[f"{service.prefix}PORT"] == str(service.port)
+        assert environment[f"WATTSHIFT_{service.prefix}URL"] == f"http://{service.name}:{service.port}"
+    assert commands["migrations"] == ("python", *processes.MIGRATIONS)
+    assert commands["worker"] == ("python", *processes.WORKER)
+    assert commands["agent-1"] == commands["agent-2"] == ("python", "-m", processes.AGENT.module)
+    others = {"postgres", "valkey", "migrations", "worker", "agent-1", "agent-2"}
+    assert commands.keys() == others | {service.name for service in processes.SERVICES}
+
+
+def test_compose_checks_health_and_keeps_data() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert "healthcheck" in service or name in ("migrations", "worker"), name
+    assert {"postgres", "valkey", "gateway", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
+    assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway"]
+
+
+def test_compose_accepts_the_file(tmp_path: Path) -> None:
+    commands = [["docker", "compose"], ["docker-compose"]]
+    found = [
+        c
+        for c in commands
+        if shutil.which(c[0]) and not subprocess.run([*c, "version"], capture_output=True).returncode
+    ]
+    if not found:
+        pytest.skip("neither docker compose nor docker-compose is installed")
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    shutil.copy(ROOT / "docker-compose.yml", tmp_path)
+    refused = subprocess.run([*found[0], "config"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "deploy/make_env.py" in refused.stderr
+    make_env = [sys.executable, tmp_path / "deploy" / "make_env.py"]
+    assert subprocess.run(make_env).returncode == 0
+    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+    assert subprocess.run(make_env, capture_output=True).returncode == 1, "existing secrets are kept"
+    for command in found:
+        accepted = subprocess.run([*command, "config"], cwd=tmp_path, capture_output=True, text=True)
+        assert accepted.returncode == 0, accepted.stderr
+
+
+def test_the_image_holds_all_that_is_installed() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    kept = (ROOT / ".dockerignore").read_text().split()
+    assert {f"!{package.rstrip('*')}" for package in packages} <= set(kept)
+
+
+def test_the_agents_unit() -> None:
+    unit = ROOT / "deploy" / "systemd" / "wattshift-agent.service"
+    assert f"-m {processes.AGENT.module}\n" in unit.read_text()
+    assert "KillMode=process\n" in unit.read_text(), "a restart of the agent must leave its jobs alone"
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert not re.search(r"Unknown|Failed to parse|Missing '='", done.stderr), done.stderr
+
+
+def test_the_agents_example_settings_name_real_ones() -> None:
+    settings = pytest.importorskip("gpu_agent.settings").AgentSettings
+    known = {f"GPU_AGENT_{name}".upper() for name in settings.model_fields}
+    known |= {str(field.validation_alias) for field in settings.model_fields.values()}
+    text = (ROOT / "deploy" / "systemd" / "agent.env.example").read_text()
+    used = set(re.findall(r"^#?([A-Z_]+)=", text, re.MULTILINE))
+    used |= {name for name in COMPOSE["x-agent-environment"] if name.startswith("GPU_AGENT_")}
+    assert used <= known
