@@ -88,7 +88,7 @@ class EndedBy(StrEnum):
 
     ITSELF = "itself"
     STOP = "stop"
-    """A StopGang, or a reply that did not name the allocation any more. A code of 0 need not mean that the work is done."""
+    """A StopGang, or a reply that no longer named the allocation. A code of 0 need not mean that the work is done."""
     LEASE = "lease"
     """The node could not renew its lease in time."""
     AGENT = "agent"
@@ -108,6 +108,7 @@ class RankStatus(Message):
         default=None, description="Largest exit status of the node's ranks; -N for a signal N."
     )
     detail: Text | None = Field(default=None, max_length=2_000)
+    ended_by: EndedBy | None = Field(default=None, description="Of an exited rank: who ended it.")
     started_at: Instant | None = None
     ended_at: Instant | None = None
     progress_done: float | None = None
