@@ -1,0 +1,1 @@
+"""Where intensities come from: one module per provider, all behind the ``Provider`` protocol."""

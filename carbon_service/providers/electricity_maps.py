@@ -1,0 +1,126 @@
+"""Electricity Maps, API v3: hourly average intensity of most of the world, by life cycle or direct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
+from carbon_service.providers.readings import field, instant_s, number, rows, series
+from services.core.domain.carbon import Signal
+
+BASE_URL = "https://api.electricitymaps.com/v3"
+HOUR_S = 3600.0
+LONGEST_RANGE_S = 10 * DAY_S
+LONGEST_HORIZON_H = 72
+FACTORS = {Signal.AVERAGE_LIFECYCLE: "lifecycle", Signal.AVERAGE_DIRECT: "direct"}
+REFUSED = frozenset({401, 403, 404})
+FEED = Feed(
+    zone_name="",
+    attribution="Electricity Maps, https://www.electricitymaps.com; used under the terms of the token's plan",
+    step_s=HOUR_S,
+    max_age_s=3 * HOUR_S,
+    poll_interval_s=900.0,
+    history_s=DAY_S,
+    revision_s=DAY_S,
+    forecast_interval_s=HOUR_S,
+    forecast_max_age_s=3 * HOUR_S,
+)
+
+
+class ElectricityMaps:
+    """Any zone key of Electricity Maps. Forecasts and more than a day of history need a commercial plan."""
+
+    name = "electricity_maps"
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        now_s: Callable[[], float],
+        pacing: Pacing,
+        token: str,
+        signals: tuple[Signal, ...] = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE),
+        base_url: str = BASE_URL,
+    ) -> None:
+        self.signals = signals
+        self._now_s = now_s
+        self._forecasts = True
+        self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"auth-token": token})
+
+    def feed(self, zone: str) -> Feed | None:
+        """Return what every zone has; without forecasts once the token's plan turned out to have none."""
+        return replace(FEED, zone_name=zone, forecast_interval_s=FEED.forecast_interval_s if self._forecasts else None)
+
+    def grid_s(self, zone: str, time_s: float) -> float:
+        """Return ``time_s``: this grid is live."""
+        return time_s
+
+    async def latest(self, zone: str, signal: Signal) -> Series:
+        """Return the last known hour."""
+        return _read([await self._get("latest", zone, signal, cache_s=60.0)])
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        """Return the hours of the range: the last 24 with any plan, up to 10 days of them with a commercial one."""
+        if start_s < self._now_s() - DAY_S:
+            start_s = max(start_s, end_s - LONGEST_RANGE_S)
+            try:
+                past = await self._get("past-range", zone, signal, start=_iso(start_s), end=_iso(end_s))
+                return _read(_within(rows(past, "data"), start_s, end_s))
+            except ProviderError as error:
+                if error.status not in REFUSED:
+                    raise
+        recent = await self._get("history", zone, signal, cache_s=60.0)
+        return _read(_within(rows(recent, "history"), start_s, end_s))
+
+    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
+        """Return the forecast of up to 72 hours; none, from then on, if the plan has none."""
+        hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 86_400) * 24))
+        try:
+            answer = await self._get("forecast", zone, signal, cache_s=300.0, horizonHours=hours)
+        except ProviderError as error:
+            if error.status not in REFUSED:
+                raise
+            self._forecasts = False
+            return ()
+        generated_s = instant_s(field(answer, "updatedAt"))
+        found = _read(rows(answer, "forecast"))
+        if not found.points:
+            return ()
+        return (ForecastIssue(self._now_s() if generated_s is None else generated_s, found.points, found.skipped),)
+
+    async def _get(self, what: str, zone: str, signal: Signal, *, cache_s: float = 0.0, **more: str | int) -> Any:
+        # Without the last parameter a zone that does not resolve is answered with the zone of our own IP address.
+        params = {"zone": zone, "emissionFactorType": FACTORS[signal], "shouldUseFallbackCallerLookup": "false", **more}
+        answer = await self._client.get(f"/carbon-intensity/{what}", params, cache_s=cache_s)
+        answered = field(answer, "zone")
+        if answered != zone:
+            raise ProviderError(f"asked for zone {zone}, Electricity Maps answered for {str(answered)[:40]!r}")
+        return answer
+
+
+def _read(found: list[Any]) -> Series:
+    return series(
+        (
+            (
+                instant_s(field(row, "datetime")),
+                number(field(row, "carbonIntensity")),
+                field(row, "isEstimated") is True,
+            )
+            for row in found
+        ),
+        HOUR_S,
+    )
+
+
+def _within(found: list[Any], start_s: float, end_s: float) -> list[Any]:
+    begins = [(instant_s(field(row, "datetime")), row) for row in found]
+    return [row for at_s, row in begins if at_s is None or start_s <= at_s < end_s]
+
+
+def _iso(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%SZ}"

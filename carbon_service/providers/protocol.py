@@ -1,0 +1,132 @@
+"""What a provider of carbon intensities promises. Times are UTC seconds, intensities gCO2/kWh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.core.domain.carbon import Signal
+from services.core.domain.errors import WattshiftError
+
+DAY_S = 86_400.0
+
+
+class ProviderError(WattshiftError):
+    """A provider did not give a usable answer; ``retry_after_s`` is how long it asked to be left alone."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """An intensity in force over ``[start_s, end_s)``; ``is_estimated`` by the provider rather than measured."""
+
+    start_s: float
+    end_s: float
+    gco2_per_kwh: float
+    is_estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in order of time; ``skipped`` counts the values of the answer that were refused."""
+
+    points: tuple[Point, ...] = ()
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class ForecastIssue:
+    """A forecast as the provider made it at ``generated_s``."""
+
+    generated_s: float
+    points: tuple[Point, ...]
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a provider has for one zone. Lengths are real seconds unless named otherwise.
+
+    Attributes:
+        zone_name: The zone's name for people.
+        attribution: What the provider's licence asks to be said.
+        step_s: Usual length of an interval.
+        max_age_s: Age, since its interval began, past which the freshest value is stale.
+        poll_interval_s: How often to ask for new values.
+        history_s: How far back the provider answers; also the most that is fetched at the first start.
+        revision_s: How far back values may still change.
+        ahead_s: How far ahead values are known (a recording's); 0 for a live grid.
+        time_scale: Grid seconds per real second.
+        forecast_interval_s: How often to ask for a forecast; ``None`` where the provider has none.
+        forecast_max_age_s: Age past which a forecast is stale.
+    """
+
+    zone_name: str
+    attribution: str
+    step_s: float
+    max_age_s: float
+    poll_interval_s: float
+    history_s: float
+    revision_s: float = 0.0
+    ahead_s: float = 0.0
+    time_scale: float = 1.0
+    forecast_interval_s: float | None = None
+    forecast_max_age_s: float = 0.0
+
+    @property
+    def has_forecast(self) -> bool:
+        """Whether the provider forecasts this zone."""
+        return self.forecast_interval_s is not None
+
+    @property
+    def day_s(self) -> float:
+        """A day of the grid."""
+        return DAY_S / self.time_scale
+
+    @property
+    def horizon_s(self) -> float:
+        """How far ahead forecasts are asked for, and ours reach if nobody asks for more: two days of the grid."""
+        return 2 * self.day_s
+
+
+class Provider(Protocol):
+    """A source of intensities. Every method but ``feed`` may raise ``ProviderError``."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the settings."""
+        ...
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """What it measures."""
+        ...
+
+    def feed(self, zone: str) -> Feed | None:
+        """Return what it has for ``zone``; ``None`` when that is nothing."""
+        ...
+
+    def grid_s(self, zone: str, time_s: float) -> float:
+        """Return what the grid's own clock shows at the real instant ``time_s``."""
+        ...
+
+    async def latest(self, zone: str, signal: Signal) -> Series:
+        """Return the newest interval, estimated by the provider if need be; empty when it knows none."""
+        ...
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        """Return the measured intervals that begin in ``[start_s, end_s)``, as far as the provider has them."""
+        ...
+
+    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
+        """Return the newest forecast, reaching ``horizon_s`` ahead if it can; none where it has none.
+
+        A recording, which knows its future, also returns those it will publish within ``ahead_s``.
+        """
+        ...

@@ -1,0 +1,78 @@
+"""From a provider's answer to points: refuse what is not a number at an instant, and count what was refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+from carbon_service.providers.protocol import Point, ProviderError, Series
+
+
+def instant_s(value: Any) -> float | None:
+    """Return an ISO 8601 instant as UTC seconds; without an offset it is taken as UTC. ``None`` if it is none."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, also when written as a decimal string; ``None`` if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        parsed = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return parsed if math.isfinite(parsed) else None
+
+
+def rows(answer: Any, *path: str) -> list[Any]:
+    """Return the list of rows at ``path`` of an answer.
+
+    Raises:
+        ProviderError: There is no list there.
+    """
+    found = answer
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(found, list):
+        raise ProviderError(f"the answer has no list at {'.'.join(path) or 'its root'}")
+    return found
+
+
+def field(row: Any, *path: str) -> Any:
+    """Return the value at ``path`` of a row; ``None`` where the row has no such place."""
+    found = row
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+Reading = tuple[float | None, float | None, bool]
+"""When an interval begins (UTC seconds), its value, whether it is estimated; ``None`` where the answer had nonsense."""
+
+
+def series(readings: Iterable[Reading], step_s: float) -> Series:
+    """Return readings as points in order of time; of two at one instant the later in the answer holds.
+
+    An interval ends where the next begins, but lasts no longer than ``step_s``: a gap stays a gap, and a step that is
+    shorter than usual stays short.
+    """
+    found: dict[float, tuple[float, bool]] = {}
+    skipped = 0
+    for start_s, value, is_estimated in readings:
+        if start_s is None or value is None:
+            skipped += 1
+        else:
+            found[start_s] = (value, is_estimated)
+    starts = sorted(found)
+    ends = [min(start + step_s, following) for start, following in pairwise(starts)]
+    ends += [start + step_s for start in starts[-1:]]
+    return Series(tuple(Point(start, end, *found[start]) for start, end in zip(starts, ends, strict=True)), skipped)

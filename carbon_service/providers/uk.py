@@ -1,0 +1,92 @@
+"""The Carbon Intensity API of Great Britain's system operator: half-hours, measured and forecast, no key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.protocol import Feed, ForecastIssue, Series
+from carbon_service.providers.readings import field, instant_s, number, rows, series
+from services.core.domain.carbon import Signal
+
+BASE_URL = "https://api.carbonintensity.org.uk"
+HALF_HOUR_S = 1800.0
+LONGEST_RANGE_S = 13 * 86_400.0  # the documented limit is 14 days, counted in whole half-hours
+FEED = Feed(
+    zone_name="Great Britain",
+    attribution="Carbon Intensity API, National Energy System Operator (NESO), CC BY 4.0",
+    step_s=HALF_HOUR_S,
+    max_age_s=3 * HALF_HOUR_S,
+    poll_interval_s=300.0,
+    history_s=LONGEST_RANGE_S,
+    revision_s=6 * HALF_HOUR_S,
+    forecast_interval_s=HALF_HOUR_S,
+    forecast_max_age_s=4 * HALF_HOUR_S,
+)
+
+
+class UkCarbonIntensity:
+    """Zone ``GB``, average direct intensity: the operator counts what power stations emit, not their life cycle."""
+
+    name = "uk"
+    signals = (Signal.AVERAGE_DIRECT,)
+
+    def __init__(
+        self, http: httpx.AsyncClient, now_s: Callable[[], float], pacing: Pacing, base_url: str = BASE_URL
+    ) -> None:
+        self._now_s = now_s
+        self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"accept": "application/json"})
+
+    def feed(self, zone: str) -> Feed | None:
+        """Return what there is for ``GB``."""
+        return FEED if zone == "GB" else None
+
+    def grid_s(self, zone: str, time_s: float) -> float:
+        """Return ``time_s``: this grid is live."""
+        return time_s
+
+    async def latest(self, zone: str, signal: Signal) -> Series:
+        """Return the current half-hour; its forecast, marked estimated, until the measured value is out."""
+        return _read(rows(await self._client.get("/intensity", cache_s=60.0), "data"), _best)
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        """Return the measured half-hours that begin in the range, of which the last 13 days at most are asked for."""
+        start_s = max(start_s, end_s - LONGEST_RANGE_S)
+        answer = await self._client.get(f"/intensity/{_minute(start_s)}/{_minute(end_s)}")
+        past = [row for row in rows(answer, "data") if _begins(row, start_s, end_s)]  # the API returns neighbours too
+        now_s = self._now_s()
+        ended = [row for row in past if (instant_s(field(row, "to")) or 0.0) <= now_s]
+        return _read(ended, lambda row: (number(field(row, "intensity", "actual")), False))
+
+    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
+        """Return the operator's forecast of the next 48 hours; it does not say when it was made, so: now."""
+        now_s = self._now_s()
+        answer = await self._client.get(f"/intensity/{_minute(now_s)}/fw48h", cache_s=300.0)
+        found = _read(rows(answer, "data"), lambda row: (number(field(row, "intensity", "forecast")), False))
+        return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
+
+
+def _read(found: list[Any], value_of: Callable[[Any], tuple[float | None, bool]]) -> Series:
+    def readings() -> Iterator[tuple[float | None, float | None, bool]]:
+        for row in found:
+            yield (instant_s(field(row, "from")), *value_of(row))
+
+    return series(readings(), HALF_HOUR_S)
+
+
+def _best(row: Any) -> tuple[float | None, bool]:
+    actual = number(field(row, "intensity", "actual"))
+    return (number(field(row, "intensity", "forecast")), True) if actual is None else (actual, False)
+
+
+def _begins(row: Any, start_s: float, end_s: float) -> bool:
+    begins_s = instant_s(field(row, "from"))
+    return begins_s is None or start_s <= begins_s < end_s
+
+
+def _minute(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%MZ}"

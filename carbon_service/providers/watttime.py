@@ -1,0 +1,155 @@
+"""WattTime, API v3: five-minute marginal (and average) emission rates, with forecasts. lb/MWh become g/kWh here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
+from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, ProviderError, Series
+from carbon_service.providers.readings import field, instant_s, number, rows, series
+from services.core.domain.carbon import Signal
+from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
+
+BASE_URL = "https://api.watttime.org"
+REGIONS = {"US-CAL-CISO": "CAISO_NORTH"}
+SIGNAL_TYPES = {Signal.MARGINAL: "co2_moer", Signal.AVERAGE_DIRECT: "co2_aoer"}
+UNITS = "lbs_co2_per_mwh"
+STEP_S = 300.0
+CHUNK_S = 30 * DAY_S
+RECENT_S = 2 * 3600.0
+TOKEN_S = 28 * 60.0  # it is good for 30 minutes
+LONGEST_HORIZON_H = 72
+
+
+class WattTime:
+    """Zones mapped to WattTime regions. Only CAISO_NORTH is open to accounts without a subscription."""
+
+    name = "watttime"
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        now_s: Callable[[], float],
+        pacing: Pacing,
+        username: str,
+        password: str,
+        regions: Mapping[str, str] = REGIONS,
+        signals: tuple[Signal, ...] = (Signal.MARGINAL,),
+        base_url: str = BASE_URL,
+    ) -> None:
+        self.signals = signals
+        self._now_s = now_s
+        self._pacing = pacing
+        self._regions = dict(regions)
+        self._credentials = httpx.BasicAuth(username, password)
+        self._client = ProviderClient(http, base_url, pacing, RateLimit(3000, 300.0))
+        self._login_limit = RateLimit(100, 300.0)
+        self._login = asyncio.Lock()
+        self._token = ""
+        self._token_until_s = 0.0
+
+    def feed(self, zone: str) -> Feed | None:
+        """Return what a zone with a known region has."""
+        region = self._regions.get(zone)
+        if region is None:
+            return None
+        return Feed(
+            zone_name=f"WattTime region {region}",
+            attribution="WattTime, https://watttime.org; used under the terms of the account's plan",
+            step_s=STEP_S,
+            max_age_s=6 * STEP_S,
+            poll_interval_s=STEP_S,
+            history_s=2 * DAY_S,
+            revision_s=RECENT_S,
+            forecast_interval_s=2 * STEP_S,
+            forecast_max_age_s=3600.0,
+        )
+
+    def grid_s(self, zone: str, time_s: float) -> float:
+        """Return ``time_s``: this grid is live."""
+        return time_s
+
+    async def latest(self, zone: str, signal: Signal) -> Series:
+        """Return the newest value of the last two hours."""
+        now_s = self._now_s()
+        recent = await self.history(zone, signal, now_s - RECENT_S, now_s)
+        return Series(recent.points[-1:], recent.skipped)
+
+    async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
+        """Return the five-minute values of the range, asked for 30 days at a time."""
+        points: list[Point] = []
+        skipped = 0
+        while start_s < end_s:
+            until_s = min(start_s + CHUNK_S, end_s)
+            answer = await self._get("/v3/historical", zone, signal, {"start": _iso(start_s), "end": _iso(until_s)})
+            found = _read(rows(answer, "data"), _checked_step_s(answer))
+            points += [point for point in found.points if start_s <= point.start_s < until_s]
+            skipped += found.skipped
+            start_s = until_s
+        return Series(tuple(points), skipped)
+
+    async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
+        """Return the forecast of up to 72 hours."""
+        hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 3600)))
+        answer = await self._get("/v3/forecast", zone, signal, {"horizon_hours": hours}, cache_s=STEP_S)
+        found = _read(rows(answer, "data"), _checked_step_s(answer))
+        generated_s = instant_s(field(answer, "meta", "generated_at"))
+        if not found.points:
+            return ()
+        return (ForecastIssue(self._now_s() if generated_s is None else generated_s, found.points, found.skipped),)
+
+    async def _get(
+        self, path: str, zone: str, signal: Signal, params: Mapping[str, str | int], cache_s: float = 0.0
+    ) -> Any:
+        query = {"region": self._regions[zone], "signal_type": SIGNAL_TYPES[signal], **params}
+        token = await self._valid_token()
+        try:
+            return await self._client.get(path, query, headers=_bearer(token), cache_s=cache_s)
+        except ProviderError as error:
+            if error.status != 401:
+                raise
+        token = await self._valid_token(refused=token)
+        return await self._client.get(path, query, headers=_bearer(token), cache_s=cache_s)
+
+    async def _valid_token(self, refused: str = "") -> str:
+        """Return a token that is not ``refused``; one log-in serves all who wait for it."""
+        async with self._login:
+            now_s = self._pacing.monotonic_s()
+            if not self._token or self._token == refused or now_s >= self._token_until_s:
+                answer = await self._client.get("/login", auth=self._credentials, limit=self._login_limit)
+                token = field(answer, "token")
+                if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
+                    raise ProviderError("/login: the answer has no token")
+                self._token, self._token_until_s = token, now_s + TOKEN_S
+            return self._token
+
+
+def _read(found: list[Any], step_s: float) -> Series:
+    def converted(value: float | None) -> float | None:
+        return None if value is None else value * G_PER_KWH_PER_LB_PER_MWH
+
+    return series(
+        ((instant_s(field(row, "point_time")), converted(number(field(row, "value"))), False) for row in found), step_s
+    )
+
+
+def _checked_step_s(answer: Any) -> float:
+    """Return how long a value holds, having made sure that the values are in the unit we convert from."""
+    units = field(answer, "meta", "units")
+    if units != UNITS:
+        raise ProviderError(f"WattTime answered in {str(units)[:40]!r}, not in {UNITS}")
+    period_s = number(field(answer, "meta", "data_point_period_seconds"))
+    return period_s if period_s and 0 < period_s <= 3600 else STEP_S
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def _iso(time_s: float) -> str:
+    return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%dT%H:%M:%S+00:00}"
