@@ -1,0 +1,94 @@
+"""What lies ahead: the provider's forecast as far as it reaches, and our own persistence beyond it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from carbon_service.curve import Kind, Step, clipped, filled, joined
+from carbon_service.providers.protocol import Feed, ForecastIssue, Point
+
+
+def persistence(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) -> list[Step]:
+    """Return "the same hour of the last day known" over ``[start_s, end_s)``; nothing if nothing is known.
+
+    Tomorrow repeats the last 24 hours of the grid that were measured, and so does every day after. Where less than a
+    day is known, what is missing of it takes the last value.
+
+    Args:
+        points: Measured, in order of time; two days of them let gaps in the last day be filled.
+        start_s: Where the forecast begins, not before the last measured interval ends.
+        end_s: Where it ends.
+        feed: How long a step and a day of this grid last.
+    """
+    if not points:
+        return []
+    day_s, known_until_s = feed.day_s, points[-1].end_s
+    pattern = filled(points, known_until_s - day_s, known_until_s, feed)
+    if (begins_s := pattern[0].start_s) > known_until_s - day_s:
+        lacking = Step(known_until_s - day_s, begins_s, points[-1].gco2_per_kwh, Kind.PERSISTENCE)
+        pattern.insert(0, lacking)
+    steps: list[Step] = []
+    for days in range(max(1, math.floor((start_s - known_until_s) / day_s) + 1), _days_until(end_s, points, day_s)):
+        shift_s = days * day_s
+        steps += [
+            Step(round(step.start_s + shift_s, 6), round(step.end_s + shift_s, 6), step.gco2_per_kwh, Kind.PERSISTENCE)
+            for step in pattern
+        ]
+    return clipped(joined(steps), start_s, end_s)
+
+
+def _days_until(end_s: float, points: Sequence[Point], day_s: float) -> int:
+    return math.ceil((end_s - points[-1].end_s) / day_s) + 1
+
+
+def ahead(points: Sequence[Point], issue: ForecastIssue | None, start_s: float, end_s: float, feed: Feed) -> list[Step]:
+    """Return the provider's forecast over ``[start_s, end_s)``, with persistence wherever it says nothing.
+
+    Contiguous; begins at ``start_s`` unless nothing was ever measured and the forecast begins later.
+    """
+    own = persistence(points, start_s, end_s, feed)
+    if issue is None:
+        return own
+    told = [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER) for p in issue.points]
+    steps: list[Step] = []
+    reached_s = start_s
+    for step in clipped(told, start_s, end_s):
+        if step.end_s <= reached_s:
+            continue
+        steps += clipped(own, reached_s, step.start_s)
+        steps.append(replace(step, start_s=max(step.start_s, reached_s)))
+        reached_s = step.end_s
+    return joined(steps + clipped(own, reached_s, end_s))
+
+
+def merged(
+    points: Sequence[Point],
+    issue: ForecastIssue | None,
+    feed: Feed,
+    now_s: float,
+    start_s: float,
+    end_s: float,
+) -> list[Step]:
+    """Return history, now and forecast over ``[start_s, end_s)`` as one contiguous curve.
+
+    Measured values hold until the next can be expected, a stale one no longer: from there on the forecast says more.
+    A forecast that was made later than ``now_s`` must not be given; measured points may not begin after ``now_s``.
+    """
+    if not points:
+        return ahead(points, issue, start_s, end_s, feed)
+    last = points[-1]
+    known_until_s = last.end_s
+    held_until_s = known_until_s
+    if known_until_s <= now_s:
+        held_until_s = max(known_until_s, min(last.start_s + feed.max_age_s, now_s + feed.step_s))
+    past = filled(points, start_s, min(known_until_s, end_s), feed)
+    if held_until_s > known_until_s:
+        past += clipped([Step(known_until_s, held_until_s, last.gco2_per_kwh, Kind.HELD)], start_s, end_s)
+    return joined(past + ahead(points, issue, max(held_until_s, start_s), end_s, feed))
+
+
+def is_stale(points: Sequence[Point], feed: Feed, now_s: float) -> bool:
+    """Return whether the freshest measured value is past its age; having none is stale too."""
+    return not points or now_s - points[-1].start_s > max(feed.max_age_s, points[-1].end_s - points[-1].start_s)

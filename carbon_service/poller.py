@@ -1,0 +1,144 @@
+"""Keeps the store up to date: one task per source fetches, stores, fills gaps after downtime, and outlives outages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from carbon_service.providers.protocol import DAY_S, Point, ProviderError
+from carbon_service.repository import Repository
+from carbon_service.zones import Source
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+PRUNE_INTERVAL_S = 600.0
+LONGEST_BACKOFF_S = 900.0
+POINTS_PER_BATCH = 20_000
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How much is kept.
+
+    Attributes:
+        backfill_grid_s: History fetched at the first start, grid seconds.
+        retention_s: Age past which points and forecasts go, real seconds.
+        max_points: The most points kept per source, whatever their age: a fast replay makes many.
+        max_forecasts: The most forecasts kept per source.
+    """
+
+    backfill_grid_s: float = 7 * DAY_S
+    retention_s: float = 90 * DAY_S
+    max_points: int = 200_000
+    max_forecasts: int = 5_000
+
+
+class Poller:
+    """Polls sources. ``poll`` is one turn of one source; ``run`` goes on until cancelled."""
+
+    def __init__(self, repository: Repository, keep: Keep, now_s: Callable[[], float]) -> None:
+        self._repository = repository
+        self._keep = keep
+        self._now_s = now_s
+        self._forecast_due_s: dict[Source, float] = {}
+        self._prune_due_s: dict[Source, float] = {}
+
+    async def run(self, source: Source) -> None:
+        """Poll one source for ever; nothing that goes wrong ends this."""
+        failures = 0
+        while True:
+            wait_s = source.feed.poll_interval_s
+            try:
+                await self.poll(source)
+                failures = 0
+            except ProviderError as error:
+                failures += 1
+                wait_s = min(wait_s * 2 ** min(failures - 1, 10), max(wait_s, LONGEST_BACKOFF_S))
+                wait_s = max(wait_s, error.retry_after_s)
+                log.warning("source.failed", **_name(source), error=str(error), failures=failures)
+            except Exception as error:
+                # The database is away, or we have a bug: this zone goes stale, says so, and the next turn tries again.
+                failures += 1
+                source.last_error = f"{type(error).__name__}: {error}"
+                log.exception("source.poll_failed", **_name(source), failures=failures)
+            await asyncio.sleep(wait_s * random.uniform(0.9, 1.0))
+
+    async def poll(self, source: Source) -> None:
+        """Fetch what is new, store it, and drop what is too old.
+
+        Raises:
+            ProviderError: The provider gave no usable answer; what it gave before that is stored.
+        """
+        try:
+            await self._poll_history(source)
+            source.last_success_s = self._now_s()
+            await self._poll_forecast(source)
+            source.last_error = None
+        except ProviderError as error:
+            source.last_error = str(error)
+            raise
+        finally:
+            source.polled = True
+        if self._now_s() >= self._prune_due_s.get(source, 0.0):
+            self._prune_due_s[source] = self._now_s() + PRUNE_INTERVAL_S
+            await self._prune(source)
+
+    async def _poll_history(self, source: Source) -> None:
+        now_s, feed, key = self._now_s(), source.feed, source.key
+        known_until_s = await self._repository.known_until_s(key)
+        oldest_s = now_s - min(feed.history_s, self._keep.retention_s, self._keep.max_points * feed.step_s)
+        if known_until_s is None:
+            start_s = max(oldest_s, now_s - self._keep.backfill_grid_s / feed.time_scale)
+        else:
+            start_s = max(oldest_s, min(known_until_s, now_s) - feed.revision_s)
+            if not feed.revision_s:
+                start_s = max(start_s, known_until_s)
+        reached_s = known_until_s or start_s
+        batch_s = POINTS_PER_BATCH * feed.step_s
+        while start_s < now_s + feed.ahead_s:
+            until_s = min(start_s + batch_s, now_s + feed.ahead_s)
+            found = await source.provider.history(key.zone, key.signal, start_s, until_s)
+            reached_s = max(reached_s, await self._save(source, found.points, found.skipped, known_until_s))
+            start_s = until_s
+        if reached_s <= now_s:
+            newest = await source.provider.latest(key.zone, key.signal)
+            await self._save(source, newest.points, newest.skipped, known_until_s)
+
+    async def _save(
+        self, source: Source, points: tuple[Point, ...], skipped: int, known_until_s: float | None
+    ) -> float:
+        """Store points that can be true; return where they end."""
+        feed, now_s = source.feed, self._now_s()
+        # A clock gone wrong at the provider must not make us believe that all is known until the year 9999.
+        latest_start_s = now_s + feed.ahead_s + feed.step_s
+        kept = [point for point in points if point.start_s <= latest_start_s]
+        source.skipped_values += skipped + len(points) - len(kept)
+        if not feed.revision_s and known_until_s is not None:
+            kept = [replace(p, start_s=max(p.start_s, known_until_s)) for p in kept if p.end_s > known_until_s]
+        if kept:
+            await self._repository.save_points(source.key, kept, now_s)
+        return max((point.end_s for point in kept), default=0.0)
+
+    async def _poll_forecast(self, source: Source) -> None:
+        now_s, feed, key = self._now_s(), source.feed, source.key
+        if feed.forecast_interval_s is None or now_s < self._forecast_due_s.get(source, 0.0):
+            return
+        for issue in await source.provider.forecast(key.zone, key.signal, feed.horizon_s):
+            source.skipped_values += issue.skipped
+            await self._repository.save_forecast(key, issue, now_s)
+        # Slightly early, so that a poll that comes a moment before its time does not put the forecast off by a turn.
+        self._forecast_due_s[source] = now_s + 0.9 * feed.forecast_interval_s
+
+    async def _prune(self, source: Source) -> None:
+        keep = self._keep
+        before_s = self._now_s() - keep.retention_s
+        gone = await self._repository.prune(source.key, before_s, keep.max_points, keep.max_forecasts)
+        if gone:
+            log.info("source.pruned", **_name(source), rows=gone)
+
+
+def _name(source: Source) -> dict[str, str]:
+    return {"zone": source.key.zone, "signal": source.key.signal, "provider": source.key.provider}

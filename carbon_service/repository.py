@@ -1,0 +1,217 @@
+"""The store of intensities and forecasts in Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from carbon_service.providers.protocol import ForecastIssue, Point
+from carbon_service.replay import Replay, next_replay
+from services.core.domain.carbon import Signal
+from services.db.tables.carbon import carbon_forecasts as forecasts
+from services.db.tables.carbon import carbon_points as points
+from services.db.tables.carbon import carbon_replays as replays
+
+ROWS_PER_STATEMENT = 1000
+REPLAY = "replay"
+RECORDED = "recorded"
+_REPLAY_LOCK = 4_269_697_284
+
+
+@dataclass(frozen=True)
+class SourceKey:
+    """One signal of one zone from one provider."""
+
+    zone: str
+    signal: Signal
+    provider: str
+
+
+@dataclass(frozen=True)
+class StoredPoints:
+    """Points in order of time, and when the newest of them was fetched; ``None`` without any."""
+
+    points: tuple[Point, ...]
+    fetched_s: float | None
+
+
+def at(time_s: float) -> datetime:
+    """Return UTC seconds as the database and the API write them."""
+    return datetime.fromtimestamp(time_s, UTC)
+
+
+class Repository:
+    """Queries. Times are UTC seconds."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def ping(self) -> None:
+        """Return once the database has answered."""
+        async with self._engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def start_replay(self, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
+        """Return the replay to go on with, having stored it.
+
+        Where the replay is not the one that was known, what the former one had published ahead is taken back.
+        """
+        async with self._engine.begin() as connection:
+            await connection.execute(select(func.pg_advisory_xact_lock(_REPLAY_LOCK)))
+            row = (await connection.execute(select(replays).where(replays.c.name == REPLAY))).first()
+            known = None
+            if row is not None:
+                requested = row.requested_start_at.timestamp() if row.requested_start_at else None
+                known = Replay(row.real_at.timestamp(), row.grid_at.timestamp(), row.speed, requested)
+            replay = next_replay(known, speed, requested_start_s, now_s)
+            if replay != known:
+                await _withdraw_ahead(connection, now_s)
+                values = {
+                    "real_at": at(replay.real_s),
+                    "grid_at": at(replay.grid_s),
+                    "speed": replay.speed,
+                    "requested_start_at": None if requested_start_s is None else at(requested_start_s),
+                }
+                statement = insert(replays).values(name=REPLAY, **values)
+                await connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))
+                stored = (await connection.execute(select(replays).where(replays.c.name == REPLAY))).one()
+                replay = Replay(
+                    stored.real_at.timestamp(), stored.grid_at.timestamp(), stored.speed, replay.requested_start_s
+                )
+            return replay
+
+    async def save_points(self, key: SourceKey, found: Sequence[Point], fetched_s: float) -> None:
+        """Store points; of an interval known already the later value holds, but no estimate replaces a measurement."""
+        async with self._engine.begin() as connection:
+            for first in range(0, len(found), ROWS_PER_STATEMENT):
+                rows = [
+                    {
+                        "zone": key.zone,
+                        "signal": key.signal.value,
+                        "provider": key.provider,
+                        "start_at": at(point.start_s),
+                        "end_at": at(point.end_s),
+                        "gco2_per_kwh": point.gco2_per_kwh,
+                        "is_estimated": point.is_estimated,
+                        "fetched_at": at(fetched_s),
+                    }
+                    for point in found[first : first + ROWS_PER_STATEMENT]
+                ]
+                statement = insert(points).values(rows)
+                new = statement.excluded
+                await connection.execute(
+                    statement.on_conflict_do_update(
+                        index_elements=["zone", "signal", "provider", "start_at"],
+                        set_={c: new[c] for c in ("end_at", "gco2_per_kwh", "is_estimated", "fetched_at")},
+                        where=and_(
+                            or_(points.c.is_estimated, not_(new.is_estimated)),
+                            tuple_(points.c.end_at, points.c.gco2_per_kwh, points.c.is_estimated).is_distinct_from(
+                                tuple_(new.end_at, new.gco2_per_kwh, new.is_estimated)
+                            ),
+                        ),
+                    )
+                )
+
+    async def known_until_s(self, key: SourceKey) -> float | None:
+        """Return where the stored points end; ``None`` without any."""
+        query = select(points.c.end_at).where(_of(key)).order_by(points.c.start_at.desc()).limit(1)
+        async with self._engine.connect() as connection:
+            end_at = (await connection.execute(query)).scalar()
+        return None if end_at is None else end_at.timestamp()
+
+    async def points(
+        self, key: SourceKey, start_s: float, end_s: float, *, limit: int, begins_by_s: float
+    ) -> StoredPoints:
+        """Return the oldest ``limit`` intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``."""
+        found = points.alias()
+        first = (
+            select(func.max(found.c.start_at)).where(_of(key, found), found.c.start_at <= at(start_s)).scalar_subquery()
+        )
+        query = (
+            select(points)
+            .where(
+                _of(key),
+                points.c.start_at >= func.coalesce(first, at(start_s)),
+                points.c.start_at < at(end_s),
+                points.c.start_at <= at(begins_by_s),
+                points.c.end_at > at(start_s),
+            )
+            .order_by(points.c.start_at)
+            .limit(limit)
+        )
+        async with self._engine.connect() as connection:
+            rows = (await connection.execute(query)).all()
+        return StoredPoints(
+            tuple(
+                Point(row.start_at.timestamp(), row.end_at.timestamp(), row.gco2_per_kwh, row.is_estimated)
+                for row in rows
+            ),
+            rows[-1].fetched_at.timestamp() if rows else None,
+        )
+
+    async def save_forecast(self, key: SourceKey, issue: ForecastIssue, fetched_s: float) -> None:
+        """Store a forecast as issued; one issue again replaces itself."""
+        told = [[point.start_s, point.end_s, point.gco2_per_kwh] for point in issue.points]
+        statement = insert(forecasts).values(
+            zone=key.zone,
+            signal=key.signal.value,
+            provider=key.provider,
+            generated_at=at(issue.generated_s),
+            fetched_at=at(fetched_s),
+            points=told,
+        )
+        async with self._engine.begin() as connection:
+            await connection.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["zone", "signal", "provider", "generated_at"],
+                    set_={"points": statement.excluded.points, "fetched_at": statement.excluded.fetched_at},
+                    where=forecasts.c.points != statement.excluded.points,
+                )
+            )
+
+    async def forecast(self, key: SourceKey, as_of_s: float) -> ForecastIssue | None:
+        """Return the newest forecast made by ``as_of_s``."""
+        query = (
+            select(forecasts.c.generated_at, forecasts.c.points)
+            .where(_of(key, forecasts), forecasts.c.generated_at <= at(as_of_s))
+            .order_by(forecasts.c.generated_at.desc())
+            .limit(1)
+        )
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(query)).first()
+        if row is None:
+            return None
+        told: list[list[float]] = row.points
+        return ForecastIssue(row.generated_at.timestamp(), tuple(Point(*point, is_estimated=True) for point in told))
+
+    async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
+        """Delete what began before ``before_s`` or is older than the newest so many; return how many rows went."""
+        gone = 0
+        kept = ((points, points.c.start_at, max_points), (forecasts, forecasts.c.generated_at, max_forecasts))
+        async with self._engine.begin() as connection:
+            for table, column, most in kept:
+                oldest = select(column).where(_of(key, table)).order_by(column.desc()).offset(most).limit(1)
+                limit_at = (await connection.execute(oldest)).scalar()
+                bound = at(before_s) if limit_at is None else max(at(before_s), limit_at)
+                result = await connection.execute(delete(table).where(_of(key, table), column <= bound))
+                gone += result.rowcount
+        return gone
+
+
+def _of(key: SourceKey, table: Any = points) -> ColumnElement[bool]:
+    return and_(table.c.zone == key.zone, table.c.signal == key.signal.value, table.c.provider == key.provider)
+
+
+async def _withdraw_ahead(connection: AsyncConnection, now_s: float) -> None:
+    now = at(now_s)
+    recorded = points.c.provider == RECORDED
+    await connection.execute(delete(points).where(recorded, points.c.start_at >= now))
+    await connection.execute(update(points).where(recorded, points.c.end_at > now).values(end_at=now))
+    ahead = and_(forecasts.c.provider == RECORDED, forecasts.c.generated_at > now)
+    await connection.execute(delete(forecasts).where(ahead))

@@ -1,0 +1,115 @@
+"""Which provider says what about which zone, and how that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carbon_service.providers.protocol import Feed, Provider
+from carbon_service.repository import SourceKey
+from services.contracts.problems import ProblemCode
+from services.core.domain.carbon import Signal
+from services.kit.problems import ProblemError
+
+
+class ZoneConfigError(ValueError):
+    """The zones, providers and signals of the settings do not go together; the message says what to change."""
+
+
+@dataclass(eq=False)
+class Source:
+    """One signal of one zone from one provider, and how the last attempts to fetch it went.
+
+    Attributes:
+        polled: Whether it was attempted at least once since the process started.
+        last_success_s: When the provider last answered, UTC seconds.
+        last_error: Why it did not, if it has not since.
+        skipped_values: Values of its answers that were refused since the process started.
+    """
+
+    key: SourceKey
+    provider: Provider
+    polled: bool = False
+    last_success_s: float | None = None
+    last_error: str | None = None
+    skipped_values: int = 0
+
+    @property
+    def feed(self) -> Feed:
+        """What the provider has for the zone."""
+        feed = self.provider.feed(self.key.zone)
+        if feed is None:
+            raise LookupError(f"{self.provider.name} has nothing for {self.key.zone}")
+        return feed
+
+
+@dataclass
+class Zones:
+    """The configured zones with their sources, one per signal."""
+
+    default_signal: Signal
+    by_zone: dict[str, dict[Signal, Source]] = field(default_factory=dict[str, dict[Signal, Source]])
+
+    @property
+    def sources(self) -> list[Source]:
+        """Every source of every zone."""
+        return [source for sources in self.by_zone.values() for source in sources.values()]
+
+    def find(self, zone: str, signal: Signal | None) -> Source:
+        """Return where ``signal``, or the default one, of ``zone`` comes from.
+
+        Raises:
+            ProblemError: 404 ``unknown_zone``, or 404 ``no_data`` for a signal this zone does not have.
+        """
+        sources = self.by_zone.get(zone)
+        if sources is None:
+            known = ", ".join(sorted(self.by_zone))
+            raise ProblemError(404, ProblemCode.UNKNOWN_ZONE, f"There is no such zone here; the zones are {known}.")
+        wanted = signal or self.default_signal
+        if wanted not in sources:
+            has = ", ".join(sources)
+            raise ProblemError(404, ProblemCode.NO_DATA, f"{zone} has no {wanted} signal; it has {has}.")
+        return sources[wanted]
+
+
+def build_zones(
+    providers: Mapping[str, Provider], mapping: Mapping[str, Sequence[str]], default_signal: Signal
+) -> Zones:
+    """Return the sources of every zone.
+
+    Args:
+        providers: By name.
+        mapping: Zone to the names of its providers.
+        default_signal: What is meant where none is named; every zone must have it, so that zones stay comparable.
+
+    Raises:
+        ZoneConfigError: A provider does not know a zone, two of them offer one zone the same signal, or a zone lacks
+            the default signal.
+    """
+    zones = Zones(default_signal)
+    for zone, names in mapping.items():
+        sources: dict[Signal, Source] = {}
+        for provider in (providers[name] for name in names):
+            if provider.feed(zone) is None:
+                raise ZoneConfigError(f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}")
+            _add(sources, zone, provider)
+        if default_signal not in sources:
+            raise ZoneConfigError(
+                f"CARBON_DEFAULT_SIGNAL: {default_signal} is not among the signals of {zone} ({_listed(sources)})"
+            )
+        zones.by_zone[zone] = sources
+    return zones
+
+
+def _add(sources: dict[Signal, Source], zone: str, provider: Provider) -> None:
+    for signal in provider.signals:
+        if signal in sources:
+            other = sources[signal].provider.name
+            raise ZoneConfigError(
+                f"CARBON_PROVIDERS: {other} and {provider.name} both offer {signal} for {zone}; keep one of them"
+            )
+        sources[signal] = Source(SourceKey(zone, signal, provider.name), provider)
+
+
+def _listed(signals: Iterable[Signal]) -> str:
+    return ", ".join(signals) or "none"
