@@ -1,0 +1,190 @@
+"""The carbon service's composition root: ``python -m carbon_service.app``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from carbon_service import carbon_aware, endpoints
+from carbon_service.poller import Keep, Poller
+from carbon_service.providers.electricity_maps import ElectricityMaps
+from carbon_service.providers.http import Pacing
+from carbon_service.providers.pjm import Pjm
+from carbon_service.providers.protocol import Provider
+from carbon_service.providers.recorded import Recorded
+from carbon_service.providers.uk import UkCarbonIntensity
+from carbon_service.providers.watttime import WattTime
+from carbon_service.replay import Replay
+from carbon_service.repository import Repository
+from carbon_service.service import CarbonService
+from carbon_service.settings import Settings
+from carbon_service.zones import ZoneConfigError, Zones, build_zones
+from services.contracts.identity import REQUEST_ID_HEADER
+from services.db.engine import create_engine, is_connection_error
+from services.kit.app import create_service, serve
+from services.kit.logging import Log
+from services.kit.problems import as_problem, problem_response, unavailable
+
+log = Log(__name__)
+
+NowS = Callable[[], float]
+
+
+def build_providers(
+    settings: Settings, replay: Replay, http: httpx.AsyncClient, now_s: NowS, pacing: Pacing
+) -> dict[str, Provider]:
+    """Return the providers that the settings use."""
+    makers: dict[str, Callable[[], Provider]] = {
+        "recorded": lambda: Recorded(replay, now_s),
+        "uk": lambda: UkCarbonIntensity(http, now_s, pacing, settings.uk_url),
+        "electricity_maps": lambda: ElectricityMaps(
+            http,
+            now_s,
+            pacing,
+            settings.electricity_maps_token.get_secret_value(),
+            settings.electricity_maps_signals,
+            settings.electricity_maps_url,
+        ),
+        "watttime": lambda: WattTime(
+            http,
+            now_s,
+            pacing,
+            settings.watttime_username,
+            settings.watttime_password.get_secret_value(),
+            settings.watttime_regions,
+            settings.watttime_signals,
+            settings.watttime_url,
+        ),
+        "pjm": lambda: Pjm(
+            http,
+            now_s,
+            pacing,
+            settings.pjm_key.get_secret_value(),
+            settings.pjm_pnodes,
+            settings.pjm_resolution,
+            settings.pjm_requests_per_minute,
+            settings.pjm_url,
+        ),
+    }
+    used = {name for names in settings.sources.values() for name in names}
+    return {name: makers[name]() for name in makers if name in used}
+
+
+def check(settings: Settings) -> None:
+    """Make sure that zones, providers and signals go together, before anything is started.
+
+    Raises:
+        ZoneConfigError: They do not.
+    """
+    providers = build_providers(settings, Replay(0.0, 0.0, 1.0), httpx.AsyncClient(), time.time, Pacing())
+    build_zones(providers, settings.sources, settings.default_signal)
+
+
+def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
+    """Return the app; it polls its providers while it runs.
+
+    Args:
+        settings: What the operator chose.
+        now_s: The real clock, UTC seconds.
+
+    Raises:
+        ZoneConfigError: Zones, providers and signals do not go together.
+    """
+    check(settings)
+    engine = create_engine(settings.database_url, application_name="carbon")
+    repository = Repository(engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        replay = await _started(repository, settings, now_s)
+        async with httpx.AsyncClient(headers={"user-agent": "wattshift"}) as http:
+            pacing = Pacing(timeout_s=settings.provider_timeout_s)
+            providers = build_providers(settings, replay, http, now_s, pacing)
+            zones = build_zones(providers, settings.sources, settings.default_signal)
+            app.state.zones = zones
+            app.state.carbon = CarbonService(zones, repository, now_s)
+            poller = Poller(repository, _keep(settings), now_s)
+            tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
+            log.info("carbon.started", zones=",".join(settings.zones), speed=settings.replay_speed)
+            yield
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.dispose()
+
+    async def readiness() -> None:
+        await repository.ping()
+        zones: Zones = app.state.zones
+        if waiting := [source.key.zone for source in zones.sources if not source.polled]:
+            raise RuntimeError(f"{waiting[0]} has not been fetched yet")
+
+    app = create_service("Wattshift carbon service", settings, lifespan=lifespan, readiness=readiness)
+    app.state.location_aliases = settings.location_aliases
+    app.include_router(endpoints.router)
+    app.include_router(carbon_aware.router)
+    for lost in (DBAPIError, PoolTimeoutError, OSError):
+        app.add_exception_handler(lost, _answer_without_database)
+    return app
+
+
+async def _answer_without_database(request: Request, error: Exception) -> Response:
+    lost = isinstance(error, PoolTimeoutError) or is_connection_error(error)
+    if not lost:
+        log.exception("request.failed", method=request.method, path=request.url.path)
+    return problem_response(
+        unavailable("The database") if lost else as_problem(error), request.headers.get(REQUEST_ID_HEADER)
+    )
+
+
+async def _started(repository: Repository, settings: Settings, now_s: NowS) -> Replay:
+    """Return the replay to go on with; a database that is still starting is given half a minute."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        try:
+            return await repository.start_replay(settings.replay_speed, settings.replay_start_s, now_s())
+        except Exception as error:
+            if not is_connection_error(error) or time.monotonic() > deadline_s:
+                raise
+            log.warning("database.waiting", error=str(error))
+            await asyncio.sleep(1)
+
+
+def _keep(settings: Settings) -> Keep:
+    return Keep(
+        backfill_grid_s=settings.backfill_s,
+        retention_s=settings.retention_s,
+        max_points=settings.max_points,
+        max_forecasts=settings.max_forecasts,
+    )
+
+
+def main() -> None:
+    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    try:
+        settings = Settings()  # type: ignore[call-arg]
+        app = create_app(settings)
+    except ValidationError as error:
+        sys.exit("\n".join(f"carbon service: {_where(e['loc'])}{e['msg']}" for e in error.errors(include_input=False)))
+    except (ZoneConfigError, ValueError) as error:
+        sys.exit(f"carbon service: {error}")
+    serve(app, "carbon", settings, settings.host, settings.port)
+
+
+def _where(location: tuple[int | str, ...]) -> str:
+    if not location:
+        return ""
+    name = str(location[0])
+    return f"{name if name.isupper() else 'CARBON_' + name.upper()}: "
+
+
+if __name__ == "__main__":
+    main()

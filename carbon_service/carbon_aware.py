@@ -1,0 +1,379 @@
+"""The Green Software Foundation's Carbon Aware Web API, for tools that already speak it.
+
+The routes and shapes of carbon-aware-sdk: camelCase, g/kWh, durations in minutes. A location is a zone or one of its
+aliases. Only the default signal is told. Errors are problem documents; what .NET would answer 400 is 400 here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from carbon_service.curve import as_curve, window_means
+from carbon_service.endpoints import Service
+from carbon_service.instants import LenientInstant
+from carbon_service.repository import at
+from carbon_service.service import CarbonService, Knowledge
+from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.kit.problems import ProblemError, validation_problem
+
+MOST_LOCATIONS = 50
+MOST_REQUESTS = 100
+LONGEST_WINDOW_MIN = 14 * 24 * 60
+LONGEST_RANGE_S = 366 * 86_400.0
+COORDINATES = {
+    "DE": (51.17, 10.45),
+    "GB": (54.0, -2.5),
+    "SE": (62.2, 17.64),
+    "US-CAL-CISO": (37.25, -119.75),
+    "US-MIDA-PJM": (39.95, -77.0),
+}
+
+
+class _Route(APIRoute):
+    """Answers a request whose fields are wrong with 400, as the clients of this API expect."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_with_400(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                problem = validation_problem(error.errors())
+                raise ProblemError(400, problem.problem_code, problem.detail, errors=problem.errors) from error
+
+        return handle_with_400
+
+
+router = APIRouter(
+    tags=["carbon-aware"],
+    route_class=_Route,
+    responses={400: {"model": Problem}, 404: {"model": Problem, "description": "`unknown_zone`."}},
+)
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+
+
+class EmissionsData(_Shape):
+    """What was measured over one interval; ``duration`` is ``[d.]hh:mm:ss``."""
+
+    location: str
+    time: datetime
+    rating: float
+    duration: str
+
+
+class ForecastPoint(_Shape):
+    """The mean over a window of ``duration`` minutes that begins at ``timestamp``."""
+
+    location: str
+    timestamp: datetime
+    duration: float | int
+    value: float
+
+
+class EmissionsForecast(_Shape):
+    """A forecast as means of sliding windows, and the best of them."""
+
+    generated_at: datetime
+    requested_at: datetime
+    location: str
+    data_start_at: datetime
+    data_end_at: datetime
+    window_size: float | int
+    optimal_data_points: list[ForecastPoint]
+    forecast_data: list[ForecastPoint]
+
+
+class ForecastRequest(_Shape):
+    """The forecast that was known at ``requestedAt``."""
+
+    requested_at: LenientInstant
+    location: str = Field(max_length=100)
+    data_start_at: LenientInstant | None = None
+    data_end_at: LenientInstant | None = None
+    window_size: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
+
+
+class IntensityRequest(_Shape):
+    """A period to average over."""
+
+    location: str = Field(max_length=100)
+    start_time: LenientInstant
+    end_time: LenientInstant
+
+
+class CarbonIntensity(_Shape):
+    """A period's time-weighted mean; null where nothing was measured."""
+
+    location: str
+    start_time: datetime
+    end_time: datetime
+    carbon_intensity: float | None
+
+
+class Location(_Shape):
+    """Where a zone is, roughly; null where we do not know."""
+
+    name: str
+    latitude: float | None
+    longitude: float | None
+
+
+def read_aliases(request: Request) -> dict[str, str]:
+    """Return the other names of zones."""
+    return request.app.state.location_aliases
+
+
+Aliases = Annotated[dict[str, str], Depends(read_aliases)]
+
+
+class Period(BaseModel):
+    """``time`` and ``toTime``; newer clients say ``startTime`` and ``endTime``."""
+
+    time: LenientInstant | None = None
+    toTime: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    startTime: LenientInstant | None = None  # noqa: N815
+    endTime: LenientInstant | None = None  # noqa: N815
+
+    def range_s(self, now_s: float, day_s: float) -> tuple[float, float]:
+        """Return the range asked for, UTC seconds; the last day of the grid where none is."""
+        start, end = self.time or self.startTime, self.toTime or self.endTime
+        if start is None and end is not None:
+            raise _bad("?time", "An end needs a start.")
+        end_s = end.timestamp() if end else now_s
+        start_s = start.timestamp() if start else end_s - day_s
+        if start_s > end_s:
+            raise _bad("?time", "The range starts after it ends.")
+        if end_s - start_s > LONGEST_RANGE_S:
+            raise _bad("?time", "The range is longer than a year.")
+        return start_s, end_s
+
+
+class OneLocation(Period):
+    """A location and a period."""
+
+    location: str = Field(max_length=100)
+
+
+class Locations(Period):
+    """Locations, each a parameter of its own, and a period."""
+
+    location: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
+    locations: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
+
+    @property
+    def named(self) -> list[str]:
+        """The locations asked for, each once."""
+        found = list(dict.fromkeys(self.location + self.locations))
+        if not found:
+            raise _bad("?location", "At least one location is needed.")
+        return found
+
+
+class ForecastQuery(BaseModel):
+    """Which part of the current forecasts, in windows of which length."""
+
+    location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
+    dataStartAt: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    dataEndAt: LenientInstant | None = None  # noqa: N815
+    windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
+
+
+NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was measured in that period."}}
+
+
+@router.get("/emissions/bylocation", responses=NO_CONTENT, response_model=list[EmissionsData])
+async def by_location(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
+    """List what was measured at a location."""
+    return await _emissions(service, aliases, [query.location], query) or Response(status_code=204)
+
+
+@router.get("/emissions/bylocations", responses=NO_CONTENT, response_model=list[EmissionsData])
+async def by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+    """List what was measured at several locations."""
+    return await _emissions(service, aliases, query.named, query) or Response(status_code=204)
+
+
+@router.get("/emissions/bylocations/best", responses=NO_CONTENT, response_model=list[EmissionsData])
+async def best_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+    """List the cleanest intervals: those that share the lowest rating."""
+    found = await _emissions(service, aliases, query.named, query)
+    lowest = min((one.rating for one in found), default=0.0)
+    return [one for one in found if one.rating == lowest] or Response(status_code=204)
+
+
+@router.get("/emissions/forecasts/current", responses={501: {"model": Problem}})
+async def current_forecasts(
+    query: Annotated[ForecastQuery, Query()], service: Service, aliases: Aliases
+) -> list[EmissionsForecast]:
+    """List the current forecast of each location in sliding windows."""
+    now_s = service.now_s()
+    return [
+        await _forecast(
+            service,
+            aliases,
+            ForecastRequest(
+                requested_at=at(now_s),
+                location=location,
+                data_start_at=query.dataStartAt,
+                data_end_at=query.dataEndAt,
+                window_size=query.windowSize,
+            ),
+            "?dataStartAt",
+        )
+        for location in dict.fromkeys(query.location)
+    ]
+
+
+@router.post("/emissions/forecasts/batch", responses={501: {"model": Problem}})
+async def past_forecasts(
+    requests: Annotated[list[ForecastRequest], Body(min_length=1, max_length=MOST_REQUESTS)],
+    service: Service,
+    aliases: Aliases,
+) -> list[EmissionsForecast]:
+    """List forecasts as they were known at other times."""
+    return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests)]
+
+
+@router.get("/emissions/average-carbon-intensity", responses=NO_CONTENT, response_model=CarbonIntensity)
+async def average_intensity(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
+    """Average what was measured at a location, weighted by time."""
+    start, end = query.startTime or query.time, query.endTime or query.toTime
+    if start is None or end is None:
+        raise _bad("?endTime" if start else "?startTime", "Both startTime and endTime are needed.")
+    asked = IntensityRequest(location=query.location, start_time=start, end_time=end)
+    found = await _average(service, aliases, asked)
+    return Response(status_code=204) if found.carbon_intensity is None else found
+
+
+@router.post("/emissions/average-carbon-intensity/batch")
+async def average_intensities(
+    requests: Annotated[list[IntensityRequest], Body(min_length=1, max_length=MOST_REQUESTS)],
+    service: Service,
+    aliases: Aliases,
+) -> list[CarbonIntensity]:
+    """Average what was measured over several periods, each of its own location."""
+    return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests)]
+
+
+@router.get("/locations")
+async def locations(service: Service, aliases: Aliases) -> dict[str, Location]:
+    """List the locations that the other routes know."""
+    zones = {zone.zone: zone.zone for zone in service.zones().items}
+    return {name: _location(name, zone) for name, zone in (zones | aliases).items()}
+
+
+async def _emissions(
+    service: CarbonService, aliases: dict[str, str], names: list[str], period: Period
+) -> list[EmissionsData]:
+    found: list[EmissionsData] = []
+    for name in names:
+        zone = aliases.get(name, name)
+        start_s, end_s = period.range_s(service.now_s(), service.feed(zone).day_s)
+        for point in await service.measured(zone, start_s, max(end_s, start_s + 1e-6)):
+            duration_s = point.end_s - point.start_s
+            found.append(
+                EmissionsData(
+                    location=name, time=at(point.start_s), rating=point.gco2_per_kwh, duration=time_span(duration_s)
+                )
+            )
+    return found
+
+
+async def _average(
+    service: CarbonService, aliases: dict[str, str], asked: IntensityRequest, pointer: str = "?startTime"
+) -> CarbonIntensity:
+    start_s, end_s = asked.start_time.timestamp(), asked.end_time.timestamp()
+    if start_s >= end_s:
+        raise _bad(pointer, "The period starts at or after its end.")
+    if end_s - start_s > LONGEST_RANGE_S:
+        raise _bad(pointer, "The period is longer than a year.")
+    mean = await service.mean(aliases.get(asked.location, asked.location), start_s, end_s)
+    return CarbonIntensity(
+        location=asked.location, start_time=asked.start_time, end_time=asked.end_time, carbon_intensity=mean
+    )
+
+
+async def _forecast(
+    service: CarbonService, aliases: dict[str, str], asked: ForecastRequest, pointer: str
+) -> EmissionsForecast:
+    if asked.data_start_at and asked.data_end_at and asked.data_start_at >= asked.data_end_at:
+        raise _bad(pointer, "The data starts at or after its end.")
+    as_of_s = asked.requested_at.timestamp()
+    known = await service.known_at(aliases.get(asked.location, asked.location), as_of_s)
+    start_s, end_s = as_of_s, as_of_s + _reach_s(known)
+    if asked.data_start_at:
+        start_s = min(max(start_s, asked.data_start_at.timestamp()), end_s)
+    if asked.data_end_at:
+        end_s = max(min(end_s, asked.data_end_at.timestamp()), start_s)
+    window_s = known.feed.step_s if asked.window_size is None else asked.window_size * 60.0
+    issue = known.issue
+    minutes = window_s / 60
+    points = _windows(known, asked.location, start_s, end_s, window_s)
+    lowest = min((point.value for point in points), default=0.0)
+    return EmissionsForecast(
+        generated_at=at(issue.generated_s if issue else as_of_s),
+        requested_at=asked.requested_at,
+        location=asked.location,
+        data_start_at=at(start_s),
+        data_end_at=at(end_s),
+        window_size=int(minutes) if minutes.is_integer() else minutes,
+        optimal_data_points=[point for point in points if point.value == lowest],
+        forecast_data=points,
+    )
+
+
+def _reach_s(known: Knowledge) -> float:
+    """Return how far a forecast reaches: as far as the provider's, at least two days of the grid."""
+    told_s = known.issue.points[-1].end_s - known.now_s if known.issue and known.issue.points else 0.0
+    return max(told_s, known.feed.horizon_s)
+
+
+def _windows(known: Knowledge, location: str, start_s: float, end_s: float, window_s: float) -> list[ForecastPoint]:
+    """Return the means of the windows that begin with each step and end by ``end_s``."""
+    steps = known.steps(known.now_s, known.now_s + _reach_s(known))
+    if not steps:
+        detail = f"There is no forecast for {known.source.key.zone} at that time, nor history to make one of."
+        raise ProblemError(501, ProblemCode.NO_FORECAST, detail)
+    starts_s = np.array([max(step.start_s, start_s) for step in steps if step.end_s > start_s], dtype=np.float64)
+    starts_s = starts_s[starts_s + window_s <= end_s + 1e-6]
+    minutes = window_s / 60
+    return [
+        ForecastPoint(
+            location=location,
+            timestamp=at(float(begins_s)),
+            duration=int(minutes) if minutes.is_integer() else minutes,
+            value=round(float(value), 6),
+        )
+        for begins_s, value in zip(starts_s, window_means(as_curve(steps), starts_s, window_s), strict=True)
+    ]
+
+
+def time_span(duration_s: float) -> str:
+    """Return a length of time as .NET writes it: ``[d.]hh:mm:ss[.fffffff]``."""
+    ticks = round(duration_s * 10_000_000)
+    whole_s, fraction = divmod(ticks, 10_000_000)
+    days, rest = divmod(whole_s, 86_400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return (f"{days}." if days else "") + clock + (f".{fraction:07d}" if fraction else "")
+
+
+def _location(name: str, zone: str) -> Location:
+    latitude, longitude = COORDINATES.get(zone, (None, None))
+    return Location(name=name, latitude=latitude, longitude=longitude)
+
+
+def _bad(pointer: str, detail: str) -> ProblemError:
+    return ProblemError(400, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer=pointer, detail=detail)])

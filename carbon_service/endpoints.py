@@ -1,0 +1,137 @@
+"""``/v1/carbon``: HTTP only."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from carbon_service.instants import AwareInstant
+from carbon_service.service import CarbonService
+from services.contracts.carbon import (
+    Clock,
+    CurrentIntensity,
+    IntensityForecast,
+    IntensityHistory,
+    IntensityOutlook,
+    ZoneList,
+)
+from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.core.domain.carbon import Signal
+from services.kit.problems import ProblemError
+
+LONGEST_S = 366 * 86_400.0
+PROBLEMS: dict[int | str, dict[str, object]] = {
+    404: {"model": Problem, "description": "`unknown_zone`, or `no_data` for a signal the zone lacks."},
+    422: {"model": Problem, "description": "`invalid_request`, with a pointer to what is wrong."},
+}
+
+router = APIRouter(prefix="/v1/carbon", tags=["carbon"], responses=PROBLEMS)
+
+
+def read_service(request: Request) -> CarbonService:
+    """Return the service of this process."""
+    return request.app.state.carbon
+
+
+Service = Annotated[CarbonService, Depends(read_service)]
+
+
+class SignalQuery(BaseModel):
+    """A question about one signal."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    signal: Signal | None = Field(default=None, description="Default: the installation's default signal.")
+
+
+class HistoryQuery(SignalQuery):
+    """Which past."""
+
+    start: AwareInstant | None = Field(default=None, description="Default: a day of the grid before the end.")
+    end: AwareInstant | None = Field(default=None, description="Default: now.")
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the page before.")
+
+
+class ForecastQuery(SignalQuery):
+    """Which future."""
+
+    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="Default: a day of the grid.")
+    clock: Clock = Field(default="real", description="Whose seconds `horizon_s` counts.")
+
+
+class OutlookQuery(SignalQuery):
+    """How far to look both ways."""
+
+    past_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    ahead_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    clock: Clock = Field(default="real", description="Whose seconds `past_s` and `ahead_s` count.")
+
+
+@router.get("/zones")
+async def list_zones(service: Service) -> ZoneList:
+    """List the zones, their signals, and how fetching them goes."""
+    return service.zones()
+
+
+@router.get("/{zone}/current")
+async def read_current(zone: str, query: Annotated[SignalQuery, Query()], service: Service) -> CurrentIntensity:
+    """Read the intensity in force now."""
+    return await service.current(zone, query.signal)
+
+
+@router.get("/{zone}/history")
+async def read_history(zone: str, query: Annotated[HistoryQuery, Query()], service: Service) -> IntensityHistory:
+    """Read past intensities, oldest first: the intervals that overlap the range."""
+    if query.start and query.end and query.start > query.end:
+        detail = "The range starts after it ends."
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
+        )
+    answer, next_s = await service.history(
+        zone, query.signal, _seconds(query.start), _seconds(query.end), query.limit, _decoded(query.cursor)
+    )
+    return answer if next_s is None else answer.model_copy(update={"next_cursor": _encoded(next_s)})
+
+
+@router.get("/{zone}/forecast")
+async def read_forecast(zone: str, query: Annotated[ForecastQuery, Query()], service: Service) -> IntensityForecast:
+    """Read intensities ahead: the provider's forecast as far as it reaches, then persistence."""
+    return await service.forecast(zone, query.signal, query.horizon_s, query.clock)
+
+
+@router.get("/{zone}/outlook")
+async def read_outlook(zone: str, query: Annotated[OutlookQuery, Query()], service: Service) -> IntensityOutlook:
+    """Read history, now and forecast as one curve of contiguous steps.
+
+    With `clock=grid` the lengths are seconds of the grid's own clock: `past_s=86400` is the grid's last day, however
+    fast a recording is replayed. Instants in the answer are real ones either way.
+    """
+    return await service.outlook(zone, query.signal, query.past_s, query.ahead_s, query.clock)
+
+
+def _seconds(instant: datetime | None) -> float | None:
+    return None if instant is None else instant.timestamp()
+
+
+def _encoded(start_s: float) -> str:
+    return base64.urlsafe_b64encode(struct.pack(">d", start_s)).decode().rstrip("=")
+
+
+def _decoded(cursor: str | None) -> float | None:
+    if cursor is None:
+        return None
+    try:
+        (start_s,) = struct.unpack(">d", base64.b64decode(cursor + "=", altchars=b"-_", validate=True))
+        if 0 <= start_s < 7_258_118_400:  # the year 2200; also refuses what is not a number
+            return start_s
+    except (ValueError, binascii.Error, struct.error):
+        pass
+    detail = "The cursor is not one that this API gave out."
+    raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)])

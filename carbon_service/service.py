@@ -1,0 +1,333 @@
+"""What the carbon service answers, from the store alone. Times are UTC seconds until they leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from carbon_service.curve import Kind, Step, as_curve, filled
+from carbon_service.forecast import is_stale, merged
+from carbon_service.providers.protocol import Feed, ForecastIssue, Point
+from carbon_service.repository import Repository, StoredPoints, at
+from carbon_service.zones import Source, Zones
+from services.contracts.carbon import (
+    Clock,
+    CurrentIntensity,
+    IntensityForecast,
+    IntensityHistory,
+    IntensityOutlook,
+    IntensityPoint,
+    OutlookPoint,
+    Zone,
+    ZoneList,
+    ZoneSource,
+)
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.carbon import Signal
+from services.kit.problems import ProblemError
+
+MOST_STEPS = 20_000
+"""The longest curve of one answer; who asks for more is told so."""
+PERSISTENCE_DAYS = 2
+"""Days of the grid behind a persistence forecast: the last one, and the one before for its gaps."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known about a source at an instant: measured points since two days of its grid, and a forecast."""
+
+    now_s: float
+    source: Source
+    feed: Feed
+    points: tuple[Point, ...]
+    fetched_s: float | None
+    issue: ForecastIssue | None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the freshest measured value is past its age."""
+        return is_stale(self.points, self.feed, self.now_s)
+
+    def steps(self, start_s: float, end_s: float) -> list[Step]:
+        """Return the curve over ``[start_s, end_s)``."""
+        return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s)
+
+
+class CarbonService:
+    """Answers about the configured zones.
+
+    Every method raises ``ProblemError``: 404 ``unknown_zone``, 404 ``no_data`` for a signal the zone lacks or before
+    anything was fetched, 422 ``invalid_request`` for a question too large.
+    """
+
+    def __init__(self, zones: Zones, repository: Repository, now_s: Callable[[], float]) -> None:
+        self._zones = zones
+        self._repository = repository
+        self._now_s = now_s
+
+    def zones(self) -> ZoneList:
+        """Return the configured zones and how fetching each of their signals goes."""
+        return ZoneList(items=[_zone(zone, list(by.values())) for zone, by in self._zones.by_zone.items()])
+
+    def now_s(self) -> float:
+        """Return the current real instant."""
+        return self._now_s()
+
+    def feed(self, zone: str, signal: Signal | None = None) -> Feed:
+        """Return what the zone's provider has for a signal."""
+        return self._zones.find(zone, signal).feed
+
+    async def current(self, zone: str, signal: Signal | None) -> CurrentIntensity:
+        """Return the intensity in force now: measured, else held, else forecast and marked stale."""
+        source = self._zones.find(zone, signal)
+        now_s = self._now_s()
+        known = await self.known(source, now_s)
+        steps = known.steps(now_s - known.feed.step_s, now_s + known.feed.step_s)
+        step = next((step for step in steps if step.start_s <= now_s < step.end_s), None)
+        if step is None:
+            raise _nothing_yet(source)
+        freshest = known.points[-1] if known.points else None
+        if freshest and step.kind is Kind.MEASURED:
+            step = Step(freshest.start_s, freshest.end_s, step.gco2_per_kwh, step.kind, step.is_estimated)
+        fetched_s = known.fetched_s if known.fetched_s is not None else now_s
+        return CurrentIntensity(
+            zone=zone,
+            signal=source.key.signal,
+            provider=source.key.provider,
+            point=_point(step),
+            fetched_at=at(fetched_s),
+            age_s=max(0.0, now_s - (freshest.start_s if freshest else step.start_s)),
+            is_stale=known.stale,
+            time_scale=known.feed.time_scale,
+            grid_now=at(source.provider.grid_s(zone, now_s)),
+        )
+
+    async def history(
+        self,
+        zone: str,
+        signal: Signal | None,
+        start_s: float | None,
+        end_s: float | None,
+        limit: int,
+        after_s: float | None = None,
+    ) -> tuple[IntensityHistory, float | None]:
+        """Return a page of measured intervals that overlap ``[start_s, end_s)`` and where the next page begins.
+
+        Args:
+            zone: The zone.
+            signal: The signal; the default one if ``None``.
+            start_s: Default: a day of the grid before the end.
+            end_s: Default: now.
+            limit: Most intervals of a page.
+            after_s: Intervals that begin later only.
+        """
+        source = self._zones.find(zone, signal)
+        now_s = self._now_s()
+        end_s = now_s if end_s is None else end_s
+        start_s = end_s - source.feed.day_s if start_s is None else start_s
+        if after_s is not None:
+            start_s = max(start_s, after_s)
+        # One more tells whether there is a next page; the interval the last page ended with comes back too.
+        found = await self._repository.points(source.key, start_s, end_s, limit=limit + 2, begins_by_s=now_s)
+        points = [point for point in found.points if after_s is None or point.start_s > after_s]
+        page, more = points[:limit], len(points) > limit
+        answer = IntensityHistory(
+            zone=zone,
+            signal=source.key.signal,
+            provider=source.key.provider,
+            points=[_measured(point) for point in page],
+        )
+        return answer, page[-1].start_s if more else None
+
+    async def forecast(
+        self, zone: str, signal: Signal | None, horizon_s: float | None, clock: Clock
+    ) -> IntensityForecast:
+        """Return intensities from now on: what is measured of the current interval, the provider's forecast as far as
+        it reaches, and persistence.
+
+        Args:
+            zone: The zone.
+            signal: The signal; the default one if ``None``.
+            horizon_s: How far, in seconds of ``clock``; a day of the grid if ``None``.
+            clock: Whose seconds.
+        """
+        source = self._zones.find(zone, signal)
+        now_s, feed = self._now_s(), source.feed
+        length_s = feed.day_s if horizon_s is None else real_length_s(horizon_s, clock, feed)
+        _check_size(length_s, feed, "?horizon_s")
+        known = await self.known(source, now_s)
+        steps = known.steps(now_s, now_s + length_s)
+        if not steps:
+            raise _nothing_yet(source)
+        told = any(step.kind is Kind.PROVIDER for step in steps)
+        own_from_s = next((step.start_s for step in steps if step.kind is Kind.PERSISTENCE), None)
+        issue = known.issue if told else None
+        return IntensityForecast(
+            zone=zone,
+            signal=source.key.signal,
+            provider=source.key.provider,
+            method="provider" if told else "persistence",
+            generated_at=at(issue.generated_s if issue else now_s),
+            is_stale=known.stale or bool(issue and now_s - issue.generated_s > feed.forecast_max_age_s),
+            time_scale=feed.time_scale,
+            persistence_from=at(own_from_s) if told and own_from_s is not None else None,
+            points=[_point(step) for step in steps],
+        )
+
+    async def outlook(
+        self, zone: str, signal: Signal | None, past_s: float, ahead_s: float, clock: Clock
+    ) -> IntensityOutlook:
+        """Return history, now and forecast as one curve.
+
+        Args:
+            zone: The zone.
+            signal: The signal; the default one if ``None``.
+            past_s: How far back, in seconds of ``clock``.
+            ahead_s: How far ahead, likewise.
+            clock: Whose seconds.
+        """
+        source = self._zones.find(zone, signal)
+        now_s, feed = self._now_s(), source.feed
+        past_s, ahead_s = real_length_s(past_s, clock, feed), real_length_s(ahead_s, clock, feed)
+        _check_size(past_s + ahead_s, feed, "?past_s")
+        known = await self.known(source, now_s, now_s - past_s)
+        # A step more than asked for, so that the curve holds the present even where nothing ahead was asked for.
+        steps = known.steps(now_s - past_s, now_s + max(ahead_s, feed.step_s))
+        if not steps:
+            raise _nothing_yet(source)
+        measured = [step.end_s for step in steps if step.kind is Kind.MEASURED]
+        return IntensityOutlook(
+            zone=zone,
+            signal=source.key.signal,
+            provider=source.key.provider,
+            now=at(now_s),
+            grid_now=at(source.provider.grid_s(zone, now_s)),
+            time_scale=feed.time_scale,
+            is_stale=known.stale,
+            measured_until=at(measured[-1]) if measured else None,
+            forecast_generated_at=at(known.issue.generated_s) if known.issue else None,
+            points=[
+                OutlookPoint(
+                    start_at=at(step.start_s),
+                    end_at=at(step.end_s),
+                    gco2_per_kwh=step.gco2_per_kwh,
+                    is_estimated=step.is_estimated,
+                    kind=step.kind.value,
+                )
+                for step in steps
+            ],
+        )
+
+    async def measured(self, zone: str, start_s: float, end_s: float) -> tuple[Point, ...]:
+        """Return the measured intervals of the default signal that overlap ``[start_s, end_s)`` until now."""
+        source = self._zones.find(zone, None)
+        found = await self._repository.points(
+            source.key, start_s, end_s, limit=MOST_STEPS + 1, begins_by_s=self._now_s()
+        )
+        if len(found.points) > MOST_STEPS:
+            raise ProblemError(
+                422,
+                ProblemCode.INVALID_REQUEST,
+                f"The range holds more than {MOST_STEPS} values of {zone}; ask for less.",
+            )
+        return found.points
+
+    async def mean(self, zone: str, start_s: float, end_s: float) -> float | None:
+        """Return the time-weighted mean of what was measured in ``[start_s, end_s)``, gCO2/kWh; ``None`` if nothing."""
+        points = await self.measured(zone, start_s, end_s)
+        if not points:
+            return None
+        feed = self.feed(zone)
+        begins_s, ends_s = max(start_s, points[0].start_s), min(end_s, points[-1].end_s)
+        return as_curve(filled(points, begins_s, ends_s, feed)).mean(begins_s, ends_s)
+
+    async def known_at(self, zone: str, as_of_s: float) -> Knowledge:
+        """Return what was known of the default signal at an instant, now or past."""
+        return await self.known(self._zones.find(zone, None), as_of_s)
+
+    async def known(self, source: Source, now_s: float, since_s: float | None = None) -> Knowledge:
+        """Return what is known at ``now_s``, with history since ``since_s`` or two days of the grid."""
+        feed = source.feed
+        basis_s = now_s - PERSISTENCE_DAYS * feed.day_s
+        since_s = basis_s if since_s is None else min(since_s, basis_s)
+        found = await self._points_until(source, since_s, now_s)
+        issue = await self._repository.forecast(source.key, now_s)
+        return Knowledge(now_s, source, feed, found.points, found.fetched_s, issue)
+
+    async def _points_until(self, source: Source, since_s: float, now_s: float) -> StoredPoints:
+        """Return the points since ``since_s``; after a long outage, the last two days there are."""
+        limit = 2 * MOST_STEPS
+        found = await self._repository.points(source.key, since_s, now_s + 1e-6, limit=limit, begins_by_s=now_s)
+        if found.points:
+            return found
+        last_s = await self._repository.known_until_s(source.key)
+        if last_s is None:
+            return found
+        basis_s = last_s - PERSISTENCE_DAYS * source.feed.day_s
+        return await self._repository.points(source.key, basis_s, last_s, limit=limit, begins_by_s=now_s)
+
+
+def real_length_s(length_s: float, clock: Clock, feed: Feed) -> float:
+    """Return a length of time given in seconds of ``clock`` in real seconds."""
+    return length_s / feed.time_scale if clock == "grid" else length_s
+
+
+def _check_size(length_s: float, feed: Feed, pointer: str) -> None:
+    if math.ceil(length_s / feed.step_s) > MOST_STEPS:
+        detail = (
+            f"This would be more than {MOST_STEPS} steps; ask for at most {MOST_STEPS * feed.step_s:g} real seconds."
+        )
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer=pointer, detail=detail)]
+        )
+
+
+def _nothing_yet(source: Source) -> ProblemError:
+    key = source.key
+    why = f": {source.last_error}" if source.last_error else "."
+    detail = f"Nothing is known of {key.zone}'s {key.signal} yet; {key.provider} has not answered{why}"
+    return ProblemError(404, ProblemCode.NO_DATA, detail)
+
+
+def _measured(point: Point) -> IntensityPoint:
+    return IntensityPoint(
+        start_at=at(point.start_s),
+        end_at=at(point.end_s),
+        gco2_per_kwh=point.gco2_per_kwh,
+        is_estimated=point.is_estimated,
+    )
+
+
+def _point(step: Step) -> IntensityPoint:
+    return _measured(Point(step.start_s, step.end_s, step.gco2_per_kwh, step.is_estimated))
+
+
+def _zone(zone: str, sources: list[Source]) -> Zone:
+    first = sources[0]
+    attributions = dict.fromkeys(source.feed.attribution for source in sources)
+    return Zone(
+        zone=zone,
+        name=first.feed.zone_name,
+        provider=first.key.provider,
+        signals=[source.key.signal for source in sources],
+        has_provider_forecast=any(source.feed.has_forecast for source in sources),
+        attribution="; ".join(attributions),
+        sources=[_source(source) for source in sources],
+    )
+
+
+def _source(source: Source) -> ZoneSource:
+    feed = source.feed
+    return ZoneSource(
+        signal=source.key.signal,
+        provider=source.key.provider,
+        attribution=feed.attribution,
+        has_provider_forecast=feed.has_forecast,
+        step_s=feed.step_s,
+        max_age_s=feed.max_age_s,
+        time_scale=feed.time_scale,
+        last_success_at=None if source.last_success_s is None else at(source.last_success_s),
+        last_error=source.last_error,
+        skipped_values=source.skipped_values,
+    )
