@@ -1,0 +1,86 @@
+"""The client between services, against a real server on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from services.contracts.problems import MEDIA_TYPE, ProblemCode
+from services.kit.http import ServiceClient, new_session
+from services.kit.problems import ProblemError, not_found
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def a_peer(handler: Handler, *, timeout_s: float = 5) -> AsyncIterator[ServiceClient]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with new_session() as session:
+        yield ServiceClient(session, f"http://127.0.0.1:{port}", "the peer", token="secret", timeout_s=timeout_s)
+    await runner.cleanup()
+
+
+def answering(*statuses: int) -> tuple[Handler, list[str]]:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        status = statuses[min(len(asked), len(statuses) - 1)]
+        asked.append(f"{request.method} {request.headers['authorization']}")
+        return web.Response(status=status, text="fine")
+
+    return handle, asked
+
+
+async def test_a_safe_request_is_tried_again() -> None:
+    handler, asked = answering(503, 502, 200)
+    async with a_peer(handler) as peer:
+        assert await peer.request("GET", "/x") == b"fine"
+    assert asked == ["GET Bearer secret"] * 3
+
+
+@pytest.mark.parametrize(("status", "tries"), [(503, 4), (404, 1), (500, 1)])
+async def test_what_stays_wrong_is_a_problem(status: int, tries: int) -> None:
+    handler, asked = answering(status)
+    async with a_peer(handler) as peer:
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("GET", "/x")
+    assert (caught.value.problem_code, len(asked)) == (ProblemCode.UNAVAILABLE, tries)
+
+
+async def test_a_post_is_sent_once_unless_said_otherwise() -> None:
+    handler, asked = answering(503, 200)
+    async with a_peer(handler) as peer:
+        with pytest.raises(ProblemError):
+            await peer.request("POST", "/x")
+        assert await peer.request("POST", "/x", retry=True) == b"fine"
+    assert len(asked) == 2
+
+
+async def test_the_peers_own_problem_is_passed_on() -> None:
+    async def handle(_: web.Request) -> web.Response:
+        document = not_found("job").document().model_dump_json()
+        return web.Response(status=404, text=document, content_type=MEDIA_TYPE)
+
+    async with a_peer(handle) as peer:
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("GET", "/x")
+    assert (caught.value.status, caught.value.problem_code) == (404, ProblemCode.NOT_FOUND)
+
+
+async def test_a_peer_that_does_not_answer_is_given_up() -> None:
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with a_peer(hang, timeout_s=0.1) as peer:
+        with pytest.raises(ProblemError) as caught:
+            await peer.request("GET", "/x", attempts=2)
+    assert caught.value.status == 503
