@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Message, Name, Text
 
 LOG_OFFSET_HEADER = "x-wattshift-log-offset"
@@ -15,6 +16,11 @@ LOG_NEXT_OFFSET_HEADER = "x-wattshift-log-next-offset"
 LOG_SIZE_HEADER = "x-wattshift-log-size"
 LOG_EOF_HEADER = "x-wattshift-log-eof"
 """`true` once the rank has exited and the answer reaches the end."""
+
+
+Joules = Annotated[float, Field(ge=0, le=1e12)]
+Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
+"""An amount of work, in the job's own unit. Bounds keep sums over a year finite."""
 
 
 class EnergySource(StrEnum):
@@ -51,7 +57,7 @@ class NodeRegistration(Message):
     driver: Literal["nvml", "simulated"]
     containers: bool = Field(default=False, description="Whether jobs with an image can run here.")
     host_power: EnergySource = Field(description="How the host's CPU power is known.")
-    labels: dict[str, str] = Field(default_factory=dict[str, str], max_length=64)
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
 
 
 class NodeCredentials(Message):
@@ -102,23 +108,26 @@ class EndedBy(StrEnum):
 class RankStatus(Message):
     """One node's part of a gang: all its ranks there run under one entry."""
 
-    allocation_id: str
+    allocation_id: Text = Field(max_length=200)
     state: RankState
     exit_code: int | None = Field(
-        default=None, description="Largest exit status of the node's ranks; -N for a signal N."
+        default=None,
+        ge=-(2**31),
+        lt=2**31,
+        description="Largest exit status of the node's ranks; -N for a signal N.",
     )
     detail: Text | None = Field(default=None, max_length=2_000)
     ended_by: EndedBy | None = Field(default=None, description="Of an exited rank: who ended it.")
     started_at: Instant | None = None
     ended_at: Instant | None = None
-    progress_done: float | None = None
-    progress_total: float | None = None
+    progress_done: Amount | None = None
+    progress_total: Amount | None = None
 
 
 class Heartbeat(Message):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
-    boot_id: str = Field(max_length=64, description="Names this start of the agent.")
+    boot_id: Text = Field(max_length=64, description="Names this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
 
@@ -135,13 +144,13 @@ class HeartbeatReply(Message):
 class Usage(Message):
     """Energy of one interval that belongs to one owner: a gang, or nobody (idle)."""
 
-    allocation_id: str | None
-    devices: list[int]
-    gpu_energy_j: float = Field(ge=0)
-    cpu_energy_j: float = Field(ge=0)
-    static_energy_j: float = Field(ge=0)
+    allocation_id: Annotated[Text, Field(max_length=200)] | None
+    devices: list[int] = Field(max_length=1_024)
+    gpu_energy_j: Joules
+    cpu_energy_j: Joules
+    static_energy_j: Joules
     source: EnergySource = Field(description="Of the GPU energy.")
-    progress_done: float | None = Field(
+    progress_done: Amount | None = Field(
         default=None, description="Progress at the end of the interval, where it is known."
     )
 
@@ -150,12 +159,12 @@ class EnergyInterval(Message):
     """A node's energy over one interval, split by owner. Sent until it is acknowledged; `sequence` makes that
     harmless."""
 
-    boot_id: str = Field(max_length=64)
-    sequence: int = Field(ge=0)
+    boot_id: Text = Field(max_length=64)
+    sequence: int = Field(ge=0, lt=2**63)
     start_at: Instant
     end_at: Instant
-    metered_gpu_energy_j: float = Field(
-        ge=0, description="The devices' own counters over the interval, all owners together."
+    metered_gpu_energy_j: Joules = Field(
+        description="The devices' own counters over the interval, all owners together."
     )
     usages: list[Usage] = Field(max_length=1_024)
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name people type: letters, digits, dot, dash, underscore; at most 63 characters."""
 
-Instant = AwareDatetime
+
+def _storable(value: datetime) -> datetime:
+    if not 1970 <= value.year <= 9_000:
+        raise ValueError("must lie between the years 1970 and 9000")
+    return value
+
+
+Instant = Annotated[AwareDatetime, AfterValidator(_storable)]
+"""A moment, timezone-aware, of an era that every database and library can hold."""
 
 # Pydantic takes true for 1 and "8" for 8; in what a user asks for, the wrong type is a mistake to be told of.
 Int = Annotated[int, Field(strict=True)]

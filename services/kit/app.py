@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.problems import ProblemCode
-from services.kit.logging import configure_logging
-from services.kit.problems import ProblemError, install_problem_handlers, problem_response
+from services.kit.logging import Log, configure_logging
+from services.kit.problems import ProblemError, install_problem_handlers, problem_response, unavailable
 from services.kit.settings import SharedSettings
+
+log = Log(__name__)
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
@@ -28,17 +31,23 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class ServiceTokenMiddleware:
-    """Let only the other services in; ``open_prefixes`` are paths that authenticate their callers themselves."""
+    """Let only the other services in.
 
-    def __init__(self, app: ASGIApp, token: str, open_prefixes: tuple[str, ...] = ()) -> None:
+    Paths under ``open_prefixes``, and those that ``open_paths`` matches whole, authenticate their callers themselves.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str, open_prefixes: tuple[str, ...] = (), open_paths: re.Pattern[str] | None = None
+    ) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
         self._open_prefixes = open_prefixes
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path not in OPEN_PATHS and not path.startswith(self._open_prefixes or ("\0",)):
+            if not self._is_open(path):
                 given = dict(scope["headers"]).get(b"authorization", b"")
                 if not hmac.compare_digest(given, self._expected):
                     error = ProblemError(
@@ -47,6 +56,11 @@ class ServiceTokenMiddleware:
                     await problem_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        if path in OPEN_PATHS or path.startswith(self._open_prefixes or ("\0",)):
+            return True
+        return self._open_paths is not None and self._open_paths.fullmatch(path) is not None
 
 
 class BodyLimitMiddleware:
@@ -95,13 +109,16 @@ def create_service(
     lifespan: Lifespan,
     readiness: ReadinessCheck,
     open_prefixes: tuple[str, ...] = (),
+    open_paths: re.Pattern[str] | None = None,
     max_body_bytes: int = 16 * 1024 * 1024,
 ) -> FastAPI:
     """Return an internal service's app; only callers with the service token get past the health checks."""
     app = FastAPI(title=title, lifespan=lifespan)
     add_basics(app, readiness)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
-    app.add_middleware(ServiceTokenMiddleware, token=settings.service_token, open_prefixes=open_prefixes)
+    app.add_middleware(
+        ServiceTokenMiddleware, token=settings.service_token, open_prefixes=open_prefixes, open_paths=open_paths
+    )
     return app
 
 
@@ -120,6 +137,17 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
         except Exception as error:  # whatever a dependency raises, the answer is: not ready
             return JSONResponse({"status": "not ready", "detail": str(error) or type(error).__name__}, status_code=503)
         return JSONResponse({"status": "ready"})
+
+
+def answer_unavailable(app: FastAPI, what: str, errors: Iterable[type[Exception]]) -> None:
+    """Answer 503 for ``errors``, which say that a dependency does not answer right now."""
+
+    async def handle(_: Request, error: Exception) -> Response:
+        log.warning("dependency.unavailable", what=what, error=str(error) or type(error).__name__)
+        return problem_response(unavailable(what))
+
+    for kind in errors:
+        app.add_exception_handler(kind, handle)
 
 
 def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port: int) -> None:

@@ -26,6 +26,9 @@ class SharedSettings(BaseSettings):
     scheduler_url: str = Field("http://127.0.0.1:8030", validation_alias="WATTSHIFT_SCHEDULER_URL")
     optimizer_url: str = Field("http://127.0.0.1:8040", validation_alias="WATTSHIFT_OPTIMIZER_URL")
     telemetry_url: str = Field("http://127.0.0.1:8060", validation_alias="WATTSHIFT_TELEMETRY_URL")
+    zone: str = Field(
+        "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none, and of plans."
+    )
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")

@@ -8,7 +8,7 @@ the other.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from services.db.metadata import Timestamp, metadata
@@ -52,6 +52,7 @@ jobs = Table(
     Column("preemptions", Integer, nullable=False, server_default=text("0")),
     Column("restarts", Integer, nullable=False, server_default=text("0")),
     Column("exit_code", Integer),
+    Column("attained_gpu_s", Float, nullable=False, server_default=text("0")),
     Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("queued_at", Timestamp),
     Column("started_at", Timestamp),

@@ -58,6 +58,7 @@ rank_ends = Table(
     Column("allocation_id", Text, ForeignKey("allocations.id"), primary_key=True),
     Column("node_id", Text, primary_key=True),
     Column("exit_code", Integer),
+    Column("ended_by", Text),
     Column("detail", Text),
     Column("at", Timestamp, nullable=False, server_default=text("now()")),
 )

@@ -39,6 +39,7 @@ rank_statuses = Table(
     Column("node_id", Text, primary_key=True),
     Column("state", Text, nullable=False),
     Column("exit_code", Integer),
+    Column("ended_by", Text),
     Column("detail", Text),
     Column("started_at", Timestamp),
     Column("ended_at", Timestamp),
@@ -65,9 +66,13 @@ job_profiles = Table(
     Column("gpu_energy_j", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
     Column("last_done", Float),
+    Column("generation", Integer, nullable=False, server_default=text("0")),
+    Column("since_at", Timestamp),
 )
-"""What a job did and used at each gang size, from its first report of progress there: the observations behind GREEN's
-efficiency."""
+"""What a job did and used at each gang size: the observations behind GREEN's efficiency.
+
+Each gang counts from its first report of progress, at ``since_at``, so that starting up and what a restart repeats is
+left out; ``generation`` is the newest gang that counted."""
 
 energy_intervals = Table(
     "energy_intervals",
@@ -96,6 +101,7 @@ energy_usages = Table(
     Column("cpu_energy_j", Float, nullable=False),
     Column("static_energy_j", Float, nullable=False),
     Column("source", Text, nullable=False),
+    Column("cpu_source", Text, nullable=False, server_default=text("'modelled'")),
     Column("zone", Text, nullable=False),
     Column("signal", Text, nullable=False),
     Column("intensity_gco2_per_kwh", Float, nullable=False),
@@ -106,7 +112,8 @@ energy_usages = Table(
     Index("energy_usages_by_time", "start_at"),
 )
 """The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
-intensity used."""
+intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy is known,
+``cpu_source`` the CPU's; the static share is always configuration."""
 
 job_footprints = Table(
     "job_footprints",

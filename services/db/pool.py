@@ -1,0 +1,100 @@
+"""Connections for the paths where SQLAlchemy's share of the time was measured to be too large: asyncpg itself.
+
+``jsonb`` columns come and go as Python values; a query that wants the text casts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import asyncpg
+import orjson
+
+from services.db.engine import dumps
+
+Isolation = Literal["read_committed", "repeatable_read"]
+
+COMMAND_TIMEOUT_S = 30.0
+
+
+def plain_url(database_url: str) -> str:
+    """Return the URL as asyncpg reads it: without the driver that SQLAlchemy's URLs may name.
+
+    Raises:
+        ValueError: The URL does not name a PostgreSQL server.
+    """
+    scheme, separator, rest = database_url.partition("://")
+    if not separator or scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        raise ValueError("DATABASE_URL must be a postgresql:// URL; no other database is supported")
+    return f"postgresql://{rest}"
+
+
+async def prepare(connection: Any) -> None:
+    """Teach a new connection the project's JSON."""
+    await connection.set_type_codec("jsonb", encoder=dumps, decoder=orjson.loads, schema="pg_catalog")
+
+
+async def connect(database_url: str, *, application_name: str, **server_settings: str) -> asyncpg.Connection:
+    """Return one connection that belongs to no pool."""
+    connection = await asyncpg.connect(
+        plain_url(database_url),
+        timeout=5,
+        command_timeout=COMMAND_TIMEOUT_S,
+        server_settings={"application_name": application_name, "timezone": "UTC", "jit": "off", **server_settings},
+    )
+    await prepare(connection)
+    return connection
+
+
+class Pool:
+    """A pool that opens its connections when they are first needed, so that a process may start before its database."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, database_url: str, *, size: int = 8, application_name: str = "wattshift") -> Pool:
+        """Return a pool of at most ``size`` connections."""
+        pool = await asyncpg.create_pool(
+            plain_url(database_url),
+            min_size=0,
+            max_size=size,
+            init=prepare,
+            timeout=5,
+            command_timeout=COMMAND_TIMEOUT_S,
+            server_settings={"application_name": application_name, "timezone": "UTC", "jit": "off"},
+        )
+        return cls(pool)
+
+    @asynccontextmanager
+    async def connection(self, timeout_s: float = 5.0) -> AsyncIterator[Any]:
+        """Yield a connection whose statements commit one by one.
+
+        Raises:
+            TimeoutError: none was free in time, or the server did not answer.
+        """
+        async with self._pool.acquire(timeout=timeout_s) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def transaction(
+        self, isolation: Isolation = "read_committed", *, readonly: bool = False
+    ) -> AsyncIterator[Any]:
+        """Yield a connection in a transaction that commits at the end of the block, or not at all."""
+        async with self.connection() as connection, connection.transaction(isolation=isolation, readonly=readonly):
+            yield connection
+
+    async def ping(self) -> None:
+        """Return if the database answers."""
+        async with self.connection() as connection:
+            await connection.fetchval("SELECT 1")
+
+    async def close(self) -> None:
+        """Close every connection; one still in use after three seconds is cut off."""
+        try:
+            await asyncio.wait_for(self._pool.close(), 3)
+        except TimeoutError:
+            self._pool.terminate()
