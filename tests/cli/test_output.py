@@ -1,0 +1,44 @@
+"""Figures as people read them."""
+
+import pytest
+
+from services.cli import output
+from services.cli.client import CliError
+from services.cli.cluster import parameters_of, sparkline
+
+
+@pytest.mark.parametrize(("energy_j", "words"), [(0, "0 J"), (999, "999 J"), (3_600, "1.00 Wh"), (3.6e6, "1.000 kWh")])
+def test_energy(energy_j: float, words: str) -> None:
+    assert output.energy(energy_j) == words
+
+
+@pytest.mark.parametrize(
+    ("gco2", "words"), [(0, "0.0 mg"), (0.5, "500.0 mg"), (12, "12.00 g"), (1_500, "1.500 kg"), (-2, "-2.00 g")]
+)
+def test_carbon(gco2: float, words: str) -> None:
+    assert output.carbon(gco2) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1 min"), (3_725, "1 h 2 min"), (90_061, "1 d 1 h"), (-1, "0 s")],
+)
+def test_duration(seconds: float, words: str) -> None:
+    assert output.duration(seconds) == words
+
+
+def test_a_sparkline_spans_its_values() -> None:
+    assert sparkline([1, 2, 3])[0::2] == "▁█"
+    assert sparkline([5, 5]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_parameters_are_json_where_they_can_be() -> None:
+    assert parameters_of(["mu=1.5", "gang=max", "fixed_gpus=null", "x=a=b"]) == {
+        "mu": 1.5,
+        "gang": "max",
+        "fixed_gpus": None,
+        "x": "a=b",
+    }
+    with pytest.raises(CliError, match="key=value"):
+        parameters_of(["mu"])
