@@ -1,0 +1,255 @@
+"""Long solves: what may be asked of the optimizer, and how an answer stands."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from services.contracts.carbon import Clock, IntensityPoint
+from services.contracts.schema import Instant, Message, Name, Real
+from services.core.domain.carbon import CarbonCurve, Signal
+from services.core.solvers.model import Backend, SolveStatus
+
+MAX_STEPS = 20_000
+MAX_WORK = 20_000
+MAX_CELLS = 500_000
+"""Most pairs of a class of work and a step of its window: the variables of a carbon bound."""
+MAX_SOLVER_TIME_S = 600.0
+
+SOLVE_ID_PATTERN = r"^solve_[0-9a-z]{26}$"
+SolveId = Annotated[str, StringConstraints(pattern=SOLVE_ID_PATTERN)]
+Solver = Literal[Backend.HIGHS, Backend.CBC, Backend.GUROBI]
+
+
+def _storable(value: datetime | None) -> datetime | None:
+    if value is not None and not 1970 <= value.year <= 9_000:
+        raise ValueError("must lie between the years 1970 and 9000")
+    return value
+
+
+class SolveState(StrEnum):
+    """Where a solve stands. `succeeded` means answered: an infeasible problem is an answer too."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class SolveFailureCode(StrEnum):
+    """Why a solve has no answer."""
+
+    TIME_LIMIT = "time_limit"
+    """It ran past every limit, its solver's included."""
+    WORKER_LOST = "worker_lost"
+    """Its worker died under it, as often as it was tried; most likely out of memory."""
+    INVALID_PROBLEM = "invalid_problem"
+    INTERNAL = "internal"
+
+
+class SolveFailure(Message):
+    """Why a solve has no answer, for programs and for people."""
+
+    code: SolveFailureCode
+    detail: str
+
+
+class SolveOptions(Message):
+    """Who solves, and for how long."""
+
+    solver: Solver = Field(default=Backend.HIGHS, description="HiGHS stands in where another is missing or too small.")
+    time_limit_s: Real = Field(default=60, gt=0, le=MAX_SOLVER_TIME_S, description="For the solver alone.")
+
+
+class SolveOutcome(Message):
+    """What every kind of solve reports."""
+
+    status: SolveStatus
+    solver: Backend = Field(description="Who solved it in the end.")
+    objective: float | None = None
+    bound: float | None = Field(default=None, description="No solution is better, as far as is proven.")
+    gap: float | None = Field(default=None, description="(objective - bound) / |objective|.")
+    note: str = Field(default="", description="What a reader should know, such as that another solver stepped in.")
+
+
+class WorkClass(Message):
+    """Work of one kind: jobs that draw the same power and may run in the same window."""
+
+    name: Name = "work"
+    gpu_hours: Real = Field(gt=0, le=1e9)
+    power_w: Real = Field(ge=0, le=1e6, description="Of one GPU at work, with whatever of the host goes with it.")
+    release_at: Instant | None = Field(default=None, description="Not before; null for the horizon's beginning.")
+    deadline_at: Instant | None = Field(default=None, description="Done by; null for the horizon's end.")
+    max_gpus: Real | None = Field(default=None, gt=0, le=1e7, description="At most so many at once.")
+
+    _window = field_validator("release_at", "deadline_at")(_storable)
+
+    @model_validator(mode="after")
+    def _window_is_open(self) -> Self:
+        if self.release_at and self.deadline_at and self.release_at >= self.deadline_at:
+            raise ValueError("deadline_at is not after release_at")
+        return self
+
+
+class IntensitySeries(Message):
+    """The grid over a horizon: contiguous steps, as the carbon service's histories and forecasts list them."""
+
+    signal: Signal
+    points: list[IntensityPoint] = Field(min_length=1, max_length=MAX_STEPS)
+
+    @field_validator("points")
+    @classmethod
+    def _contiguous(cls, points: list[IntensityPoint]) -> list[IntensityPoint]:
+        for index, point in enumerate(points):
+            if _storable(point.start_at) and _storable(point.end_at) and point.end_at <= point.start_at:
+                raise ValueError(f"point {index} does not end after it begins")
+            if index and point.start_at != points[index - 1].end_at:
+                raise ValueError(f"point {index} does not begin where point {index - 1} ends")
+            if abs(point.gco2_per_kwh) > 1e6:
+                raise ValueError(f"point {index} has an intensity beyond 1000000 gCO2/kWh")
+        return points
+
+    def as_curve(self) -> CarbonCurve:
+        """Return the steps in UTC seconds."""
+        return CarbonCurve(
+            times_s=np.array([point.start_at.timestamp() for point in self.points]),
+            intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in self.points]),
+            end_s=self.points[-1].end_at.timestamp(),
+        )
+
+
+class _CarbonBoundTerms(SolveOptions):
+    capacity_gpus: Annotated[Real, Field(ge=0, le=1e7)] | list[Annotated[Real, Field(ge=0, le=1e7)]] = Field(
+        description="GPUs there are; a list has one number for each step of `intensity`."
+    )
+    work: list[WorkClass] = Field(min_length=1, max_length=MAX_WORK)
+    pue: Real = Field(default=1, ge=1, le=10, description="Power usage effectiveness of the site.")
+
+
+class CarbonBoundRequest(_CarbonBoundTerms):
+    """The least carbon any schedule of `work` on `capacity_gpus` could reach, knowing the grid in advance.
+
+    Either `intensity` says what the grid emits, or `zone` and `horizon_h` have it forecast; then the horizon begins
+    with the forecast's step in force.
+    """
+
+    intensity: IntensitySeries | None = None
+    zone: Name | None = None
+    signal: Signal | None = Field(default=None, description="With `zone`; default: the installation's own.")
+    horizon_h: Real = Field(default=24, gt=0, le=168, description="With `zone`.")
+    clock: Clock = Field(default="real", description="With `zone`: whose hours `horizon_h` counts.")
+    idle_power_w: Real | None = Field(
+        default=None, ge=0, le=1e6, description="Of a GPU nobody uses; 0 where idle nodes are powered down."
+    )
+    idle_power_fraction: Real | None = Field(
+        default=None, ge=0, le=1, description="Instead of `idle_power_w`: share of the mean power of the work's GPUs."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.intensity is None) == (self.zone is None):
+            raise ValueError("give either intensity or zone")
+        if self.idle_power_w is not None and self.idle_power_fraction is not None:
+            raise ValueError("give either idle_power_w or idle_power_fraction")
+        if isinstance(self.capacity_gpus, list):
+            steps = len(self.intensity.points) if self.intensity else 0
+            if len(self.capacity_gpus) != steps:
+                raise ValueError(
+                    "a list of capacity_gpus goes with intensity and has one number for each of its points"
+                )
+        return self
+
+    @property
+    def idle_w(self) -> float:
+        """Watts of a GPU nobody uses."""
+        if self.idle_power_fraction is not None:
+            gpu_hours = sum(item.gpu_hours for item in self.work)
+            return self.idle_power_fraction * sum(item.gpu_hours * item.power_w for item in self.work) / gpu_hours
+        return self.idle_power_w or 0.0
+
+
+class IntensitySource(Message):
+    """Where a forecast intensity came from."""
+
+    zone: str
+    provider: str
+    method: str
+    generated_at: Instant
+    is_stale: bool
+
+
+class CarbonBoundProblem(_CarbonBoundTerms):
+    """A carbon bound as it is solved: nothing left to look up."""
+
+    kind: Literal["carbon-bound"] = "carbon-bound"
+    intensity: IntensitySeries
+    idle_power_w: float
+    source: IntensitySource | None = Field(default=None, description="Null where the caller gave the intensity.")
+
+
+class ClassSchedule(Message):
+    """When one class of work runs in a schedule that reaches the bound."""
+
+    name: str
+    first_step: int = Field(description="Index into the problem's `intensity.points`.")
+    gpu_hours: list[float] = Field(description="Of that step and those after it.")
+    shortfall_gpu_hours: float = Field(default=0, description="Work that no schedule can do together with the rest.")
+
+
+class CarbonBoundResult(SolveOutcome):
+    """A carbon bound. `infeasible` comes with the least shortfall and a schedule of what can be done."""
+
+    kind: Literal["carbon-bound"] = "carbon-bound"
+    carbon_gco2: float | None = Field(description="The least carbon, idle GPUs and PUE included.")
+    busy_energy_kwh: float | None
+    idle_energy_kwh: float | None
+    schedule: list[ClassSchedule]
+
+
+Problem = CarbonBoundProblem
+Result = CarbonBoundResult
+
+
+class SolveSummary(Message):
+    """A solve, without its problem and its schedule."""
+
+    id: str
+    kind: str
+    tenant_id: str
+    state: SolveState
+    submitted_at: Instant
+    started_at: Instant | None = Field(default=None, description="When a worker last took it up.")
+    ended_at: Instant | None = None
+    attempts: int = Field(default=0, description="How often a worker took it up; more than once after a crash.")
+    solve_s: float | None = Field(default=None, description="Wall time of the solve itself.")
+    outcome: SolveOutcome | None = None
+    failure: SolveFailure | None = None
+
+
+class Solve(SolveSummary):
+    """A solve, whole."""
+
+    problem: Problem
+    result: Result | None = None
+
+
+class SolveList(Message):
+    """One page of solves, newest first."""
+
+    items: list[SolveSummary]
+    next_cursor: str | None = None
+
+
+class SolveQuery(Message):
+    """Which solves to list."""
+
+    limit: int = Field(default=50, ge=1, le=500)
+    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before.")
+    state: list[SolveState] = Field(default_factory=list[SolveState], description="Any of these states; repeatable.")
+    kind: Name | None = None
+    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
