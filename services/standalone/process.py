@@ -86,11 +86,11 @@ class Process:
         return options
 
 
-def http_ready(port: int, path: str = "/readyz") -> bool:
-    """Return whether the service on `port` answers 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+def http_ready(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether the service on `port` has all it needs; blocks two seconds at most."""
+    connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
-        connection.request("GET", path)
+        connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

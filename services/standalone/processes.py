@@ -82,6 +82,12 @@ def _has_gpu() -> bool:
         return False
 
 
+def host_of(service: Service, environment: Mapping[str, str]) -> str:
+    """Return where processes of this machine reach `service`."""
+    host = environment.get(f"{service.prefix}HOST") or "127.0.0.1"
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
 def service_processes(
     services: Sequence[Service], ports: Mapping[str, int], environment: Mapping[str, str], folder: Path
 ) -> list[Process]:
@@ -105,7 +111,9 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
         own["GPU_AGENT_DRIVER"] = "simulated"
         own["GPU_AGENT_SIMULATED_GPUS"] = str(node.gpus)
         own["GPU_AGENT_SIMULATED_MODEL"] = node.model
-    return _http_process(f"agent-{node.node_id}", AGENT, port, {**environment, **own}, state, owns_its_group=False)
+    # The database is nothing to an agent, and an agent runs other people's programs.
+    rest = {name: value for name, value in environment.items() if name != "DATABASE_URL"}
+    return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)
 
 
 def command_process(name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Process:
@@ -122,15 +130,14 @@ def _http_process(
     *,
     owns_its_group: bool = True,
 ) -> Process:
-    address = {f"{service.prefix}PORT": str(port)}
-    if f"{service.prefix}HOST" not in environment:
-        address[f"{service.prefix}HOST"] = "127.0.0.1"
+    host = host_of(service, environment)
+    full = {f"{service.prefix}HOST": host, **environment, f"{service.prefix}PORT": str(port)}
     return Process(
         name=name,
         command=(*PYTHON, "-m", service.module),
-        environment={**environment, **address},
+        environment=full,
         folder=folder,
-        is_ready=lambda: http_ready(port),
+        is_ready=lambda: http_ready(port, host),
         port=port,
         owns_its_group=owns_its_group,
     )

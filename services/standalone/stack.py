@@ -166,7 +166,7 @@ class Stack:
             asked = self.environment.get(f"{service.prefix}PORT")
             port = self._ports.take(int(asked or service.port), exactly=asked is not None)
             self.environment[f"{service.prefix}PORT"] = str(port)
-            self.urls[service.name] = f"http://127.0.0.1:{port}"
+            self.urls[service.name] = f"http://{processes.host_of(service, self.environment)}:{port}"
             self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
         self.environment |= {
             "WATTSHIFT_DATA_DIR": str(self.folder.path),
@@ -181,11 +181,12 @@ class Stack:
         self._write_status()
 
     def _write_status(self) -> None:
-        self.folder.write_status(self.status())
+        with contextlib.suppress(OSError):  # a full disk must not end the supervision
+            self.folder.write_status(self.status())
 
 
 async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) -> None:
-    """Run `stack` until SIGTERM or SIGINT, also while it starts.
+    """Run `stack` until SIGTERM, Ctrl-C or the end of the terminal, also while it starts.
 
     Raises:
         StackError: as `Stack.start`.
@@ -201,7 +202,7 @@ async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) ->
             task.cancel()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, ask_to_stop)
     with contextlib.suppress(asyncio.CancelledError):
         async with stack:
