@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Message, Name
+from services.contracts.schema import Instant, Message, Name, Text
 
 TENANT_HEADER = "x-wattshift-tenant"
 ROLE_HEADER = "x-wattshift-role"
@@ -62,12 +63,40 @@ class Tenant(TenantSpec):
     created_at: Instant
 
 
+class TenantList(Message):
+    """One page of tenants, by id."""
+
+    items: list[Tenant]
+    next_cursor: str | None = None
+
+
+class TenantLimitsChange(Message):
+    """The limits to change; those left out stay as they are, and `max_gpus: null` lifts that one."""
+
+    max_active_jobs: int | None = Field(default=None, ge=0)
+    max_gpus: int | None = Field(default=None, ge=0)
+    requests_per_s: float | None = Field(default=None, gt=0, le=1_000_000)
+    burst: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    def applied_to(self, limits: TenantLimits) -> TenantLimits:
+        """Return `limits` with the changes."""
+        given = self.model_dump(exclude_unset=True)
+        changes = {name: value for name, value in given.items() if value is not None or name == "max_gpus"}
+        return limits.model_copy(update=changes)
+
+
+class TenantChange(Message):
+    """A change of a tenant."""
+
+    limits: TenantLimitsChange
+
+
 class KeySpec(Message):
     """A new API key."""
 
     tenant_id: Name
     role: Role = Role.USER
-    label: str = Field(default="", max_length=100)
+    label: Text = Field(default="", max_length=100)
 
 
 class ApiKey(Message):
@@ -79,6 +108,13 @@ class ApiKey(Message):
     label: str
     created_at: Instant
     revoked_at: Instant | None = None
+
+
+class KeyList(Message):
+    """One page of keys, newest first; revoked ones are listed too."""
+
+    items: list[ApiKey]
+    next_cursor: str | None = None
 
 
 class NewApiKey(ApiKey):
@@ -98,3 +134,21 @@ class ResolvedKey(Message):
 
     identity: Identity
     limits: TenantLimits
+
+
+class AuditEntry(Message):
+    """Something an operator or admin did."""
+
+    at: Instant
+    tenant_id: str
+    key_id: str
+    action: str = Field(description="`key.created`, `tenant.changed`, `job.cancelled`, ...")
+    target: str
+    data: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class AuditList(Message):
+    """One page of the audit log, newest first."""
+
+    items: list[AuditEntry]
+    next_cursor: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -60,7 +61,7 @@ class Progress(Message):
     """
 
     source: Literal["file", "log", "http", "none"] = "file"
-    pattern: Annotated[str, StringConstraints(max_length=500)] | None = None
+    pattern: Text | None = Field(default=None, max_length=500)
 
     @model_validator(mode="after")
     def _pattern_fits_source(self) -> Self:
@@ -70,7 +71,7 @@ class Progress(Message):
             return self
         try:
             groups = re.compile(self.pattern or "").groupindex
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"pattern is not a regular expression: {error}") from error
         if "done" not in groups:
             raise ValueError("pattern needs a group named 'done': (?P<done>[0-9]+)")
@@ -238,6 +239,13 @@ class SubmittedBatch(Message):
     jobs: list[SubmittedJob]
 
 
+class LogStream(StrEnum):
+    """Standard output or standard error."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
 class JobEvent(Message):
     """Something that happened to a job."""
 
@@ -270,3 +278,10 @@ class SubmissionAnswer(Message):
     status: int
     body: str
     replayed: bool = False
+    location: str | None = Field(default=None, description="Path of the job that was made, where it is one job.")
+
+
+class SubmissionAnswers(Message):
+    """The answers to a `SubmissionRequest`, in the order of its entries."""
+
+    answers: list[SubmissionAnswer]
