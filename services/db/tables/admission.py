@@ -19,7 +19,11 @@ tenants = Table(
     Column("id", Text, primary_key=True),
     Column("limits", JSONB, nullable=False),
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("accepted_jobs", BigInteger, nullable=False, server_default=text("0")),
 )
+"""``accepted_jobs`` counts every job ever accepted. It moves in the transaction that accepts them, whose lock on the
+row makes quotas exact; what it has moved since the active jobs were last counted is the most by which they can have
+grown."""
 
 api_keys = Table(
     "api_keys",

@@ -1,0 +1,84 @@
+"""How many more jobs a tenant may have active: exact, without counting them for every submission."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import asyncpg
+
+from services.contracts.identity import TenantLimits
+from services.contracts.problems import ProblemCode
+from services.kit.problems import ProblemError
+
+# The lock is the tenant's until the commit, so that nobody else, in this process or another one, accepts for it
+# meanwhile. In order of id: two commits with the same tenants must not wait for each other.
+LOCK = """
+SELECT id, accepted_jobs, (limits->>'max_active_jobs')::bigint AS limit
+FROM tenants WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE
+"""
+COUNT = """
+SELECT count(*) FROM jobs WHERE tenant_id = $1 AND state NOT IN ('succeeded', 'failed', 'cancelled')
+"""
+RECOUNT_EVERY_S = 0.25
+
+
+@dataclass(slots=True)
+class Account:
+    """What a tenant may still submit in this commit."""
+
+    tenant_id: str
+    limit: int
+    room: int
+    taken: int = 0
+
+    def take(self, jobs: int) -> ProblemError | None:
+        """Take room for ``jobs``, or return why there is none."""
+        if jobs > self.room:
+            return ProblemError(
+                403,
+                ProblemCode.QUOTA_EXCEEDED,
+                f"Tenant {self.tenant_id} may have {self.limit} active jobs and has room for {max(self.room, 0)} more.",
+            )
+        self.room -= jobs
+        self.taken += jobs
+        return None
+
+
+@dataclass(slots=True, frozen=True)
+class _Count:
+    accepted: int
+    active: int
+    at_s: float
+
+
+class Accounts:
+    """Opens accounts, inside the transaction that will use them.
+
+    Jobs become active only by being accepted, and ``tenants.accepted_jobs`` counts that. The active jobs of a tenant
+    are therefore never more than they were when last counted, plus what has been accepted since, by whatever process.
+    Only when that bound reaches the limit are they counted again, at most every ``RECOUNT_EVERY_S``: a tenant at its
+    limit then learns of room that late, but never gets more than its limit.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+
+    async def open(self, connection: asyncpg.Connection, wanted: Mapping[str, int]) -> dict[str, Account]:
+        """Lock the tenants in ``wanted`` (id -> jobs asked for) and return the accounts of those that exist."""
+        accounts: dict[str, Account] = {}
+        for tenant_id, accepted, limit in await connection.fetch(LOCK, list(wanted)):
+            limit = TenantLimits().max_active_jobs if limit is None else limit
+            count = self._counts.get(tenant_id)
+            if count is None or self._bound(count, accepted) + wanted[tenant_id] > limit:
+                now_s = time.monotonic()
+                if count is None or now_s - count.at_s > RECOUNT_EVERY_S:
+                    count = _Count(accepted, int(await connection.fetchval(COUNT, tenant_id) or 0), now_s)
+                    self._counts[tenant_id] = count
+            accounts[tenant_id] = Account(tenant_id, limit, limit - self._bound(count, accepted))
+        return accounts
+
+    @staticmethod
+    def _bound(count: _Count, accepted: int) -> int:
+        return count.active + accepted - count.accepted

@@ -1,0 +1,96 @@
+"""Composition root of admission: ``python -m services.admission.app``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from sqlalchemy import text
+
+from services.admission.access import Access
+from services.admission.access_endpoints import access_routes
+from services.admission.capacity import Capacity, CapacityCache
+from services.admission.commits import Committer
+from services.admission.endpoints import job_routes
+from services.admission.feed import EventFeed
+from services.admission.first_start import ensure_first_admin, show_secret
+from services.admission.hints import JobHints
+from services.admission.job_repository import JobRepository
+from services.admission.jobs import Jobs
+from services.admission.logs import Logs
+from services.admission.service import Submissions
+from services.admission.settings import AdmissionSettings
+from services.admission.streaming import EventStreams
+from services.admission.submission_repository import SubmissionRepository
+from services.db.engine import create_engine
+from services.kit.app import create_service, serve
+from services.kit.http import new_session
+from services.kit.redis import connect
+
+MAX_GROUP_BYTES = 128 * 1024 * 1024
+
+
+def create_app(settings: AdmissionSettings) -> FastAPI:
+    """Return the service; its parts are made when it starts, on the loop that will run it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        redis = connect(settings.redis_url)
+        session = new_session()
+        hints = JobHints(redis)
+        jobs = Jobs(engine, hints.give)
+        feed = EventFeed(engine, poll_s=settings.event_poll_s, buffer=settings.event_buffer)
+        committer = Committer(
+            SubmissionRepository(settings.database_url),
+            hints.give,
+            max_jobs=settings.max_jobs_per_commit,
+            patience_s=settings.commit_patience_s,
+        )
+        logs = Logs(
+            engine,
+            jobs,
+            session,
+            token=settings.service_token,
+            timeout_s=settings.agent_timeout_s,
+            poll_s=settings.log_poll_s,
+        )
+        submissions = Submissions(committer, CapacityCache(read_capacity, settings.capacity_max_age_s))
+        app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
+        app.include_router(access_routes(Access(engine)))
+        if secret := await ensure_first_admin(engine, settings.data_dir):
+            show_secret(secret, settings.data_dir)
+        tasks = [asyncio.create_task(committer.run()), asyncio.create_task(hints.run())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await session.close()
+            await redis.aclose()
+            await engine.dispose()
+
+    async def read_capacity() -> Capacity:
+        async with engine.connect() as connection:
+            return await JobRepository(connection).capacity()
+
+    async def readiness() -> None:
+        async with engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    engine = create_engine(settings.database_url, application_name="admission")
+    return create_service(
+        "Wattshift admission", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=MAX_GROUP_BYTES
+    )
+
+
+def main() -> None:
+    """Run the process."""
+    settings = AdmissionSettings()  # pyright: ignore[reportCallIssue]
+    serve(create_app(settings), "admission", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What the registered nodes could hold if they were all empty: a gang beyond it would wait for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from services.contracts.jobs import GpuRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """Devices of one model and size of memory, over all registered nodes."""
+
+    model: str
+    memory_gib: float
+    count: int
+
+
+Capacity = Sequence[DeviceKind]
+
+
+@dataclass(frozen=True, slots=True)
+class Impossibility:
+    """Which field of a gang asks for too much, and why."""
+
+    pointer: str
+    detail: str
+
+
+def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
+    """Return why the smallest gang of ``gpus`` can never be placed; None when it can, or when no node is known yet.
+
+    A gang runs on devices of one model. Nodes that are drained or lost count: they may come back.
+    """
+    if not capacity:
+        return None
+    kinds = [kind for kind in capacity if gpus.model in (None, kind.model)]
+    if not kinds:
+        return Impossibility("/gpus/model", f"No node of the cluster has a GPU of model {gpus.model}.")
+    kinds = [kind for kind in kinds if kind.memory_gib >= (gpus.memory_gib or 0)]
+    if not kinds:
+        return Impossibility("/gpus/memory_gib", f"No such GPU of the cluster has {gpus.memory_gib:g} GiB of memory.")
+    by_model: dict[str, int] = {}
+    for kind in kinds:
+        by_model[kind.model] = by_model.get(kind.model, 0) + kind.count
+    largest = max(by_model.values())
+    if gpus.min > largest:
+        return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {largest} such GPUs.")
+    return None
+
+
+class CapacityCache:
+    """The capacity as of a moment ago. A refusal is made on a fresh look only, so a node counts once it is there."""
+
+    def __init__(self, read: Callable[[], Awaitable[Capacity]], max_age_s: float) -> None:
+        self._read = read
+        self._max_age_s = max_age_s
+        self._capacity: Capacity = ()
+        self._read_at_s = float("-inf")
+
+    async def get(self, *, fresh: bool = False) -> Capacity:
+        """Return the capacity; ``fresh`` looks now."""
+        if fresh or time.monotonic() - self._read_at_s > self._max_age_s:
+            read_at_s = time.monotonic()
+            self._capacity = await self._read()
+            self._read_at_s = read_at_s
+        return self._capacity

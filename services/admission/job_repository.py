@@ -1,0 +1,208 @@
+"""Jobs as they are read and steered, one or a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.admission.capacity import DeviceKind
+from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Share
+from services.core.domain.jobs import JobState
+from services.db.tables.admission import audit_log, job_events, jobs
+from services.db.tables.scheduler import allocations
+from services.db.tables.telemetry import job_footprints, job_progress, nodes
+
+_live = and_(allocations.c.job_id == jobs.c.id, allocations.c.state != "ended")
+
+_WITH_ALL: Select[Any] = select(
+    jobs,
+    allocations.c.gpus,
+    allocations.c.shares,
+    job_progress.c.done,
+    job_progress.c.total,
+    job_progress.c.updated_at.label("progress_at"),
+    job_footprints.c.energy_j,
+    job_footprints.c.gpu_energy_j,
+    job_footprints.c.estimated_energy_j,
+    job_footprints.c.carbon_gco2,
+    job_footprints.c.gpu_s,
+).select_from(
+    jobs.outerjoin(allocations, _live)
+    .outerjoin(job_progress, job_progress.c.job_id == jobs.c.id)
+    .outerjoin(job_footprints, job_footprints.c.job_id == jobs.c.id)
+)
+
+_CAPACITY = text("""
+    SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, count(*) AS count
+    FROM nodes, jsonb_array_elements(devices) AS device GROUP BY 1, 2
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs a page is taken from."""
+
+    tenant_id: str | None = None
+    states: Sequence[JobState] = ()
+    project: str | None = None
+    name: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    name_part: str | None = None
+    submitted_after: datetime | None = None
+    submitted_before: datetime | None = None
+    before_id: str | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Return the filter as SQL."""
+        found: list[ColumnElement[bool]] = []
+        if self.tenant_id is not None:
+            found.append(jobs.c.tenant_id == self.tenant_id)
+        if self.states:
+            found.append(jobs.c.state.in_(self.states))
+        if self.project is not None:
+            found.append(jobs.c.project == self.project)
+        if self.name is not None:
+            found.append(jobs.c.name == self.name)
+        if self.name_part is not None:
+            found.append(jobs.c.name.icontains(self.name_part, autoescape=True))
+        if self.submitted_after is not None:
+            found.append(jobs.c.submitted_at > self.submitted_after)
+        if self.submitted_before is not None:
+            found.append(jobs.c.submitted_at < self.submitted_before)
+        if self.before_id is not None:
+            found.append(jobs.c.id < self.before_id)
+        found += [jobs.c.labels.contains({key: value}) for key, value in self.labels]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LockedJob:
+    """What a command on a job depends on; it stays so until the transaction ends."""
+
+    state: JobState
+    tenant_id: str
+    cancel_requested: bool
+    hold_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """One of a job's gangs, and where its nodes answer."""
+
+    id: str
+    generation: int
+    node_ids: tuple[str, ...]
+    agent_urls: dict[str, str]
+
+
+class JobRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def page(self, wanted: JobFilter, limit: int) -> list[Job]:
+        """Return up to ``limit`` jobs, newest first."""
+        query = _WITH_ALL.where(*wanted.conditions()).order_by(jobs.c.id.desc()).limit(limit)
+        return [_job(row) for row in await self._connection.execute(query)]
+
+    async def find(self, job_id: str, tenant_id: str | None) -> Job | None:
+        """Return a job, if it exists and is ``tenant_id``'s (None: anybody's)."""
+        query = _WITH_ALL.where(jobs.c.id == job_id)
+        if tenant_id is not None:
+            query = query.where(jobs.c.tenant_id == tenant_id)
+        row = (await self._connection.execute(query)).one_or_none()
+        return None if row is None else _job(row)
+
+    async def lock(self, job_id: str, tenant_id: str | None) -> LockedJob | None:
+        """Return a job's steering columns and keep others from changing it until the transaction ends."""
+        query = select(jobs.c.state, jobs.c.tenant_id, jobs.c.cancel_requested, jobs.c.hold_requested)
+        query = query.where(jobs.c.id == job_id).with_for_update()
+        if tenant_id is not None:
+            query = query.where(jobs.c.tenant_id == tenant_id)
+        row = (await self._connection.execute(query)).one_or_none()
+        return None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3])
+
+    async def change(self, job_id: str, **values: Any) -> None:
+        """Set columns of a job that this transaction has locked."""
+        await self._connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+    async def tell(self, job_id: str, tenant_id: str, event: str, **data: Any) -> None:
+        """Add an event."""
+        await self._connection.execute(
+            insert(job_events).values(job_id=job_id, tenant_id=tenant_id, type=event, data=data)
+        )
+
+    async def audit(self, tenant_id: str, key_id: str, action: str, target: str, **data: Any) -> None:
+        """Write down what an operator did."""
+        await self._connection.execute(
+            insert(audit_log).values(tenant_id=tenant_id, key_id=key_id, action=action, target=target, data=data)
+        )
+
+    async def allocation(self, job_id: str, generation: int | None) -> Allocated | None:
+        """Return a job's gang of that generation, or its newest."""
+        query = select(allocations.c.id, allocations.c.generation, allocations.c.shares)
+        query = query.where(allocations.c.job_id == job_id)
+        if generation is not None:
+            query = query.where(allocations.c.generation == generation)
+        row = (await self._connection.execute(query.order_by(allocations.c.generation.desc()).limit(1))).one_or_none()
+        if row is None:
+            return None
+        node_ids = tuple(share["node_id"] for share in row.shares)
+        known = await self._connection.execute(select(nodes.c.id, nodes.c.agent_url).where(nodes.c.id.in_(node_ids)))
+        return Allocated(row.id, row.generation, node_ids, {node.id: node.agent_url for node in known})
+
+    async def allocation_ended(self, allocation_id: str) -> bool:
+        """Return whether the gang is over."""
+        query = select(func.count()).where(allocations.c.id == allocation_id, allocations.c.state != "ended")
+        return not (await self._connection.execute(query)).scalar_one()
+
+    async def capacity(self) -> list[DeviceKind]:
+        """Return the devices of all registered nodes."""
+        return [DeviceKind(*row) for row in await self._connection.execute(_CAPACITY)]
+
+
+def _job(row: Row[Any]) -> Job:
+    spec = JobSpec.model_validate(row.spec)
+    return Job(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        name=row.name,
+        project=row.project,
+        state=JobState(row.state),
+        reason=row.reason,
+        detail=row.detail,
+        spec=spec,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        expected_start_at=row.expected_start_at,
+        generation=row.generation,
+        gpus=row.gpus or 0,
+        placement=[Share(node_id=share["node_id"], devices=share["devices"]) for share in row.shares or ()],
+        preemptions=row.preemptions,
+        restarts=row.restarts,
+        exit_code=row.exit_code,
+        progress=_progress(row, spec),
+        footprint=JobFootprint()
+        if row.energy_j is None
+        else JobFootprint(
+            energy_j=row.energy_j,
+            gpu_energy_j=row.gpu_energy_j,
+            carbon_gco2=row.carbon_gco2,
+            gpu_s=row.gpu_s,
+            estimated_energy_j=row.estimated_energy_j,
+        ),
+    )
+
+
+def _progress(row: Row[Any], spec: JobSpec) -> JobProgress | None:
+    if row.done is None:
+        return None
+    total = row.total if row.total is not None else spec.work and spec.work.total
+    return JobProgress(done=row.done, total=total, unit=spec.work and spec.work.unit, updated_at=row.progress_at)

@@ -1,0 +1,99 @@
+"""Use cases on jobs that exist: list, look, cancel, hold, release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.cursors import read_cursor, write_cursor
+from services.admission.job_repository import JobFilter, JobRepository
+from services.admission.steering import Decision, Verb, decide
+from services.contracts.identity import Identity
+from services.contracts.jobs import Job, JobList
+from services.contracts.problems import ProblemCode
+from services.contracts.queries import JobQuery
+from services.kit.problems import ProblemError, not_found
+
+JOB_ID = r"job_[0-9a-z]{26}"
+
+
+def visible_tenant(identity: Identity) -> str | None:
+    """Return whose jobs the caller may see; None means everybody's."""
+    return None if identity.is_operator else identity.tenant_id
+
+
+def check_job_id(job_id: str) -> str:
+    """Return ``job_id`` if a job could have it; anything else is a job that does not exist."""
+    if not re.fullmatch(JOB_ID, job_id):
+        raise not_found("job")
+    return job_id
+
+
+class Jobs:
+    """Reads and steers jobs."""
+
+    def __init__(self, engine: AsyncEngine, on_change: Callable[[], None]) -> None:
+        self._engine = engine
+        self._on_change = on_change
+
+    async def page(self, identity: Identity, query: JobQuery) -> JobList:
+        """Return one page, newest first."""
+        if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
+            raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator sees the jobs of other tenants.")
+        wanted = JobFilter(
+            tenant_id=visible_tenant(identity) or query.tenant,
+            states=query.state,
+            project=query.project,
+            name=query.name,
+            labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
+            name_part=query.q,
+            submitted_after=query.submitted_after,
+            submitted_before=query.submitted_before,
+            before_id=read_cursor(query.cursor, JOB_ID),
+        )
+        async with self._engine.connect() as connection:
+            found = await JobRepository(connection).page(wanted, query.limit + 1)
+        more = len(found) > query.limit
+        items = found[: query.limit]
+        return JobList(items=items, next_cursor=write_cursor(items[-1].id) if more else None)
+
+    async def get(self, identity: Identity, job_id: str) -> Job:
+        """Return a job; another tenant's is one that does not exist."""
+        async with self._engine.connect() as connection:
+            job = await JobRepository(connection).find(check_job_id(job_id), visible_tenant(identity))
+        if job is None:
+            raise not_found("job")
+        return job
+
+    async def steer(self, identity: Identity, job_id: str, verb: Verb) -> Job:
+        """Cancel, hold or release a job; saying it twice is as good as once.
+
+        The row is locked while we decide: a scheduler that starts the job at this moment comes before us, and we ask it
+        to stop the gang, or after us, and finds that the job is not queued any more.
+        """
+        async with self._engine.begin() as connection:
+            repository = JobRepository(connection)
+            job = await repository.lock(check_job_id(job_id), visible_tenant(identity))
+            if job is None:
+                raise not_found("job")
+            decision = decide(verb, job.state, cancel_requested=job.cancel_requested, hold_requested=job.hold_requested)
+            if decision is not None:
+                await self._apply(repository, identity, job_id, job.tenant_id, decision)
+        if decision is not None:
+            self._on_change()
+        return await self.get(identity, job_id)
+
+    @staticmethod
+    async def _apply(
+        repository: JobRepository, identity: Identity, job_id: str, tenant_id: str, decision: Decision
+    ) -> None:
+        await repository.change(job_id, **decision.values)
+        data: dict[str, Any] = {"by": identity.key_id}
+        if state := decision.values.get("state"):
+            data["state"] = state
+        await repository.tell(job_id, tenant_id, decision.event, **data)
+        if tenant_id != identity.tenant_id:
+            await repository.audit(identity.tenant_id, identity.key_id, decision.event, job_id, tenant=tenant_id)

@@ -1,0 +1,148 @@
+"""A job's output, fetched from the node that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.job_repository import Allocated, JobRepository
+from services.admission.jobs import Jobs
+from services.contracts.identity import Identity
+from services.contracts.jobs import LogStream
+from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.queries import LogQuery
+from services.kit.problems import ProblemError, unavailable
+
+GENERATION_HEADER = "x-wattshift-log-generation"
+NODE_HEADER = "x-wattshift-log-node"
+PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a piece of output comes from."""
+
+    url: str
+    allocation_id: str
+    generation: int
+    node_id: str
+    stream: LogStream
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some of the output, and the headers that say where it lies."""
+
+    content: bytes
+    headers: dict[str, str]
+    next_offset: int
+    is_end: bool
+
+
+class Logs:
+    """Reads output over the agents' HTTP interface."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        jobs: Jobs,
+        session: aiohttp.ClientSession,
+        *,
+        token: str,
+        timeout_s: float,
+        poll_s: float,
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._session = session
+        self._authorization = {"authorization": f"Bearer {token}"}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._poll_s = poll_s
+
+    async def piece(self, identity: Identity, job_id: str, query: LogQuery) -> LogPiece:
+        """Return one piece.
+
+        Raises:
+            ProblemError: 404 where there is no such job, gang, node or output; 503 where the node does not answer.
+        """
+        source = await self._source(identity, job_id, query)
+        return await self._fetch(source, query.offset, query.limit)
+
+    async def follow(
+        self, identity: Identity, job_id: str, query: LogQuery
+    ) -> tuple[dict[str, str], AsyncIterator[bytes]]:
+        """Return the headers of the first piece, and all pieces from there on until the gang has ended; errors as for
+        ``piece``."""
+        source = await self._source(identity, job_id, query)
+        first = await self._fetch(source, query.offset, query.limit)
+        return first.headers, self._pieces(source, first, query.limit)
+
+    async def _pieces(self, source: _Source, piece: LogPiece, limit: int) -> AsyncIterator[bytes]:
+        while True:
+            if piece.content:
+                yield piece.content
+            elif piece.is_end or await self._is_over(source):
+                return
+            else:
+                await asyncio.sleep(self._poll_s)
+            try:
+                piece = await self._fetch(source, piece.next_offset, limit)
+            except ProblemError:  # the node is away: it may come back while its gang lives
+                piece = LogPiece(b"", {}, piece.next_offset, is_end=False)
+
+    async def _is_over(self, source: _Source) -> bool:
+        """Return whether the gang has ended; what it wrote last is fetched before anybody asks this twice."""
+        async with self._engine.connect() as connection:
+            return await JobRepository(connection).allocation_ended(source.allocation_id)
+
+    async def _source(self, identity: Identity, job_id: str, query: LogQuery) -> _Source:
+        await self._jobs.get(identity, job_id)
+        async with self._engine.connect() as connection:
+            found = await JobRepository(connection).allocation(job_id, query.generation)
+        if found is None:
+            what = "has not started yet" if query.generation is None else f"had no gang {query.generation}"
+            raise ProblemError(404, ProblemCode.NO_DATA, f"The job {what}, so there is no output.")
+        node_id = self._node(found, query.node)
+        url = found.agent_urls.get(node_id)
+        if url is None:
+            raise unavailable(f"Node {node_id}")
+        return _Source(url.rstrip("/"), found.id, found.generation, node_id, query.stream)
+
+    @staticmethod
+    def _node(found: Allocated, wanted: str | None) -> str:
+        if wanted is None:
+            return found.node_ids[0]
+        if wanted not in found.node_ids:
+            pointer = FieldError(pointer="?node", detail=f"It ran on {', '.join(found.node_ids)}.")
+            raise ProblemError(404, ProblemCode.NO_DATA, f"The gang did not run on node {wanted}.", errors=[pointer])
+        return wanted
+
+    async def _fetch(self, source: _Source, offset: int, limit: int) -> LogPiece:
+        try:
+            async with self._session.get(
+                f"{source.url}/v1/allocations/{source.allocation_id}/logs",
+                params={"stream": source.stream.value, "offset": offset, "limit": limit},
+                headers=self._authorization,
+                timeout=self._timeout,
+            ) as answer:
+                content = await answer.content.read(-1)
+                status, headers = answer.status, answer.headers
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise unavailable(f"Node {source.node_id}") from error
+        if status == 404:
+            raise ProblemError(404, ProblemCode.NO_DATA, f"Node {source.node_id} has no such output (any more).")
+        if status != 200:
+            raise unavailable(f"Node {source.node_id}")
+        told = headers.get(LOG_NEXT_OFFSET_HEADER, "")
+        passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
+        return LogPiece(
+            content=content,
+            headers={**passed_on, GENERATION_HEADER: str(source.generation), NODE_HEADER: source.node_id},
+            next_offset=int(told) if told.isdigit() else offset + len(content),
+            is_end=headers.get(LOG_EOF_HEADER) == "true",
+        )

@@ -1,0 +1,53 @@
+"""The use case of submitting: read, check, commit, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.admission.capacity import CapacityCache
+from services.admission.commits import Committer
+from services.admission.submissions import Draft, check_capacity, read_submission, refused
+from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
+from services.db.engine import is_connection_error
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, as_problem
+
+log = Log(__name__)
+
+
+class Submissions:
+    """Answers submissions, many at a time; one bad entry does not spoil the others."""
+
+    def __init__(self, committer: Committer, capacity: CapacityCache) -> None:
+        self._committer = committer
+        self._capacity = capacity
+
+    async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
+        """Return the answers in the order of the entries; what they say is on disk."""
+        read = [self._read(entry) for entry in entries]
+        checked = await self._check(read)
+        drafts = [draft for draft in checked if isinstance(draft, Draft)]
+        answers = iter(await self._committer.submit(drafts) if drafts else ())
+        return [next(answers) if isinstance(item, Draft) else refused(item) for item in checked]
+
+    @staticmethod
+    def _read(entry: SubmissionEntry) -> Draft | ProblemError:
+        try:
+            return read_submission(entry)
+        except Exception as error:  # a validator's own fault must stay this entry's
+            log.exception("submission.not_read")
+            return as_problem(error)
+
+    async def _check(self, read: Sequence[Draft | ProblemError]) -> list[Draft | ProblemError]:
+        drafts = [item for item in read if isinstance(item, Draft)]
+        if not drafts:
+            return list(read)
+        try:
+            capacity = await self._capacity.get()
+            if any(check_capacity(draft, capacity) for draft in drafts):
+                capacity = await self._capacity.get(fresh=True)  # a node may have come since
+        except Exception as error:
+            if not is_connection_error(error):
+                raise
+            return list(read)  # the commit waits for the database, and says so if it stays away
+        return [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]

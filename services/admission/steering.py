@@ -1,0 +1,86 @@
+"""What cancel, hold and release mean in each state of a job: a table, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import func
+
+from services.core.cycle.lifecycle import check_transition
+from services.core.domain.errors import TransitionError
+from services.core.domain.jobs import JobState
+
+
+class Verb(StrEnum):
+    """What a user may ask of a job."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The columns to set, and the event that tells of it."""
+
+    event: str
+    values: dict[str, Any]
+
+
+def decide(verb: Verb, state: JobState, *, cancel_requested: bool, hold_requested: bool) -> Decision | None:
+    """Return what to do; None where the job is already as asked.
+
+    A job without GPUs changes state at once. One that holds GPUs is marked, and the scheduler, which alone ends gangs,
+    does the rest.
+
+    Raises:
+        TransitionError: The job has ended, or is being cancelled, and cannot be what is asked.
+    """
+    match verb:
+        case Verb.CANCEL:
+            return _cancel(state, cancel_requested)
+        case Verb.HOLD:
+            return _hold(state, cancel_requested, hold_requested)
+        case Verb.RELEASE:
+            return _release(state, cancel_requested, hold_requested)
+
+
+def _cancel(state: JobState, cancel_requested: bool) -> Decision | None:
+    if state is JobState.CANCELLED:
+        return None
+    if state.holds_gpus:
+        return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
+    if state.is_final:
+        raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
+    return _move(state, JobState.CANCELLED, "cancelled", ended_at=func.now(), expected_start_at=None)
+
+
+def _hold(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
+    if state is JobState.HELD:
+        return None
+    _refuse_if_over(state, cancel_requested, "held")
+    if state.holds_gpus:
+        return None if hold_requested else Decision("job.hold_requested", {"hold_requested": True})
+    return _move(state, JobState.HELD, "held", queued_at=None, expected_start_at=None)
+
+
+def _release(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
+    _refuse_if_over(state, cancel_requested, "released")
+    if state is JobState.HELD:
+        return _move(state, JobState.QUEUED, None, queued_at=func.now())
+    return Decision("job.hold_withdrawn", {"hold_requested": False}) if hold_requested else None
+
+
+def _refuse_if_over(state: JobState, cancel_requested: bool, asked: str) -> None:
+    if state.is_final:
+        raise TransitionError(f"The job has ended ({state}) and cannot be {asked}.")
+    if cancel_requested:
+        raise TransitionError(f"The job is being cancelled and cannot be {asked}.")
+
+
+def _move(current: JobState, following: JobState, reason: str | None, **values: Any) -> Decision:
+    check_transition(current, following)
+    flags = {"hold_requested": False}
+    return Decision(f"job.{following}", {"state": following, "reason": reason, "detail": None, **flags, **values})

@@ -1,0 +1,97 @@
+"""Events as a stream of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from services.admission.feed import BEGINNING, EventFeed, Position, Scope, StoredEvent
+from services.admission.jobs import Jobs
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.jobs import JobState
+from services.kit.problems import ProblemError
+
+FINAL_EVENTS = frozenset(f"job.{state}" for state in JobState if state.is_final)
+KEEP_ALIVE = b": keep-alive\n\n"
+HELLO = b": events\n\n"
+
+
+def read_last_event_id(header: str | None) -> Position | None:
+    """Return where a client that lost its stream wants to go on.
+
+    Raises:
+        ProblemError: The header names no event.
+    """
+    if not header:
+        return None
+    position = Position.parse(header)
+    if position is None:
+        raise ProblemError(
+            422,
+            ProblemCode.INVALID_CURSOR,
+            "Last-Event-ID is not the id of an event.",
+            errors=[FieldError(pointer="#Last-Event-ID", detail="Not the id of an event.")],
+        )
+    return position
+
+
+def as_sse(event: StoredEvent) -> bytes:
+    """Return an event as clients of `EventSource` read it."""
+    message = event.message()
+    return f"id: {message.id}\nevent: {message.type}\ndata: {message.model_dump_json()}\n\n".encode()
+
+
+class EventStreams:
+    """Opens streams of events."""
+
+    def __init__(self, feed: EventFeed, jobs: Jobs, keep_alive_s: float) -> None:
+        self._feed = feed
+        self._jobs = jobs
+        self._keep_alive_s = keep_alive_s
+
+    async def of_all(self, scope: Scope, after: Position | None, *, follow: bool) -> AsyncIterator[bytes]:
+        """Return the events in ``scope`` from now on, or from ``after`` on; for ever, or as far as there are any."""
+        start = after if after is not None else BEGINNING if not follow else await self._feed.now()
+        return self._follow_all(scope, start) if follow else self._replay(scope, start)
+
+    async def of_job(
+        self, identity: Identity, job_id: str, after: Position | None, *, follow: bool
+    ) -> AsyncIterator[bytes] | None:
+        """Return a job's events from its first on, or from ``after`` on, until its end.
+
+        None when the job has ended and the client has seen it all: it is told not to come back.
+        """
+        job = await self._jobs.get(identity, job_id)
+        scope, start = Scope(job_id=job_id), after or BEGINNING
+        if job.state.is_final and after is not None and not (await self._feed.read(scope, after))[0]:
+            return None
+        if not follow:
+            return self._replay(scope, start)
+        return self._follow_job(identity, job_id, start)
+
+    async def _replay(self, scope: Scope, position: Position) -> AsyncIterator[bytes]:
+        yield HELLO
+        while True:
+            before = position
+            events, position = await self._feed.read(scope, position)
+            for event in events:
+                yield as_sse(event)
+            if not events or position == before:
+                return
+
+    async def _follow_all(self, scope: Scope, start: Position) -> AsyncIterator[bytes]:
+        yield HELLO
+        async for event in self._feed.follow(scope, start, self._keep_alive_s):
+            yield KEEP_ALIVE if event is None else as_sse(event)
+
+    async def _follow_job(self, identity: Identity, job_id: str, start: Position) -> AsyncIterator[bytes]:
+        yield HELLO
+        async for event in self._feed.follow(Scope(job_id=job_id), start, self._keep_alive_s):
+            if event is not None:
+                yield as_sse(event)
+                if event.type in FINAL_EVENTS:
+                    return
+            else:
+                yield KEEP_ALIVE
+                if (await self._jobs.get(identity, job_id)).state.is_final:
+                    return

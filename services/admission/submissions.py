@@ -1,0 +1,115 @@
+"""What a submission asks for, read and checked; and the answers it may get."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import orjson
+from pydantic import ValidationError
+
+from services.admission.capacity import Capacity, impossibility
+from services.contracts.jobs import JobBatch, JobSpec, SubmissionAnswer, SubmissionEntry
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.jobs import JobState
+from services.kit.ids import new_id, utc_now
+from services.kit.problems import ProblemError, validation_problem
+
+REUSED = ProblemError(
+    422,
+    ProblemCode.IDEMPOTENCY_KEY_REUSED,
+    "This Idempotency-Key stands for another request body; nothing was submitted.",
+    errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
+)
+
+
+@dataclass(slots=True, frozen=True)
+class DraftJob:
+    """A job that a commit may make: its id and its columns are settled before the first attempt."""
+
+    id: str
+    spec: JobSpec
+    document: str
+    labels: str
+
+    @property
+    def state(self) -> JobState:
+        """The state the job begins in."""
+        return JobState.HELD if self.spec.hold else JobState.QUEUED
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A valid submission on its way to a commit."""
+
+    entry: SubmissionEntry
+    jobs: tuple[DraftJob, ...]
+    body_sha256: bytes
+    submitted_at: datetime = field(default_factory=utc_now)
+
+    @property
+    def key(self) -> tuple[str, str] | None:
+        """What makes the submission idempotent, where it asks for that."""
+        key = self.entry.idempotency_key
+        return None if key is None else (self.entry.tenant_id, key)
+
+
+def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
+    """Return the jobs that ``entry`` asks for, or what is wrong with it."""
+    try:
+        if entry.batch:
+            specs = JobBatch.model_validate_json(entry.body).jobs
+        else:
+            specs = [JobSpec.model_validate_json(entry.body)]
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return validation_problem([{**e, "loc": ("body", *e["loc"])} for e in found])
+    jobs = tuple(
+        DraftJob(
+            id=new_id("job"),
+            spec=spec,
+            document=spec.model_dump_json(exclude_none=True),
+            labels=orjson.dumps(spec.labels).decode(),
+        )
+        for spec in specs
+    )
+    kind = b"batch\0" if entry.batch else b"job\0"
+    return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + entry.body.encode()).digest())
+
+
+def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
+    """Return the problem of gangs that no registered node could ever hold."""
+    errors: list[FieldError] = []
+    for index, job in enumerate(draft.jobs):
+        found = impossibility(job.spec.gpus, capacity)
+        if found:
+            prefix = f"/jobs/{index}" if draft.entry.batch else ""
+            errors.append(FieldError(pointer=prefix + found.pointer, detail=found.detail))
+    if not errors:
+        return None
+    return ProblemError(422, ProblemCode.GANG_IMPOSSIBLE, errors[0].detail, errors=errors[:50])
+
+
+@dataclass(slots=True, frozen=True)
+class MadeJob:
+    """What a submitter is told about one job."""
+
+    id: str
+    name: str
+    state: JobState
+    submitted_at: datetime
+
+
+def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
+    """Return the answer to a submission that is in the database; the same whenever it is given."""
+    made = [{"id": j.id, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs]
+    body = orjson.dumps({"jobs": made} if batch else made[0], option=orjson.OPT_UTC_Z).decode()
+    location = None if batch else f"/v1/jobs/{jobs[0].id}"
+    return SubmissionAnswer(status=201, body=body, replayed=replayed, location=location)
+
+
+def refused(problem: ProblemError) -> SubmissionAnswer:
+    """Return the answer to a submission that changed nothing."""
+    return SubmissionAnswer(status=problem.status, body=problem.document().model_dump_json(exclude_none=True))
