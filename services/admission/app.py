@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.admission.access import Access
 from services.admission.access_endpoints import access_routes
@@ -24,10 +26,14 @@ from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
 from services.admission.submission_repository import SubmissionRepository
-from services.db.engine import create_engine
-from services.kit.app import create_service, serve
+from services.db.engine import create_engine, is_connection_error
+from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import new_session
+from services.kit.logging import Log
+from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
+
+log = Log(__name__)
 
 MAX_GROUP_BYTES = 128 * 1024 * 1024
 
@@ -81,9 +87,20 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             await connection.execute(text("SELECT 1"))
 
     engine = create_engine(settings.database_url, application_name="admission")
-    return create_service(
+    app = create_service(
         "Wattshift admission", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=MAX_GROUP_BYTES
     )
+    answer_unavailable(app, "The database", (OSError, PoolTimeoutError))
+    app.add_exception_handler(DBAPIError, answer_database_error)
+    return app
+
+
+async def answer_database_error(request: Request, error: Exception) -> Response:
+    """Answer 503 while the database is away; whatever else it says is a fault of ours."""
+    if is_connection_error(error):
+        return problem_response(unavailable("The database"))
+    log.exception("request.failed", method=request.method, path=request.url.path)
+    return problem_response(as_problem(error))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from services.admission.submissions import REUSED, Draft, MadeJob, accepted, ref
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
-from services.db.engine import driver_url
+from services.db import pool
 from services.kit.problems import ProblemError
 
 FIND = """
@@ -57,7 +57,7 @@ class SubmissionRepository:
     """Carries out commits over one connection of its own: there is one commit at a time, and the next one gathers."""
 
     def __init__(self, database_url: str) -> None:
-        self._url = driver_url(database_url)
+        self._url = database_url
         self._connection: asyncpg.Connection | None = None
         self._accounts = Accounts()
         self._attempted: set[str] = set()
@@ -90,11 +90,8 @@ class SubmissionRepository:
     async def _connected(self) -> asyncpg.Connection:
         connection = self._connection
         if connection is None or connection.is_closed():
-            connection = self._connection = await asyncpg.connect(
-                self._url,
-                timeout=2,
-                command_timeout=10,
-                server_settings={"application_name": "admission-commits", "timezone": "UTC", "lock_timeout": "5s"},
+            connection = self._connection = await pool.connect(
+                self._url, application_name="admission-commits", lock_timeout="5s"
             )
         return connection
 

@@ -36,11 +36,6 @@ def async_url(database_url: str) -> str:
     return f"postgresql+asyncpg://{rest}"
 
 
-def driver_url(database_url: str) -> str:
-    """Return the URL as asyncpg itself reads it, for the few places that talk to it without SQLAlchemy."""
-    return async_url(database_url).replace("postgresql+asyncpg://", "postgresql://", 1)
-
-
 def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:
     """Return an engine that notices dead connections and never waits for ever."""
     return create_async_engine(
