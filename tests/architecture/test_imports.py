@@ -1,0 +1,173 @@
+"""The house stands as drawn, and each rule can tell when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows, wrong_layers, wrong_packages
+
+ROOT = Path(__file__).parents[2]
+ROOTS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations")
+RULES = (wrong_arrows, wrong_layers, wrong_packages, effects)
+
+
+def modules() -> list[tuple[str, Path]]:
+    """Return every module of ours by dotted name."""
+    files = sorted(path for root in ROOTS for path in (ROOT / root).rglob("*.py"))
+    return [(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path) for path in files]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps_the_rule(rule: Callable[..., list[str]]) -> None:
+    faults = [
+        fault
+        for module, path in modules()
+        for fault in rule(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py")
+    ]
+
+    assert faults == []
+
+
+def test_every_module_has_a_room() -> None:
+    rooms = {module: room_of(module) for module, _ in modules()}
+
+    assert len(rooms) > 50
+    assert [module for module, room in rooms.items() if room is None and module != "services"] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("services.core.cycle.run_cycle", "from services.contracts.jobs import JobSpec"),
+        ("services.core.cycle.run_cycle", "def f():\n    import services.db.engine"),
+        ("services.contracts.jobs", "from services.kit import problems"),
+        ("services.contracts.jobs", "from services import db"),
+        ("services.kit.app", "import services.db"),
+        ("services.db.engine", "from services.kit.settings import Settings"),
+        ("services.scheduler.service", "from services.admission.service import submit"),
+        ("services.scheduler.service", "import gateway.app"),
+        ("services.scheduler.service", "import importlib\nimportlib.import_module('services.telemetry.app')"),
+        ("services.telemetry.app", "from ..router import app"),
+        ("services.telemetry.app", "from services.cli import output"),
+        ("carbon_service.app", "if TYPE_CHECKING:\n    import optimizer_service.tasks"),
+        ("gateway.app", "from services.db import engine"),
+        ("gpu_agent.app", "from services import db"),
+        ("gpu_agent.app", "import services.simulator.engine"),
+        ("services.simulator.engine", "from services.contracts import jobs"),
+        ("services.simulator.engine.events", "from services.simulator import readers"),
+        ("services.simulator.engine_events", "import services.kit"),
+        ("services.cli.jobs", "from services.db import engine"),
+        ("services.cli.jobs", "from services.scheduler import service"),
+        ("services.standalone.stack", "import services.scheduler.app"),
+        ("migrations.versions.2026_add_jobs", "from services.db.tables import jobs"),
+        ("migrations.env", "from services.admission import app"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
+    assert len(wrong_arrows(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("services.scheduler.service", "from services.core.cycle import run_cycle\nfrom services.db import engine"),
+        ("services.scheduler.service", "from . import repository\nimport numpy, services.kit.app"),
+        ("services.cli.local", "import services.simulator.service, services.standalone.stack, services.core.domain"),
+        ("services.simulator.service", "from services.simulator.engine import run\nfrom services.contracts import jobs"),
+        ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
+        ("migrations.env", "from services.db.metadata import metadata"),
+        ("scripts.anything", "import services.scheduler.app"),
+    ],
+)
+def test_a_right_arrow_is_let_be(module: str, source: str) -> None:
+    assert wrong_arrows(source, module) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("services.core.domain.jobs", "from services.core.accounting import energy"),
+        ("services.core.accounting.energy", "from services.core.cycle.snapshot import Floats"),
+        ("services.core.profiles.power", "import services.core.solvers.solve"),
+        ("services.core.solvers.solve", "from ..profiles import power"),
+        ("services.core.cycle.reconcile", "from services.core.policies.registry import POLICIES"),
+        ("services.core.cycle.reconcile", "from services.core import policies"),
+    ],
+)
+def test_a_wrong_layer_is_seen(module: str, source: str) -> None:
+    assert len(wrong_layers(source, module)) == 1
+
+
+def test_a_right_layer_is_let_be() -> None:
+    source = "from services.core.cycle.plan import Plan\nfrom services.core.domain.ids import JobId"
+
+    assert wrong_layers(source, "services.core.policies.green.mlfq") == []
+    assert wrong_layers("import services.core.policies.registry", "services.scheduler.service") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("optimizer_service.tasks", "import pulp"),
+        ("services.core.policies.freesh.pools", "def f():\n    from gurobipy import Model"),
+        ("services.core.cycle.reconcile", "import highspy"),
+        ("services.core.domain.jobs", "import pydantic"),
+        ("services.core.domain.jobs", "from sqlalchemy import Table"),
+    ],
+)
+def test_a_wrong_package_is_seen(module: str, source: str) -> None:
+    assert len(wrong_packages(source, module)) == 1
+
+
+def test_right_packages_are_let_be() -> None:
+    assert wrong_packages("import pulp, numpy\nfrom highspy import Highs", "services.core.solvers.highs") == []
+    assert wrong_packages("import pydantic, aiohttp", "services.kit.http") == []
+    assert wrong_packages("import math\nimport numpy.typing\nfrom services.core import x", "services.core.a") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "import os.path",
+        "import random",
+        "from pathlib import Path",
+        "import logging",
+        "from datetime import datetime\ndatetime.now()",
+        "import datetime\ndatetime.datetime.utcnow()",
+        "from datetime import date\ndate.today()",
+        "import numpy as np\nnp.random.rand(3)",
+        "import numpy\nnumpy.random.seed(1)",
+        "from numpy.random import default_rng\ndefault_rng()",
+        "import numpy as np\nnp.random.default_rng(None)",
+        "open('x')",
+        "print('x')",
+        "x.read_text()",
+        "import numpy as np\nnp.load('x')",
+        "a.tofile('x')",
+    ],
+)
+def test_an_effect_in_the_core_is_seen(source: str) -> None:
+    assert effects(source, "services.core.policies.green.mlfq") != []
+
+
+def test_computing_is_no_effect_and_other_rooms_may_have_them() -> None:
+    pure = (
+        "import numpy as np\nfrom datetime import datetime, timezone\n"
+        "np.random.default_rng(7).random()\ndatetime.fromtimestamp(0, timezone.utc)\nself.load({})\nrng.random()"
+    )
+
+    assert effects(pure, "services.core.policies.green.mlfq") == []
+    assert effects("import time, os\nopen('x')", "services.kit.settings") == []
+
+
+def test_relative_imports_are_made_absolute() -> None:
+    inside = imports_of("from . import a\nfrom ..b import c", "services.core.cycle.plan")
+    package = imports_of("from . import a", "services.core.cycle", is_package=True)
+
+    assert [each.module for each in inside] == ["services.core.cycle.a", "services.core.b.c"]
+    assert [each.module for each in package] == ["services.core.cycle.a"]

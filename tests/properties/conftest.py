@@ -1,0 +1,13 @@
+"""How many examples the properties are tried on: 25 each, 400 with ``./test --slow``; no deadline on shared machines."""
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("usual", max_examples=25, deadline=None)
+settings.register_profile("slow", max_examples=400, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pick the profile."""
+    markers = config.getoption("-m") or "not slow"
+    settings.load_profile("usual" if "not slow" in markers else "slow")

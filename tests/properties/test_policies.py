@@ -1,0 +1,148 @@
+"""What must hold for every policy in the registry, whatever the cluster."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import JobTable, Phase, Snapshot, Trigger
+from services.core.policies.registry import POLICIES, build_policy
+from tests.support.builders import story
+from tests.support.strategies import snapshots
+
+VARIANTS = [(name, {}) for name in POLICIES] + [
+    ("fifo", {"gang": "max", "backfill": True}),
+    ("las", {"gang": "max", "promote_knob": 1.0, "queue_thresholds_gpu_s": [2.0, 3_250.0]}),
+    ("green", {"mu": 1.0, "theta": 0.0, "starvation_s": None}),
+    ("green", {"fixed_gpus": 2, "carbon_factor": "gpu_seconds"}),
+    ("green", {"theta": 1.0, "gamma_empty": 0.9, "gamma_full": 0.9, "job_cap_gpus": 3, "unmeasured_s": 0.0}),
+]
+every_policy = pytest.mark.parametrize(
+    ("name", "parameters"), VARIANTS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(VARIANTS)]
+)
+
+
+def two_rounds(name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot) -> tuple[Plan, Plan]:
+    """Return the plans of two rounds, the second with the memory of the first."""
+    policy = build_policy(name, parameters)
+    result = run_cycle(policy, first, policy.initial())
+    return result.plan, run_cycle(policy, second, result.memory).plan
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_devices_are_given_once_and_gangs_are_whole(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    plans = two_rounds(name, parameters, first, second)
+    for snapshot, plan in zip((first, second), plans, strict=True):
+        jobs, index = snapshot.jobs, {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
+        free = {
+            (node, device)
+            for at, node in enumerate(snapshot.nodes.ids)
+            if snapshot.nodes.schedulable[at]
+            for device in snapshot.nodes.free_devices[at]
+        }
+        taken = Counter(
+            (share.node_id, device)
+            for action in plan.actions
+            if isinstance(action, Start)
+            for share in action.placement.shares
+            for device in share.devices
+        )
+        assert set(taken) <= free
+        assert set(taken.values()) <= {1}
+        for action in plan.actions:
+            job = index[action.job_id]
+            if not isinstance(action, Hold):
+                size = action.gpus if isinstance(action, Start) else action.next_gpus
+                grid = range(int(jobs.min_gpus[job]), int(jobs.max_gpus[job]) + 1, int(jobs.step_gpus[job]))
+                assert size in grid
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_every_waiting_job_starts_or_has_one_reason(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    for snapshot, plan in zip((first, second), two_rounds(name, parameters, first, second), strict=True):
+        phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
+        waiting = Counter(action.job_id for action in plan.actions if isinstance(action, Start | Hold))
+        assert waiting == Counter(job_id for job_id, phase in phases.items() if phase == Phase.QUEUED)
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_only_active_rounds_preempt_and_only_what_may_be_preempted(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    for snapshot, plan in zip((first, second), two_rounds(name, parameters, first, second), strict=True):
+        index = {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
+        preempts = [action for action in plan.actions if isinstance(action, Preempt)]
+        assert snapshot.trigger is Trigger.ACTIVE or not preempts
+        assert name != "fifo" or not preempts
+        for action in preempts:
+            job = index[action.job_id]
+            assert snapshot.jobs.preemptible[job]
+            assert snapshot.jobs.phase[job] == Phase.RUNNING or not action.reason.startswith("scale")
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots(), data=st.data())
+def test_the_order_of_the_jobs_in_a_snapshot_does_not_matter(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot, data: st.DataObject
+) -> None:
+    plans = two_rounds(name, parameters, first, second)
+    shuffled = [
+        replace(each, jobs=rows(each.jobs, data.draw(st.permutations(range(len(each.jobs))))))
+        for each in (first, second)
+    ]
+
+    assert two_rounds(name, parameters, first, second) == plans
+    assert [story(plan) for plan in two_rounds(name, parameters, *shuffled)] == [story(plan) for plan in plans]
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_memory_goes_through_json_and_decides_the_same(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    policy = build_policy(name, parameters)
+    memory = run_cycle(policy, first, policy.initial()).memory
+    stored = json.dumps(policy.dump(memory), allow_nan=False)
+
+    restored = policy.load(json.loads(stored))
+
+    assert restored == memory
+    assert run_cycle(policy, second, restored) == run_cycle(policy, second, memory)
+    assert policy.load({}) == policy.initial()
+    after = policy.dump(run_cycle(policy, replace(second, trigger=Trigger.ACTIVE), restored).memory)
+    assert all(f'"{job_id}"' not in json.dumps(after) for job_id in set(first.jobs.ids) - set(second.jobs.ids))
+
+
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_mu_of_one_is_no_shifting_at_all(first: Snapshot, second: Snapshot) -> None:
+    def unshifted(snapshot: Snapshot) -> Snapshot:
+        unknown = np.full(len(snapshot.jobs), np.nan)
+        return replace(snapshot, jobs=replace(snapshot.jobs, gpu_power_w=unknown))
+
+    without = two_rounds("green", {"mu": 4.0}, unshifted(first), unshifted(second))
+
+    assert two_rounds("green", {"mu": 1.0}, first, second) == without
+
+
+def rows(jobs: JobTable, order: list[int]) -> JobTable:
+    """Return the table with its rows in this order."""
+    columns: dict[str, object] = {}
+    for column in fields(JobTable):
+        values = getattr(jobs, column.name)
+        columns[column.name] = values[order] if isinstance(values, np.ndarray) else tuple(values[at] for at in order)
+    return JobTable(**columns)  # type: ignore[arg-type]
