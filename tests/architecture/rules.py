@@ -30,7 +30,13 @@ PROCESSES = (
 )
 WITHOUT_DB = ("gateway", "gpu_agent")
 FRONT_DOORS = {
-    "services.cli": {"services.core", "services.contracts", "services.kit", "services.standalone", "services.simulator"},
+    "services.cli": {
+        "services.core",
+        "services.contracts",
+        "services.kit",
+        "services.standalone",
+        "services.simulator",
+    },
     "services.standalone": {*LIBRARIES, "migrations"},
 }
 MIGRATIONS = {"migrations": {*LIBRARIES}, "migrations.versions": set[str]()}

@@ -76,7 +76,10 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ("services.scheduler.service", "from services.core.cycle import run_cycle\nfrom services.db import engine"),
         ("services.scheduler.service", "from . import repository\nimport numpy, services.kit.app"),
         ("services.cli.local", "import services.simulator.service, services.standalone.stack, services.core.domain"),
-        ("services.simulator.service", "from services.simulator.engine import run\nfrom services.contracts import jobs"),
+        (
+            "services.simulator.service",
+            "from services.simulator.engine import run\nfrom services.contracts import jobs",
+        ),
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
         ("migrations.env", "from services.db.metadata import metadata"),
         ("scripts.anything", "import services.scheduler.app"),

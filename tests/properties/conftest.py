@@ -1,4 +1,4 @@
-"""How many examples the properties are tried on: 25 each, 400 with ``./test --slow``; no deadline on shared machines."""
+"""How many examples properties are tried on: 25 each, 400 with ``./test --slow``; no deadline on shared machines."""
 
 import pytest
 from hypothesis import settings
