@@ -1,0 +1,73 @@
+"""The whole installation, as `wattshift up` starts it: every real process, killed one by one, stopped, started again."""
+
+import importlib.util
+import os
+import random
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.standalone.data_folder import ProcessStatus, StackStatus
+from services.standalone.processes import AGENT, SERVICES
+from services.standalone.stack import down, read_status, up
+from tests.support.servers import scratch_folder, wait_until
+
+MISSING = [s.module for s in (*SERVICES, AGENT) if not importlib.util.find_spec(s.module.rpartition(".")[0])]
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not written yet: {', '.join(MISSING)}")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name in ("DATABASE_URL", "REDIS_URL", "WATTSHIFT_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with scratch_folder() as folder:
+        yield folder
+        down(folder)
+
+
+def all_run(folder: Path) -> bool:
+    status = read_status(folder)
+    return status.state == "running" and all(process.state == "running" for process in status.processes)
+
+
+def by_name(status: StackStatus) -> dict[str, ProcessStatus]:
+    return {process.name: process for process in status.processes}
+
+
+def test_up_and_down_and_up(folder: Path) -> None:
+    for _ in range(2):
+        status = up(folder, nodes="2x2")
+        assert {service.name for service in SERVICES} < by_name(status).keys()
+        assert {"postgres", "valkey", "worker", "agent-node-1", "agent-node-2"} < by_name(status).keys()
+        assert {process.restarts for process in status.processes} == {0}
+        for url in status.urls.values():
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+                assert answer.status == 200
+        left = [p for child in psutil.Process(status.pid).children() for p in (child, *child.children(recursive=True))]
+        assert down(folder)
+        assert not [process for process in left if process.is_running()]
+
+
+@pytest.mark.chaos
+def test_every_process_comes_back(folder: Path) -> None:
+    before = by_name(up(folder, nodes="2x2"))
+    for name in random.sample(sorted(before), k=len(before)):
+        os.kill(by_name(read_status(folder))[name].pid, signal.SIGKILL)
+        wait_until(lambda name=name: by_name(read_status(folder))[name].restarts == 1, within_s=5)
+        wait_until(lambda: all_run(folder), within_s=30)
+    assert {process.restarts for process in read_status(folder).processes} == {1}, "none took another down with it"
+
+
+@pytest.mark.chaos
+def test_all_at_once_and_the_supervisor_too(folder: Path) -> None:
+    status = up(folder, nodes="2x2")
+    for pid in (status.pid, *(process.pid for process in status.processes)):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: read_status(folder).state == "stopped")
+    again = up(folder, nodes="2x2")
+    assert all(process.state == "running" for process in again.processes)
