@@ -1,4 +1,4 @@
-"""The whole installation, as `wattshift up` starts it: every real process, killed one by one, stopped, started again."""
+"""The whole installation as `wattshift up` starts it: killed one by one, all at once, stopped, started again."""
 
 import importlib.util
 import os
