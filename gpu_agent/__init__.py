@@ -1,0 +1,19 @@
+"""One per node: owns the devices and the running ranks, measures their energy, obeys the lease.
+
+The agent may be killed at any moment: ranks run on under their shims, and the next agent finds them again.
+
+shim         the process between the agent and one rank; kills the rank when its lease runs out, agent or not
+ranks        the folder of one rank: files shared with its shim, start, stop, adoption, what a dead shim leaves behind
+gangs        which gangs this node runs: commands, generations, leases, states
+environment  what a job's process is told, and nothing else
+containers   the command line that runs a job's image
+progress     how far a job is, from its progress file, its log or its posts
+logs         a rank's output, read by offset and kept within a size
+devices/     the driver protocol; NVML and simulated devices
+host_power   the CPU's energy: measured by RAPL or modelled
+meter        energy of devices and host, split by owner into intervals
+spool        intervals on disk until the control plane has them
+control      the control plane as this node sees it: registration, heartbeats, energy reports
+inbox        commands from Redis
+agent        the loops that tie these together
+"""

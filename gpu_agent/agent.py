@@ -1,0 +1,367 @@
+"""The loops that make a node of a host: heartbeats, commands, ranks, energy, and what is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from redis.asyncio import Redis
+
+from gpu_agent import files, logs, retention, shim
+from gpu_agent.containers import find_engine
+from gpu_agent.control_plane import ControlPlane
+from gpu_agent.controls import Controls
+from gpu_agent.devices.driver import Driver, DriverMissingError
+from gpu_agent.devices.nvml import NvmlDriver
+from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.gangs import Gangs
+from gpu_agent.host_power import host_power
+from gpu_agent.inbox import Inbox
+from gpu_agent.launch import Launcher
+from gpu_agent.meter import Meter
+from gpu_agent.ranks import RankFolder
+from gpu_agent.settings import AgentSettings
+from gpu_agent.spool import Spool
+from services.contracts.nodes import Heartbeat, NodeRegistration
+from services.core.accounting.host_power import CpuPowerModel
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+_BATCH = 200
+_BACKLOG = 1_000
+_BACKLOG_INTERVAL_S = 30.0
+"""Interval while many wait to be delivered: a long absence of the control plane must not fill the disk."""
+_HOUSEKEEPING_S = 5.0
+_LOCK_PATIENCE_S = 15.0
+_REFUSED = frozenset({400, 413, 422})
+
+
+class StateFolderTakenError(Exception):
+    """Another agent runs on the same state folder."""
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, settings: AgentSettings, client: ServiceClient, redis: Redis) -> None:
+        self.settings = settings
+        self.boot_id = uuid.uuid4().hex
+        self._state_lock = _take_state_folder(settings.state_folder)
+        self._device_lock = asyncio.Lock()
+        self._heartbeat_due, self._tick_due, self._delivery_due = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._device_files: dict[str, bytes] = {}
+        self._state_problem = ""
+
+        self.driver = self._open_driver()
+        self.devices = self.driver.devices()
+        simulated = self.driver.name == "simulated"
+        engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
+        launcher = Launcher(
+            checkpoint_folders=[settings.data_folder / "checkpoints", settings.state_folder / "checkpoints"],
+            agent_url=f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}",
+            pass_environment=settings.pass_environment,
+            engine=engine,
+            device_count=len(self.devices),
+        )
+        self.spool = Spool(settings.state_folder)
+        self.gangs = Gangs(
+            settings.state_folder,
+            launcher,
+            on_change=self._heartbeat_due.set,
+            is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
+        )
+        utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
+        host = host_power(settings.host_power, CpuPowerModel(utilisation, power_w), simulated=simulated)
+        self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
+        self.meter = Meter(
+            self.driver,
+            self.devices,
+            host,
+            self.spool,
+            static_w=settings.static_w,
+            boot_id=self.boot_id,
+            shim_pids=self.gangs.shim_pids,
+            progress_of=self._progress_of,
+            lock=self._device_lock,
+        )
+        self.plane = ControlPlane(
+            client,
+            settings.join_token,
+            NodeRegistration(
+                node_id=settings.node_id,
+                address=settings.address,
+                agent_url=settings.agent_url,
+                zone=settings.own_zone,
+                devices=self.devices,
+                driver=self.driver.name,
+                containers=engine is not None,
+                host_power=host.source,
+                labels=settings.labels,
+            ),
+        )
+        self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
+
+    async def start(self) -> None:
+        """Take up what an earlier agent left, then begin."""
+        self.gangs.load()
+        await self.meter.begin(self.gangs.owners(), self._ended_at)
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "ranks": self._watch_ranks,
+            "heartbeats": self._send_heartbeats,
+            "commands": self.inbox.run,
+            "energy": self._measure,
+            "delivery": self._deliver,
+            "housekeeping": self._keep_house,
+        }
+        for name, loop in loops.items():
+            self._tasks[name] = asyncio.create_task(self._keep_going(name, loop), name=name)
+        log.info("agent.started", node_id=self.settings.node_id, driver=self.driver.name, devices=len(self.devices))
+
+    async def stop(self) -> None:
+        """End the agent; its ranks run on, or end with it if it is set up so."""
+        await self._cancel("ranks", "commands")
+        if self.settings.stop_ranks_on_exit:
+            await self.gangs.stop_all(self.settings.exit_grace_s)
+            await self._on_owners(self.gangs.owners())
+        else:
+            await self.meter.close()
+        await self._cancel(*self._tasks)
+        if self.settings.stop_ranks_on_exit:
+            with suppress(ProblemError, TimeoutError):
+                async with asyncio.timeout(self.settings.retry_s):
+                    await self._deliver_batch(_BATCH)
+                    await self._send_heartbeat()
+            await self.controls.restore()
+        self.driver.close()
+        os.close(self._state_lock)
+        log.info("agent.stopped", ranks_left=sum(gang.holding for gang in self.gangs))
+
+    async def check_ready(self) -> None:
+        """Return if the agent can do its work.
+
+        Raises:
+            RuntimeError: It cannot, and why.
+        """
+        if not self.plane.is_registered:
+            raise RuntimeError("the control plane does not know this node yet")
+        if problem := self._state_problem or self.spool.problem or self.inbox.problem:
+            raise RuntimeError(problem)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the agent's state for a person who looks for a fault."""
+        return {
+            "node_id": self.settings.node_id,
+            "boot_id": self.boot_id,
+            "driver": self.driver.name,
+            "registered": self.plane.is_registered,
+            "lease_left_s": self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None,
+            "problems": [p for p in (self._state_problem, self.spool.problem, self.inbox.problem) if p],
+            "energy_intervals_waiting": len(self.spool),
+            "controls_in_force": self.controls.in_force,
+            "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
+            "owners": self.gangs.owners(),
+            "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
+            "readings": [reading.model_dump(mode="json") for reading in self.meter.readings()],
+        }
+
+    def rank_folder(self, allocation_id: str) -> RankFolder | None:
+        """Return the folder of an allocation that runs, or whose logs are still kept."""
+        folder = RankFolder(self.gangs.folder / allocation_id)
+        return folder if not allocation_id.startswith(".") and folder.path.is_dir() else None
+
+    # --- loops
+
+    async def _keep_going(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await loop()
+            except Exception:  # a fault in one loop must neither end the others nor stay
+                log.exception("agent.loop_failed", loop=name)
+            await asyncio.sleep(self.settings.retry_s)
+
+    async def _send_heartbeats(self) -> None:
+        failing = False
+        while True:
+            self._heartbeat_due.clear()
+            pause_s = self.plane.heartbeat_interval_s
+            try:
+                await self._send_heartbeat()
+                failing = False
+            except ProblemError as error:
+                if not failing:
+                    log.warning("heartbeat.failed", status=error.status, detail=error.detail)
+                failing = True
+                pause_s = min(pause_s, self.settings.retry_s)
+            await _wait(self._heartbeat_due, pause_s)
+
+    async def _send_heartbeat(self) -> None:
+        ranks = [gang.status() for gang in self.gangs]
+        heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self.meter.readings())
+        sent_at = shim.clock()
+        timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
+        reply = await self.plane.heartbeat(heartbeat, timeout_s)
+        reported = {rank.allocation_id for rank in ranks}
+        self.gangs.answer(reported, set(reply.allocations), sent_at, reply.lease_ttl_s)
+        self._tick_due.set()
+
+    async def _watch_ranks(self) -> None:
+        while True:
+            self._tick_due.clear()
+            await self.gangs.tick(self._on_owners)
+            self._write_device_files()
+            if shim.clock() > self.gangs.deadline and self.controls.in_force:
+                await self.controls.restore()  # nobody is there to take responsibility for them
+            await _wait(self._tick_due, self.settings.tick_s)
+
+    async def _measure(self) -> None:
+        closed = shim.clock()
+        while True:
+            await asyncio.sleep(self.settings.sample_interval_s)
+            interval_s = self.settings.energy_interval_s
+            if len(self.spool) > _BACKLOG:
+                interval_s = max(interval_s, _BACKLOG_INTERVAL_S)
+            if shim.clock() - closed + self.settings.sample_interval_s / 2 < interval_s:
+                await self.meter.sample()
+                continue
+            closed = shim.clock()
+            await self.meter.close()
+            self._delivery_due.set()
+
+    async def _deliver(self) -> None:
+        limit = _BATCH
+        while True:
+            self._delivery_due.clear()
+            try:
+                while await self._deliver_batch(limit):
+                    limit = _BATCH
+            except ProblemError as error:
+                if error.status in _REFUSED and limit == 1:
+                    log.error("energy.refused", detail=error.detail)
+                    self.spool.reject()
+                    continue
+                if error.status in _REFUSED:
+                    limit = 1  # find the one that is refused, and let the others pass
+                    continue
+                await asyncio.sleep(self.settings.retry_s)
+            await _wait(self._delivery_due, _HOUSEKEEPING_S)
+
+    async def _deliver_batch(self, limit: int) -> bool:
+        """Deliver the oldest intervals; True if there were any."""
+        batch = self.spool.batch(limit)
+        if not batch:
+            return False
+        await self.plane.report_energy(batch)
+        self.spool.acknowledge(len(batch))
+        self._tick_due.set()
+        return True
+
+    async def _keep_house(self) -> None:
+        limits = retention.Limits(self.settings.retention_s, self.settings.retention_bytes)
+        generations = self.settings.state_folder / "generations"
+        while True:
+            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits)
+            for gang in self.gangs:
+                for stream in (shim.STDOUT, shim.STDERR):
+                    logs.trim(gang.folder.stream(stream), self.settings.log_stream_bytes)
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    # --- what the loops share
+
+    async def _on_owners(self, owners: dict[int, str]) -> None:
+        self._write_device_files()
+        await self.meter.switch(owners)
+        self._delivery_due.set()
+
+    def _write_device_files(self) -> None:
+        """Tell programs that pace themselves by simulated devices how fast these are now."""
+        running = {gang.allocation_id: gang for gang in self.gangs if gang.holding}
+        self._device_files = {name: text for name, text in self._device_files.items() if name in running}
+        self._state_problem = ""
+        for name, gang in running.items():
+            speeds = [self.driver.relative_speed(device) for device in gang.devices if device < len(self.devices)]
+            known = [speed for speed in speeds if speed is not None]
+            if not known:
+                continue
+            clocks = [r.clock_mhz for r in self.meter.readings() if r.index in gang.devices and r.clock_mhz]
+            text = orjson.dumps({"relative_speed": min(known), "clock_mhz": min(clocks, default=None)})
+            if self._device_files.get(name) == text:
+                continue
+            try:
+                files.replace(gang.folder.device_file, text, durable=False)
+                self._device_files[name] = text
+            except OSError as error:
+                self._state_problem = f"the state folder cannot be written: {error}"
+
+    def _progress_of(self, allocation_id: str) -> float | None:
+        gang = self.gangs.get(allocation_id)
+        report = gang.progress.last if gang and gang.progress else None
+        return report.done if report else None
+
+    def _ended_at(self, allocation_id: str) -> datetime | None:
+        folder = self.rank_folder(allocation_id)
+        if folder is None:
+            return datetime.fromtimestamp(0, UTC)
+        ended = folder.exit()
+        return ended.ended_at if ended else None
+
+    def _open_driver(self) -> Driver:
+        settings = self.settings
+        if settings.driver != "simulated":
+            try:
+                driver = NvmlDriver(may_probe=settings.probe_controls)
+                if driver.devices() or settings.driver == "nvml":
+                    return driver
+                driver.close()
+            except DriverMissingError as error:
+                if settings.driver == "nvml":
+                    raise
+                log.warning("driver.simulated", reason=str(error))
+        return SimulatedDriver(
+            settings.simulated_model,
+            settings.simulated_gpus,
+            lambda device: self.gangs.load_of(device) if hasattr(self, "gangs") else 0.0,
+            settings.state_folder / "simulated.json",
+            settings.node_id,
+        )
+
+    async def _cancel(self, *names: str) -> None:
+        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _take_state_folder(folder: Path) -> int:
+    """Hold the state folder for as long as this process lives; the agent before may take a moment to go."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = shim.clock() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if shim.clock() > deadline:
+                os.close(descriptor)
+                raise StateFolderTakenError(f"another agent runs on {folder}") from None
+            time.sleep(0.05)

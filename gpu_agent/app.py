@@ -1,0 +1,68 @@
+"""One node's agent: `python -m gpu_agent.app`."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from gpu_agent.agent import Agent
+from gpu_agent.endpoints import PROGRESS_PREFIX, router
+from gpu_agent.settings import AgentSettings
+from services.kit.app import create_service, serve
+from services.kit.http import ServiceClient, new_session
+from services.kit.redis import connect
+
+_PR_SET_DUMPABLE = 4
+_MOST_BODY_BYTES = 64 * 1024
+
+
+def create_app(settings: AgentSettings) -> FastAPI:
+    """Return the agent as an app; it works from the app's start to its end."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        redis = connect(settings.redis_url)
+        async with new_session() as session:
+            client = ServiceClient(session, settings.telemetry_url, "telemetry")
+            agent = app.state.agent = Agent(settings, client, redis)
+            await agent.start()
+            try:
+                yield
+            finally:
+                await agent.stop()
+                await redis.aclose()
+
+    async def readiness() -> None:
+        await app.state.agent.check_ready()
+
+    app = create_service(
+        "wattshift gpu agent",
+        settings,
+        lifespan=lifespan,
+        readiness=readiness,
+        open_prefixes=(PROGRESS_PREFIX,),
+        max_body_bytes=_MOST_BODY_BYTES,
+    )
+    app.include_router(router)
+    return app
+
+
+def hide_memory() -> None:
+    """Keep other processes of the same user, which jobs are, from reading this one's environment and its secrets."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def main() -> None:
+    """Run the agent until SIGTERM."""
+    hide_memory()
+    settings = AgentSettings()  # pyright: ignore[reportCallIssue]
+    serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

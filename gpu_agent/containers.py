@@ -1,0 +1,101 @@
+"""Jobs with a container image: which engine there is, and the command line that runs the image."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Literal
+
+from services.contracts.commands import StartGang
+
+_ENGINES = ("docker", "podman")
+_PROBE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container engine of this host."""
+
+    name: str
+    program: str
+    gpu_flags: Literal["nvidia", "none"]
+
+
+def find_engine(*, with_gpus: bool) -> Engine | None:
+    """Return an engine that answers, None if there is none; asked once, when the agent starts."""
+    for name in _ENGINES:
+        program = shutil.which(name)
+        if program is None:
+            continue
+        try:
+            answer = subprocess.run([program, "info"], capture_output=True, timeout=_PROBE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0:
+            return Engine(name, program, "nvidia" if with_gpus else "none")
+    return None
+
+
+def container_name(start: StartGang) -> str:
+    """Return the container's name: unique among gangs, and among the nodes of one gang that share a host."""
+    return f"wattshift-{start.allocation_id}-{start.node_rank}"
+
+
+def run_argv(
+    engine: Engine, start: StartGang, variables: dict[str, str], env_file: str, mounts: list[str]
+) -> list[str]:
+    """Return the command that runs the job's image in the foreground.
+
+    The container shares the host's network and IPC, as gangs that span nodes and workers that share memory need. The
+    job's variables enter it from ``env_file`` and not by way of the engine's client, which reads some of its own from
+    its environment (DOCKER_HOST, PATH). Values with line breaks do not fit into that file and are given as arguments.
+
+    Args:
+        variables: What goes into the container.
+        env_file: Where ``env_file_text(variables)`` was written.
+        mounts: Folders and files that are at the same path inside.
+    """
+    argv = [
+        engine.program,
+        "run",
+        "--rm",
+        "--init",
+        "--name",
+        container_name(start),
+        "--network",
+        "host",
+        "--ipc",
+        "host",
+    ]
+    if engine.gpu_flags == "nvidia":
+        devices = ",".join(map(str, start.devices))
+        if engine.name == "docker":
+            argv += ["--gpus", f'"device={devices}"']
+        else:
+            argv += [word for device in start.devices for word in ("--device", f"nvidia.com/gpu={device}")]
+    argv += ["--env-file", env_file]
+    argv += [word for name, value in variables.items() if "\n" in value for word in ("--env", f"{name}={value}")]
+    argv += [word for path in mounts for word in ("--volume", f"{path}:{path}")]
+    if start.spec.working_dir:
+        argv += ["--workdir", start.spec.working_dir]
+    return [*argv, start.spec.image or "", *start.spec.command]
+
+
+def remove_argv(engine: Engine, start: StartGang) -> list[str]:
+    """Return the command that ends the container for good, whatever became of ``run``."""
+    return [engine.program, "rm", "--force", container_name(start)]
+
+
+def env_file_text(variables: dict[str, str]) -> str:
+    """Return the variables as the engines' ``--env-file`` takes them."""
+    return "".join(f"{name}={value}\n" for name, value in variables.items() if "\n" not in value)
+
+
+def container_variables(start: StartGang, variables: dict[str, str]) -> dict[str, str]:
+    """Return what goes into the container: the job's variables and the gang's.
+
+    The engine shows the container its own devices alone, counted from 0.
+    """
+    inside = start.spec.environment | variables
+    return inside | {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(start.devices)))}

@@ -1,0 +1,94 @@
+"""The control plane as this node sees it: registration, heartbeats, energy reports."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from services.contracts.nodes import (
+    EnergyInterval,
+    EnergyReceipt,
+    EnergyReport,
+    Heartbeat,
+    HeartbeatReply,
+    NodeCredentials,
+    NodeRegistration,
+)
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+M = TypeVar("M", HeartbeatReply, EnergyReceipt)
+
+DEFAULT_HEARTBEAT_INTERVAL_S = 2.0
+_UNAUTHENTICATED = 401
+
+
+class ControlPlane:
+    """Calls telemetry with the node's token, and registers for a new one when that is refused."""
+
+    def __init__(self, client: ServiceClient, join_token: str, registration: NodeRegistration) -> None:
+        self._client = client
+        self._join_token = join_token
+        self._registration = registration
+        self._credentials: NodeCredentials | None = None
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the control plane knows this node, as far as this node knows."""
+        return self._credentials is not None
+
+    @property
+    def heartbeat_interval_s(self) -> float:
+        """How often the control plane wants to hear from the node."""
+        return self._credentials.heartbeat_interval_s if self._credentials else DEFAULT_HEARTBEAT_INTERVAL_S
+
+    async def heartbeat(self, heartbeat: Heartbeat, timeout_s: float) -> HeartbeatReply:
+        """Tell what runs; return what may.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
+        return await self._call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
+
+    async def report_energy(self, intervals: list[EnergyInterval]) -> EnergyReceipt:
+        """Deliver energy intervals; doing so twice is harmless.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
+        return await self._call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
+
+    async def register(self) -> NodeCredentials:
+        """Make this node known; return its new credentials.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
+        self._credentials = await self._client.call(
+            "POST",
+            "/v1/nodes/register",
+            NodeCredentials,
+            body=self._registration,
+            headers={"authorization": f"Bearer {self._join_token}"},
+        )
+        log.info("node.registered", node_id=self._credentials.node_id, lease_ttl_s=self._credentials.lease_ttl_s)
+        return self._credentials
+
+    async def _call(self, what: str, body: Heartbeat | EnergyReport, answer: type[M], timeout_s: float) -> M:
+        credentials = self._credentials or await self.register()
+        try:
+            return await self._client.call(
+                "POST",
+                f"/v1/nodes/{self._registration.node_id}/{what}",
+                answer,
+                body=body,
+                headers={"authorization": f"Bearer {credentials.token}"},
+                timeout_s=timeout_s,
+            )
+        except ProblemError as error:
+            if error.status == _UNAUTHENTICATED and self._credentials is credentials:
+                log.info("node.token_refused")
+                self._credentials = None
+            raise

@@ -1,0 +1,71 @@
+"""The agent over HTTP: logs, progress posts, and its state."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gpu_agent.agent import Agent
+from gpu_agent.logs import read_piece
+from gpu_agent.progress import parse_report
+from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.problems import ProblemCode
+from services.kit.problems import ProblemError, not_found
+
+PROGRESS_PREFIX = "/v1/progress/"
+_MOST_LOG_BYTES = 1 << 20
+
+router = APIRouter()
+
+
+def get_agent(request: Request) -> Agent:
+    """Return the process's agent."""
+    agent: Agent = request.app.state.agent
+    return agent
+
+
+TheAgent = Annotated[Agent, Depends(get_agent)]
+
+
+@router.get("/v1/allocations/{allocation_id}/logs")
+async def read_logs(
+    agent: TheAgent,
+    allocation_id: str,
+    stream: Literal["stdout", "stderr"] = "stdout",
+    offset: Annotated[int, Query(description="Negative: from the end.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=_MOST_LOG_BYTES)] = 64 * 1024,
+) -> Response:
+    """Return a piece of a rank's output; headers say where it lies and whether more can come."""
+    folder = agent.rank_folder(allocation_id)
+    if folder is None:
+        raise not_found("allocation on this node")
+    is_over = folder.exit() is not None
+    piece = read_piece(folder.stream(stream), offset, limit)
+    return Response(
+        piece.data,
+        media_type="application/octet-stream",
+        headers={
+            LOG_OFFSET_HEADER: str(piece.offset),
+            LOG_NEXT_OFFSET_HEADER: str(piece.next_offset),
+            LOG_SIZE_HEADER: str(piece.size),
+            LOG_EOF_HEADER: "true" if is_over and piece.next_offset >= piece.size else "false",
+        },
+    )
+
+
+@router.post(PROGRESS_PREFIX + "{token}", status_code=204)
+async def post_progress(agent: TheAgent, token: str, request: Request) -> Response:
+    """Take a job's word on how far it is; the token in the path is the job's own."""
+    report = parse_report(await request.body())
+    if report is None:
+        raise ProblemError(422, ProblemCode.INVALID_REQUEST, 'The body must be like {"done": 120}, a number from 0 on.')
+    if not agent.gangs.post_progress(token, report):
+        raise not_found("running job that posts its progress")
+    return Response(status_code=204)
+
+
+@router.get("/v1/state")
+async def read_state(agent: TheAgent) -> dict[str, Any]:
+    """Return what the agent knows, for people who look for a fault."""
+    return agent.describe()

@@ -1,0 +1,411 @@
+"""Which gangs this node runs. One gang here is one rank: the node's part of it, one command under one shim.
+
+A gang runs at most once. A command only says that a gang is wanted; it starts when a heartbeat's answer names it, and
+runs while answers go on naming it and the lease lasts. What a restarted agent must know is in the gang's folder,
+written before the command is acknowledged: a repeated or late command finds it and does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+
+from gpu_agent import files, shim
+from gpu_agent.launch import Launcher
+from gpu_agent.progress import ProgressReader, Report
+from gpu_agent.ranks import COMMAND, RankFolder
+from services.contracts.commands import StartGang, StopGang
+from services.contracts.nodes import EndedBy, RankState, RankStatus
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+DEFAULT_LOAD = 0.9
+"""Load of a simulated device whose job does not say how busy it keeps it."""
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_SIGTERM_CODE, _REFUSED_CODE = -15, 126
+_LATEST_START = 0.2
+"""A gang is not started in the last part of a lease: it would only be ended again."""
+
+
+@dataclass
+class Gang:
+    """This node's part of a gang.
+
+    Attributes:
+        start: Its command; None if only its end was ever asked for.
+        named: Whether the last answer to a heartbeat that reported it named it; None before any did.
+        holding: Whether its devices are its own: from just before it starts until nothing of it is left.
+        launching: The start in progress.
+        shim: The shim, if this agent started it.
+    """
+
+    allocation_id: str
+    folder: RankFolder
+    start: StartGang | None
+    token: str = ""
+    state: RankState = RankState.STARTING
+    named: bool | None = None
+    holding: bool = False
+    launching: asyncio.Task[None] | None = None
+    shim: subprocess.Popen[bytes] | None = None
+    exit_code: int | None = None
+    ended_by: EndedBy | None = None
+    detail: str = ""
+    shim_pid: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    progress: ProgressReader | None = None
+    devices: tuple[int, ...] = field(default=())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is left running."""
+        return self.state is RankState.EXITED
+
+    def status(self) -> RankStatus:
+        """Return what the control plane is told."""
+        report = self.progress.last if self.progress else None
+        notes = [self.detail, self.progress.problem if self.progress else ""]
+        return RankStatus(
+            allocation_id=self.allocation_id,
+            state=self.state,
+            exit_code=self.exit_code,
+            detail="; ".join(note for note in notes if note).replace("\0", "")[:2_000] or None,
+            ended_by=self.ended_by,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            progress_done=report.done if report else None,
+            progress_total=report.total if report else None,
+        )
+
+
+class Gangs:
+    """Every gang that this node runs, or has run and still reports."""
+
+    def __init__(
+        self,
+        folder: Path,
+        launcher: Launcher,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        is_billed: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Make an empty register; ``load`` fills it from disk.
+
+        Args:
+            folder: Where gangs are remembered.
+            on_change: Called when the control plane should hear something at once.
+            is_billed: Whether all energy of an allocation that has ended is with the control plane.
+        """
+        self.folder = folder / "allocations"
+        self._generations = folder / "generations"
+        self._launcher = launcher
+        self._on_change = on_change
+        self._is_billed = is_billed
+        self._gangs: dict[str, Gang] = {}
+        self._lease_s = 0.0
+        self.deadline = float("-inf")
+        """When the lease that the last answer gave is over, on the clock of leases."""
+
+    def __iter__(self) -> Iterator[Gang]:
+        return iter(list(self._gangs.values()))
+
+    def get(self, allocation_id: str) -> Gang | None:
+        """Return a gang that this node runs or still reports."""
+        return self._gangs.get(allocation_id)
+
+    def load(self) -> None:
+        """Take up what an earlier agent of this node left: gangs that run, or are to be started or reported."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._generations.mkdir(mode=0o700, exist_ok=True)
+        for path in sorted(self.folder.iterdir()):
+            if path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            folder = RankFolder(path)
+            if folder.is_released():
+                continue
+            gang = _read_gang(folder)
+            self._gangs[gang.allocation_id] = gang
+            self._observe(gang)
+            log.info("gang.found", allocation_id=gang.allocation_id, state=gang.state)
+
+    # --- commands: what they say is on disk when these return
+
+    def accept(self, start: StartGang) -> None:
+        """Remember a gang to be started once an answer names it.
+
+        Raises:
+            OSError: It cannot be written down; the command must not be acknowledged.
+        """
+        known = {"allocation_id": start.allocation_id, "job_id": start.job_id, "generation": start.generation}
+        if not _SAFE_ID.fullmatch(start.allocation_id) or not _SAFE_ID.fullmatch(start.job_id):
+            log.error("command.unsafe_id", **known)
+            return
+        folder = RankFolder(self.folder / start.allocation_id)
+        if start.allocation_id in self._gangs or folder.path.exists():
+            log.info("command.repeated", **known)
+            return
+        if start.generation < self._newest_generation(start.job_id):
+            log.info("command.stale", **known)
+            return
+        files.replace(self._generations / start.job_id, str(start.generation).encode())
+        token = secrets.token_urlsafe(18)
+        folder.create(orjson.dumps({"command": start.model_dump(mode="json"), "token": token}))
+        gang = self._gangs[start.allocation_id] = _read_gang(folder)
+        log.info("gang.accepted", **known, devices=start.devices)
+        refusal = self._launcher.refuses(start)
+        if refusal:
+            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, refusal)
+        for other in self:
+            if other.start and other.start.job_id == start.job_id and other.start.generation < start.generation:
+                self._stop(other, EndedBy.STOP, start.spec.grace_s, "a newer gang of the job was started")
+        self._on_change()
+
+    def stop(self, command: StopGang) -> None:
+        """End a gang; one that is not known yet will never start.
+
+        Raises:
+            OSError: It cannot be written down; the command must not be acknowledged.
+        """
+        if not _SAFE_ID.fullmatch(command.allocation_id):
+            log.error("command.unsafe_id", allocation_id=command.allocation_id)
+            return
+        gang = self._gangs.get(command.allocation_id)
+        if gang is not None:
+            self._stop(gang, EndedBy.STOP, command.grace_s, "")
+        elif not (self.folder / command.allocation_id).exists():
+            self.refuse(command.allocation_id, EndedBy.STOP, _SIGTERM_CODE, "stopped before it started")
+        log.info("gang.stop", allocation_id=command.allocation_id, reason=command.reason, grace_s=command.grace_s)
+        self._on_change()
+
+    def refuse(self, allocation_id: str, ended_by: EndedBy, code: int, detail: str) -> None:
+        """Remember that an allocation this node knows nothing of must not start here, and report it as ended."""
+        if not _SAFE_ID.fullmatch(allocation_id) or (self.folder / allocation_id).exists():
+            return
+        folder = RankFolder(self.folder / allocation_id)
+        folder.create(orjson.dumps({"command": None, "token": ""}))
+        gang = self._gangs[allocation_id] = _read_gang(folder)
+        self._end_unstarted(gang, code, ended_by, detail)
+        self._on_change()
+
+    # --- the lease
+
+    def answer(self, reported: set[str], named: set[str], sent_at: float, lease_s: float) -> None:
+        """Act on a heartbeat's answer.
+
+        Args:
+            reported: The allocations that the heartbeat told of; the answer says nothing about any other.
+            named: The allocations that may run.
+            sent_at: When the heartbeat was sent; the lease counts from then.
+        """
+        self._lease_s, self.deadline = lease_s, sent_at + lease_s
+        for gang in self:
+            if gang.allocation_id in named:
+                gang.named = True
+                if gang.holding:
+                    self._renew(gang)
+            elif gang.allocation_id in reported:
+                gang.named = False
+                self._stop_unknown(gang)
+
+    def _stop_unknown(self, gang: Gang) -> None:
+        if gang.is_over or gang.state is RankState.STOPPING:
+            return
+        grace_s = gang.start.spec.grace_s if gang.start else 0.0
+        try:
+            self._stop(gang, EndedBy.STOP, grace_s, "the control plane does not know it any more")
+        except OSError as error:
+            log.error("gang.stop_not_written", allocation_id=gang.allocation_id, error=str(error))
+
+    def _renew(self, gang: Gang) -> None:
+        try:
+            gang.folder.renew(self.deadline, self._lease_s)
+        except OSError as error:
+            log.error("lease.not_written", allocation_id=gang.allocation_id, error=str(error))
+
+    # --- what goes on
+
+    async def tick(self, on_owners: Callable[[dict[int, str]], Awaitable[None]]) -> None:
+        """Look at every rank, start what may start, forget what is settled.
+
+        Args:
+            on_owners: Called with each device's allocation when that has changed, before anything new is started.
+        """
+        before = self.owners()
+        changed = [gang for gang in self if self._observe(gang)]
+        for gang in self:
+            if gang.state is RankState.STOPPING and not gang.holding:
+                self._end_unstarted(gang, _SIGTERM_CODE, EndedBy.STOP, gang.detail or "stopped before it started")
+            if _is_dead(gang):
+                await asyncio.to_thread(gang.folder.end_after_dead_shim)
+                changed += [gang] if self._observe(gang) else []
+        starting = [gang for gang in self if self._take_devices(gang)]
+        if self.owners() != before:
+            await on_owners(self.owners())
+        for gang in starting:
+            gang.launching = asyncio.create_task(self._launch(gang))
+        if changed:
+            self._on_change()
+        self._forget()
+
+    def shim_pids(self) -> dict[str, int]:
+        """Return the shims of running ranks."""
+        return {gang.allocation_id: gang.shim_pid for gang in self if gang.holding and gang.shim_pid}
+
+    def owners(self) -> dict[int, str]:
+        """Return which allocation holds which device."""
+        return {device: gang.allocation_id for gang in self if gang.holding for device in gang.devices}
+
+    def load_of(self, device: int) -> float:
+        """Return the load of a simulated device."""
+        for gang in self:
+            if gang.holding and device in gang.devices:
+                load = gang.progress.gpu_load if gang.progress else None
+                return DEFAULT_LOAD if load is None else load
+        return 0.0
+
+    def post_progress(self, token: str, report: Report) -> bool:
+        """Take what the job with this token says; False if there is none that reports so."""
+        for gang in self:
+            if gang.holding and gang.progress and secrets.compare_digest(gang.token.encode(), token.encode()):
+                first = gang.progress.last is None
+                if gang.progress.post(report):
+                    if first:
+                        self._on_change()
+                    return True
+        return False
+
+    async def stop_all(self, grace_s: float) -> None:
+        """End every rank because the agent ends; returns when they are gone, or a little after the grace."""
+        for gang in self:
+            self._stop(gang, EndedBy.AGENT, grace_s, "")
+        deadline = shim.clock() + grace_s + 2
+        while any(gang.holding for gang in self) and shim.clock() < deadline:
+            for gang in self:
+                self._observe(gang)
+            await asyncio.sleep(0.05)
+
+    def _observe(self, gang: Gang) -> bool:
+        """Bring a gang up to date with its folder; True if the control plane should hear of it now."""
+        if gang.is_over:
+            return False
+        if gang.shim is not None and gang.shim.poll() is not None:
+            gang.shim = None
+        made_first_progress = False
+        if gang.progress is not None and gang.holding:
+            first = gang.progress.last is None
+            made_first_progress = gang.progress.poll() and first
+        before = gang.state
+        ended = gang.folder.exit()
+        started = gang.folder.started()
+        if started is not None and gang.started_at is None:
+            gang.started_at = datetime.fromtimestamp(float(started.get("started_at", 0)), UTC)
+            gang.shim_pid = int(started.get("shim", 0))
+            gang.holding = True
+        if ended is not None:
+            if gang.progress is not None:
+                gang.progress.poll()  # it may have written until it ended
+            gang.state, gang.exit_code, gang.ended_by = RankState.EXITED, ended.code, ended.ended_by
+            gang.detail, gang.ended_at, gang.holding = ended.detail or gang.detail, ended.ended_at, False
+            log.info("gang.exited", allocation_id=gang.allocation_id, code=ended.code, ended_by=ended.ended_by)
+        elif gang.folder.stop_requested():
+            gang.state = RankState.STOPPING
+        elif started is not None:
+            gang.state = RankState.RUNNING
+        return made_first_progress or gang.state is not before
+
+    def _take_devices(self, gang: Gang) -> bool:
+        """Give a gang that may start its devices, if they are free; True if it is to be started now."""
+        if gang.state is not RankState.STARTING or not gang.named or gang.holding or gang.start is None:
+            return False
+        if shim.clock() > self.deadline - self._lease_s * _LATEST_START:
+            return False
+        for other in self:
+            if other.holding and other.start:
+                same_job = other.start.job_id == gang.start.job_id
+                if same_job or set(other.devices) & set(gang.devices):
+                    return False
+        gang.holding = True
+        return True
+
+    async def _launch(self, gang: Gang) -> None:
+        if gang.start is None:
+            return
+        try:
+            prepare = self._launcher.prepare
+            launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token)
+            gang.shim = gang.folder.launch(launch, self.deadline, self._lease_s)
+            log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
+        except OSError as error:
+            log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
+            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.ITSELF, f"it cannot be started: {error}")
+            self._on_change()
+
+    def _stop(self, gang: Gang, cause: EndedBy, grace_s: float, detail: str) -> None:
+        """Ask for a rank's end, or see to it that it never begins."""
+        if gang.is_over:
+            return
+        gang.detail = gang.detail or detail
+        gang.folder.request_stop(cause, grace_s)
+        gang.state = RankState.STOPPING
+        if not gang.holding:
+            self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
+
+    def _end_unstarted(self, gang: Gang, code: int, ended_by: EndedBy, detail: str) -> None:
+        if gang.folder.end_unstarted(code, ended_by, detail):
+            self._observe(gang)
+
+    def _forget(self) -> None:
+        for gang in self:
+            if gang.is_over and gang.named is False and self._is_billed(gang.allocation_id):
+                try:
+                    gang.folder.release()
+                except OSError as error:
+                    log.warning("gang.not_released", allocation_id=gang.allocation_id, error=str(error))
+                    continue
+                del self._gangs[gang.allocation_id]
+                log.info("gang.released", allocation_id=gang.allocation_id)
+
+    def _newest_generation(self, job_id: str) -> int:
+        try:
+            return int((self._generations / job_id).read_text())
+        except (FileNotFoundError, ValueError):
+            return -1
+
+
+def _read_gang(folder: RankFolder) -> Gang:
+    """Read a gang from its folder; a command this version cannot read is like none."""
+    try:
+        written = orjson.loads((folder.path / COMMAND).read_bytes())
+        start = StartGang.model_validate(written["command"]) if written["command"] else None
+        token = str(written["token"])
+    except (OSError, orjson.JSONDecodeError, KeyError, ValidationError) as error:
+        log.error("gang.unreadable", folder=folder.path.name, error=str(error))
+        start, token = None, ""
+    gang = Gang(folder.path.name, folder, start, token)
+    if start is not None:
+        gang.devices = tuple(start.devices)
+        gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.stream(shim.STDOUT))
+    return gang
+
+
+def _is_dead(gang: Gang) -> bool:
+    """Whether a rank's shim is gone without having written an end."""
+    if gang.is_over or not gang.holding or (gang.launching is not None and not gang.launching.done()):
+        return False
+    if gang.folder.started() is not None:
+        return not gang.folder.is_held()
+    return gang.launching is not None and gang.shim is None

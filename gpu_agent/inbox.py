@@ -1,0 +1,110 @@
+"""Commands from Redis: at least once, acknowledged when what they ask for is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from gpu_agent.gangs import Gangs
+from services.contracts.commands import StopGang, command_adapter
+from services.contracts.nodes import EndedBy
+from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+CONSUMER = "agent"
+_BLOCK_MS = 2_000
+_BATCH = 100
+_UNREADABLE_CODE = 126
+
+
+class Inbox:
+    """This node's command stream."""
+
+    def __init__(self, redis: Redis, node_id: str, gangs: Gangs, retry_s: float) -> None:
+        self._redis: Any = redis  # the library's types do not know that its answers are awaited
+        self._stream = command_stream(node_id)
+        self._gangs = gangs
+        self._retry_s = retry_s
+        self.problem = ""
+        """Why commands cannot be read now; empty if they can."""
+
+    async def run(self) -> None:
+        """Carry out commands until cancelled; whatever goes wrong with Redis or the disk is tried again."""
+        while True:
+            try:
+                await self._join()
+                await self._take_over()
+                while True:
+                    self.problem = ""
+                    answer = await self._redis.xreadgroup(
+                        AGENT_GROUP, CONSUMER, {self._stream: ">"}, count=_BATCH, block=_BLOCK_MS
+                    )
+                    for _, entries in answer or []:
+                        await self._carry_out(entries)
+            except (RedisError, OSError) as error:
+                if not self.problem:
+                    log.warning("inbox.interrupted", error=str(error))
+                self.problem = str(error) or type(error).__name__
+                await asyncio.sleep(self._retry_s)
+
+    async def _join(self) -> None:
+        """Make the group, from the stream's first entry on: one that Redis has lost, or not had yet."""
+        try:
+            await self._redis.xgroup_create(self._stream, AGENT_GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    async def _take_over(self) -> None:
+        """Carry out what was delivered to an earlier life of this agent and not acknowledged."""
+        start = "0-0"
+        while True:
+            start, entries, *_ = await self._redis.xautoclaim(
+                self._stream, AGENT_GROUP, CONSUMER, min_idle_time=0, start_id=start, count=_BATCH
+            )
+            await self._carry_out(entries)
+            if start == "0-0":
+                return
+
+    async def _carry_out(self, entries: list[tuple[str, dict[str, str] | None]]) -> None:
+        for entry_id, fields in entries:
+            if fields is not None:
+                self._obey(fields.get(COMMAND_FIELD, ""))
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.xack(self._stream, AGENT_GROUP, entry_id)
+                pipeline.xdel(self._stream, entry_id)
+                await pipeline.execute()
+
+    def _obey(self, text: str) -> None:
+        """Carry out one command; it is on disk when this returns.
+
+        Raises:
+            OSError: It cannot be written down: it stays unacknowledged and comes again.
+        """
+        try:
+            command = command_adapter.validate_json(text)
+        except ValidationError as error:
+            self._refuse(text, str(error))
+            return
+        if isinstance(command, StopGang):
+            self._gangs.stop(command)
+        else:
+            self._gangs.accept(command)
+
+    def _refuse(self, text: str, error: str) -> None:
+        """A command nobody here understands, perhaps of a newer control plane: say so where it names its gang."""
+        log.error("command.unreadable", error=error, command=text[:500])
+        try:
+            command: Any = orjson.loads(text)
+            allocation_id = str(command["allocation_id"])
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return
+        detail = f"this agent cannot read the command: {error}"
+        self._gangs.refuse(allocation_id, EndedBy.REFUSED, _UNREADABLE_CODE, detail)

@@ -1,0 +1,91 @@
+"""From a StartGang to what the shim runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_agent import containers, files
+from gpu_agent.containers import Engine
+from gpu_agent.environment import RankPaths, job_variables, rank_environment
+from gpu_agent.ranks import ENV_FILE, SCRATCH, Launch, RankFolder
+from services.contracts.commands import StartGang
+
+
+class Launcher:
+    """Makes the command line, the environment and the folders of a rank.
+
+    Args:
+        checkpoint_folders: Where jobs that name no checkpoint folder get one; the first that can be written. For gangs
+            that span hosts, and for jobs that move, all nodes must share it.
+        agent_url: How a process on this host reaches the agent.
+        pass_environment: Names of further variables of the agent's own that jobs get.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoint_folders: Sequence[Path],
+        agent_url: str,
+        pass_environment: Sequence[str],
+        engine: Engine | None,
+        device_count: int,
+    ) -> None:
+        self._checkpoint_folders = checkpoint_folders
+        self._agent_url = agent_url
+        self._pass_environment = pass_environment
+        self._engine = engine
+        self._device_count = device_count
+
+    def refuses(self, start: StartGang) -> str:
+        """Return why this node cannot run its part of the gang, empty if it can."""
+        missing = [index for index in start.devices if not 0 <= index < self._device_count]
+        if missing or not start.devices:
+            return f"this node has no devices {missing or 'for it'}"
+        if start.spec.image and self._engine is None:
+            return "this node has no container engine"
+        return ""
+
+    def prepare(self, start: StartGang, folder: RankFolder, progress_token: str) -> Launch:
+        """Return what to run; makes the job's folders.
+
+        Raises:
+            OSError: A folder cannot be made.
+        """
+        paths = RankPaths(
+            checkpoint_dir=str(self._checkpoint_dir(start)),
+            progress_file=str(folder.progress_file),
+            progress_url=f"{self._agent_url}/v1/progress/{progress_token}",
+            device_file=str(folder.device_file),
+        )
+        environment = rank_environment(start, paths, self._pass_environment)
+        working_dir = start.spec.working_dir or str(folder.path / SCRATCH)
+        if start.spec.image is None or self._engine is None:
+            return Launch(start.spec.command, environment, working_dir, start.spec.grace_s, [])
+        inside = containers.container_variables(start, job_variables(start, paths))
+        env_file = folder.path / ENV_FILE
+        files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
+        mounts = [paths.checkpoint_dir, str(folder.path)]
+        if start.spec.working_dir:
+            mounts.append(start.spec.working_dir)
+        argv = containers.run_argv(self._engine, start, inside, str(env_file), mounts)
+        client = {name: value for name, value in environment.items() if name not in start.spec.environment}
+        cleanup = containers.remove_argv(self._engine, start)
+        return Launch(argv, client, str(folder.path / SCRATCH), start.spec.grace_s, cleanup)
+
+    def _checkpoint_dir(self, start: StartGang) -> Path:
+        if start.spec.checkpoint_dir:
+            path = Path(start.spec.checkpoint_dir)
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        *better, last = (folder / start.job_id for folder in self._checkpoint_folders)
+        for path in better:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                continue
+            if os.access(path, os.W_OK):
+                return path
+        last.mkdir(parents=True, exist_ok=True)
+        return last

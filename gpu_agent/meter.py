@@ -1,0 +1,307 @@
+"""Energy of devices and host, split by owner into intervals.
+
+Each sample's joules go to whoever holds the device at that moment. An interval ends by the clock and whenever a device
+changes hands, so it never mixes owners. What the devices' counters show over an interval is noted apart from the split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from gpu_agent.devices.driver import DeviceError, Driver, Sample
+from gpu_agent.host_power import HostPower
+from gpu_agent.processes import cpu_seconds
+from gpu_agent.shim import clock, kernel_boot
+from gpu_agent.spool import Spool
+from services.contracts.nodes import DeviceInfo, DeviceReading, EnergyInterval, EnergySource, Usage
+from services.core.accounting.energy import counter_energy_j
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+LONGEST_GAP_S = 90.0
+"""Two power samples further apart do not say what happened between them: the energy is then marked as modelled."""
+_CLOCK_STEP_S = 1.0
+_SOURCES = (EnergySource.COUNTER, EnergySource.SAMPLED, EnergySource.SIMULATED, EnergySource.MODELLED)
+
+
+@dataclass
+class _Device:
+    """A device between samples. ``counter_j`` is None for a device without an energy counter."""
+
+    info: DeviceInfo
+    counter_j: float | None = None
+    opened_counter_j: float | None = None
+    power_w: float = 0.0
+    at: float = 0.0
+    integrated_j: float = 0.0
+    last: Sample | None = None
+
+    def metered_j(self) -> float:
+        """Energy since the interval began, by the counter where there is one."""
+        if self.counter_j is None or self.opened_counter_j is None:
+            return self.integrated_j
+        return counter_energy_j(np.array([self.opened_counter_j, self.counter_j]))
+
+
+@dataclass
+class _Owner:
+    gpu_j: float = 0.0
+    devices: set[int] = field(default_factory=set[int])
+    source: EnergySource = EnergySource.COUNTER
+    device_share: float = 0.0
+
+    def add(self, device: int, energy_j: float, source: EnergySource) -> None:
+        self.gpu_j += energy_j
+        self.devices.add(device)
+        self.source = max(self.source, source, key=_SOURCES.index)
+
+
+class Meter:
+    """Measures one node.
+
+    Args:
+        static_w: Watts of what is neither GPU nor CPU; owners pay by their share of the devices.
+        boot_id: Names this life of the agent.
+        shim_pids: The root process of each allocation, for CPU time.
+        progress_of: How far an allocation is, None where it does not say.
+        lock: Held while the driver is used.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        devices: Sequence[DeviceInfo],
+        host: HostPower,
+        spool: Spool,
+        *,
+        static_w: float,
+        boot_id: str,
+        shim_pids: Callable[[], dict[str, int]],
+        progress_of: Callable[[str], float | None],
+        lock: asyncio.Lock,
+    ) -> None:
+        self._driver = driver
+        self._devices = [_Device(info) for info in devices]
+        self._host = host
+        self._spool = spool
+        self._static_w = static_w
+        self._boot_id = boot_id
+        self._shim_pids = shim_pids
+        self._progress_of = progress_of
+        self._sequence = 0
+        self._lock = lock
+        self._owners: dict[int, str] = {}
+        self._usage: dict[str | None, _Owner] = {}
+        self._cpu_s: dict[str, float] = {}
+        self._alive_share: dict[str, float] = {}
+        self._opened_at = utc_now()
+        self._opened = clock()
+
+    def readings(self) -> list[DeviceReading]:
+        """Return what the devices last showed."""
+        return [
+            DeviceReading(
+                index=device.info.index,
+                power_w=device.last.power_w,
+                utilization=device.last.utilization,
+                clock_mhz=device.last.clock_mhz,
+                memory_used_gib=device.last.memory_used_gib,
+            )
+            for device in self._devices
+            if device.last is not None
+        ]
+
+    async def begin(self, owners: dict[int, str], ended_at: Callable[[str], datetime | None]) -> None:
+        """Start measuring, with the time since an earlier agent stopped as the first interval.
+
+        Args:
+            owners: Who holds which device now.
+            ended_at: When an allocation ended, None if it has not: the gap's energy of its devices is shared between it
+                and nobody by time, and marked as modelled.
+        """
+        async with self._lock:
+            if self._spool.state is not None and self._resume(self._spool.state):
+                gap_s = max((utc_now() - self._opened_at).total_seconds(), 1e-6)
+                for allocation_id in set(self._owners.values()):
+                    end = ended_at(allocation_id)
+                    if end is not None:
+                        share = (end - self._opened_at).total_seconds() / gap_s
+                        self._alive_share[allocation_id] = min(max(share, 0.0), 1.0)
+            await self._sample()
+            await self._close(owners)
+            self._alive_share.clear()
+
+    async def sample(self) -> None:
+        """Read every device and give the energy since the last sample to its owner."""
+        async with self._lock:
+            await self._sample()
+
+    async def close(self) -> None:
+        """End the interval."""
+        async with self._lock:
+            await self._sample()
+            await self._close(self._owners)
+
+    async def switch(self, owners: dict[int, str]) -> None:
+        """End the interval because devices change hands."""
+        async with self._lock:
+            await self._sample()
+            await self._close(owners)
+
+    async def _sample(self) -> None:
+        samples = await asyncio.to_thread(self._read_all)
+        now = clock()
+        for device, sample in zip(self._devices, samples, strict=True):
+            if sample is not None:
+                self._advance(device, sample, now)
+
+    def _read_all(self) -> list[Sample | None]:
+        samples: list[Sample | None] = []
+        for device in self._devices:
+            try:
+                samples.append(self._driver.read(device.info.index))
+            except DeviceError as error:
+                if device.last is not None:
+                    log.warning("device.unreadable", index=device.info.index, error=str(error))
+                device.last = None
+                samples.append(None)
+        return samples
+
+    def _advance(self, device: _Device, sample: Sample, now: float) -> None:
+        first = device.at == 0.0
+        elapsed_s = 0.0 if first else now - device.at
+        energy_j, source = self._energy_since(device, sample, elapsed_s)
+        if device.opened_counter_j is None:
+            device.opened_counter_j = sample.energy_j
+        device.counter_j, device.power_w, device.at, device.last = sample.energy_j, sample.power_w, now, sample
+        device.integrated_j += energy_j
+        owner = self._owners.get(device.info.index)
+        alive = self._alive_share.get(owner, 1.0) if owner is not None else 1.0
+        if alive < 1.0:
+            source = EnergySource.MODELLED
+            self._add(None, device, energy_j * (1 - alive), source, 1 - alive)
+        self._add(owner, device, energy_j * alive, source, alive)
+
+    def _energy_since(self, device: _Device, sample: Sample, elapsed_s: float) -> tuple[float, EnergySource]:
+        if sample.energy_j is not None:
+            since = sample.energy_j if device.counter_j is None else device.counter_j
+            simulated = self._driver.name == "simulated"
+            source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
+            return counter_energy_j(np.array([since, sample.energy_j])), source
+        mean_w = (device.power_w + sample.power_w) / 2
+        source = EnergySource.SAMPLED if elapsed_s <= LONGEST_GAP_S else EnergySource.MODELLED
+        return mean_w * elapsed_s, source
+
+    def _add(
+        self, owner: str | None, device: _Device, energy_j: float, source: EnergySource, device_share: float
+    ) -> None:
+        usage = self._usage.setdefault(owner, _Owner())
+        if device.info.index not in usage.devices:
+            usage.device_share += device_share
+        usage.add(device.info.index, energy_j, source)
+
+    async def _close(self, next_owners: dict[int, str]) -> None:
+        now = clock()
+        elapsed_s = now - self._opened
+        if elapsed_s > 0:
+            interval = self._interval(elapsed_s, await asyncio.to_thread(cpu_seconds, self._shim_pids()))
+            self._sequence += 1
+            self._opened_at = interval.end_at
+        else:
+            interval = None
+        self._opened = now
+        self._owners = dict(next_owners)
+        self._usage = {}
+        for device in self._devices:
+            device.opened_counter_j = device.counter_j
+            device.integrated_j = 0.0
+        if interval is not None:
+            await self._spool.append(interval, self._state())
+
+    def _interval(self, elapsed_s: float, cpu_s: dict[str, float]) -> EnergyInterval:
+        """Return what was used since the last interval, owner by owner."""
+        used_cpu_s = {name: max(total - self._cpu_s.get(name, 0.0), 0.0) for name, total in cpu_s.items()}
+        self._cpu_s = cpu_s
+        host = self._host.advance(elapsed_s, sum(used_cpu_s.values()))
+        static_j = self._static_w * elapsed_s
+        nobody = self._usage.setdefault(None, _Owner())
+        usages: list[Usage] = []
+        for name, owner in sorted(self._usage.items(), key=lambda item: item[0] or ""):
+            if owner is nobody:
+                continue
+            usages.append(
+                Usage(
+                    allocation_id=name,
+                    devices=sorted(owner.devices),
+                    gpu_energy_j=owner.gpu_j,
+                    cpu_energy_j=used_cpu_s.get(name or "", 0.0) * host.j_per_cpu_s,
+                    static_energy_j=static_j * owner.device_share / len(self._devices),
+                    source=owner.source,
+                    progress_done=self._progress_of(name or ""),
+                )
+            )
+        usages.append(
+            Usage(
+                allocation_id=None,
+                devices=sorted(nobody.devices),
+                gpu_energy_j=nobody.gpu_j,
+                cpu_energy_j=max(host.total_j - sum(usage.cpu_energy_j for usage in usages), 0.0),
+                static_energy_j=max(static_j - sum(usage.static_energy_j for usage in usages), 0.0),
+                source=nobody.source,
+            )
+        )
+        start_at, end_at = self._bounds(elapsed_s)
+        return EnergyInterval(
+            boot_id=self._boot_id,
+            sequence=self._sequence,
+            start_at=start_at,
+            end_at=end_at,
+            metered_gpu_energy_j=sum(device.metered_j() for device in self._devices),
+            usages=usages,
+        )
+
+    def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
+        """Return when the interval began and ended by the calendar, which somebody may have set meanwhile."""
+        end_at, length = utc_now(), timedelta(seconds=elapsed_s)
+        start_at = self._opened_at
+        if abs((end_at - start_at - length).total_seconds()) > _CLOCK_STEP_S:
+            start_at = end_at - length
+        return start_at, end_at if end_at > start_at else start_at + length
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the next agent needs to account for the time until it runs."""
+        return {
+            "kernel_boot": kernel_boot(),
+            "clock": self._opened,
+            "at": self._opened_at.isoformat(),
+            "owners": {str(device): owner for device, owner in self._owners.items()},
+            "devices": {d.info.uuid: [d.counter_j, d.power_w, d.at] for d in self._devices if d.at},
+            "cpu_s": self._cpu_s,
+            "host": self._host.state(),
+        }
+
+    def _resume(self, state: dict[str, Any]) -> bool:
+        """Take up an earlier agent's counters; False after a restart of the host, which leaves none."""
+        try:
+            if state["kernel_boot"] != kernel_boot():
+                return False
+            for device in self._devices:
+                counter_j, power_w, at = state["devices"].get(device.info.uuid, (None, 0.0, 0.0))
+                device.counter_j = device.opened_counter_j = counter_j
+                device.power_w, device.at = power_w, at
+            self._owners = {int(device): str(owner) for device, owner in state["owners"].items()}
+            self._cpu_s = {str(name): float(total) for name, total in state["cpu_s"].items()}
+            self._host.restore(state["host"])
+            self._opened, self._opened_at = float(state["clock"]), datetime.fromisoformat(state["at"])
+        except (KeyError, ValueError, TypeError) as error:
+            log.warning("meter.state_unreadable", error=str(error))
+            return False
+        return True

@@ -1,0 +1,218 @@
+"""How far a job is: from its progress file, from its log, or posted. Whatever a job writes, reading it stays cheap."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+
+from gpu_agent.logs import open_regular
+from gpu_agent.shim import clock
+from services.contracts.jobs import Progress
+
+_TAIL_BYTES = 64 * 1024
+_LINES = 200
+_SCAN_BYTES_PER_S = 256 * 1024
+_LINE_BYTES = 4_096
+_SEARCH_S = 0.05
+_STRIKES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job said last. ``gpu_load`` is the load of its devices where they are simulated."""
+
+    done: float
+    total: float | None = None
+    gpu_load: float | None = None
+
+
+def parse_report(line: bytes) -> Report | None:
+    """Return what one JSON line says, None if it says nothing that can be used."""
+    try:
+        said: Any = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(said, dict):
+        return None
+    done = _number(said.get("done"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    if done is None:
+        return None
+    load = _number(said.get("gpu_load"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    total = _number(said.get("total"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    return Report(done, total, None if load is None else min(load, 1.0))
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number >= 0, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | bytes):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and 0 <= number <= 1e18 else None
+
+
+class FileReader:
+    """Reads the last usable line of a progress file that grows, is replaced, or is nonsense."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+
+    def read(self) -> Report | None:
+        """Return the newest report if the file has changed since the last call."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        if (status.st_mtime_ns, status.st_size) == self._seen:
+            return None
+        descriptor = open_regular(self._path)
+        if descriptor is None:
+            return None
+        try:
+            tail = os.pread(descriptor, _TAIL_BYTES, max(0, status.st_size - _TAIL_BYTES))
+        finally:
+            os.close(descriptor)
+        self._seen = (status.st_mtime_ns, status.st_size)
+        complete = tail[: tail.rfind(b"\n") + 1]
+        for line in complete.splitlines()[: -_LINES - 1 : -1]:
+            report = parse_report(line)
+            if report is not None:
+                return report
+        return None
+
+
+class LogReader:
+    """Searches new output for the job's pattern: so many bytes a second, so much of a line, so long a search."""
+
+    def __init__(self, path: Path, pattern: str) -> None:
+        self._path = path
+        self._offset: int | None = None
+        self._read_at = clock()
+        self._skipping = False
+        self._strikes = 0
+        self.problem = ""
+        """Why the pattern is not searched any more."""
+        try:
+            self._pattern = re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            self._give_up(f"the progress pattern is not a regular expression: {error}")
+
+    def read(self) -> Report | None:
+        """Return the newest match in the output since the last call."""
+        if self.problem:
+            return None
+        for line in reversed(self._new_lines()):
+            try:
+                match = search_within(self._pattern, line.decode(errors="replace"), _SEARCH_S)
+            except TimeoutError:
+                self._strikes += 1
+                if self._strikes == _STRIKES:
+                    self._give_up("the progress pattern takes too long to search for")
+                return None
+            if match is not None and (done := _number(match.groupdict().get("done"))) is not None:
+                return Report(done, _number(match.groupdict().get("total")))
+        return None
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+
+    def _new_lines(self) -> list[bytes]:
+        descriptor = open_regular(self._path)
+        if descriptor is None:
+            return []
+        now = clock()
+        budget = int(min(max(now - self._read_at, 0.1), 1.0) * _SCAN_BYTES_PER_S)
+        self._read_at = now
+        try:
+            size = os.fstat(descriptor).st_size
+            if self._offset is None or size - self._offset > 4 * _SCAN_BYTES_PER_S:
+                self._offset = max(0, size - budget)  # only the newest match counts: do not run after the rest
+            chunk = os.pread(descriptor, budget, self._offset)
+        finally:
+            os.close(descriptor)
+        end = chunk.rfind(b"\n") + 1
+        if end == 0:
+            if len(chunk) < _LINE_BYTES:
+                return []  # a line is being written
+            self._offset += len(chunk)
+            lines, self._skipping = ([] if self._skipping else [chunk[:_LINE_BYTES]]), True
+            return lines
+        self._offset += end
+        lines = [line[:_LINE_BYTES] for line in chunk[:end].splitlines()]
+        if self._skipping:
+            lines = lines[1:]
+        self._skipping = False
+        return lines[-_LINES:]
+
+
+def search_within(pattern: re.Pattern[str], line: str, seconds: float) -> re.Match[str] | None:
+    """Search a line, but give up after a while: a pattern may take longer than the universe.
+
+    The search runs Python's signal handlers, so a timer interrupts it. Main thread only.
+
+    Raises:
+        TimeoutError: The search did not end in time.
+    """
+    searching = True
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if searching:
+            raise TimeoutError
+
+    earlier = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return pattern.search(line)
+    finally:
+        searching = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)
+
+
+class ProgressReader:
+    """A job's progress, by whatever source its spec names; the load of simulated devices comes from its file always."""
+
+    def __init__(self, spec: Progress, progress_file: Path, stdout: Path) -> None:
+        self._source = spec.source
+        self._file = FileReader(progress_file)
+        self._log = LogReader(stdout, spec.pattern or "") if spec.source == "log" else None
+        self.last: Report | None = None
+        self.gpu_load: float | None = None
+
+    @property
+    def problem(self) -> str:
+        """What keeps progress from being known, empty if nothing does."""
+        return self._log.problem if self._log else ""
+
+    def poll(self) -> bool:
+        """Look at file and log; True if the job got anywhere."""
+        written = self._file.read()
+        if written is not None and written.gpu_load is not None:
+            self.gpu_load = written.gpu_load
+        return self._take(self._log.read() if self._log else written if self._source == "file" else None)
+
+    def post(self, report: Report) -> bool:
+        """Take what the job has posted; True if the job reports that way."""
+        if report.gpu_load is not None:
+            self.gpu_load = report.gpu_load
+        if self._source != "http":
+            return False
+        self._take(report)
+        return True
+
+    def _take(self, report: Report | None) -> bool:
+        if report is None or report == self.last:
+            return False
+        self.last = report
+        return True

@@ -1,0 +1,60 @@
+"""What is kept of ranks that have ended, and for how long."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_agent.ranks import RankFolder
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+GENERATIONS_KEPT_S = 30 * 86_400
+"""A command older than this does not come any more."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, and how much of, the folders of ended ranks are kept."""
+
+    age_s: float
+    total_bytes: int
+
+
+def clean(allocations: Path, generations: Path, limits: Limits) -> int:
+    """Remove folders of ended and settled ranks: the old ones, then the oldest until the rest fits; return how many."""
+    settled = sorted(_settled(allocations))
+    now = time.time()
+    kept = sum(size for _, size, _ in settled)
+    removed = 0
+    for ended_at, size, path in settled:
+        if now - ended_at <= limits.age_s and kept <= limits.total_bytes:
+            break
+        shutil.rmtree(path, ignore_errors=True)
+        kept -= size
+        removed += 1
+    with suppress(OSError):
+        for path in generations.iterdir():
+            if now - path.stat().st_mtime > GENERATIONS_KEPT_S:
+                path.unlink()
+    if removed:
+        log.info("retention.removed", folders=removed, kept_bytes=kept)
+    return removed
+
+
+def _settled(allocations: Path) -> list[tuple[float, int, Path]]:
+    """Return when each settled rank ended, its size on disk, and its folder."""
+    found: list[tuple[float, int, Path]] = []
+    with suppress(OSError):
+        for path in allocations.iterdir():
+            folder = RankFolder(path)
+            if not folder.is_released():
+                continue
+            with suppress(OSError):
+                size = sum(entry.lstat().st_blocks * 512 for entry in path.rglob("*"))
+                found.append((path.stat().st_mtime, size, path))
+    return found

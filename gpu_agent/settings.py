@@ -1,0 +1,110 @@
+"""The agent's settings: `GPU_AGENT_...`, and what the whole installation shares."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from services.contracts.schema import Name
+from services.kit.settings import SharedSettings
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:63] or "node"
+
+
+class AgentSettings(SharedSettings):
+    """Settings of one node's agent."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="GPU_AGENT_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
+    )
+
+    service_token: str = Field(
+        default_factory=lambda: secrets.token_hex(32),
+        min_length=16,
+        validation_alias="WATTSHIFT_SERVICE_TOKEN",
+        description="Callers with it may read logs. An agent that is not given it lets nobody in.",
+    )
+    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
+
+    node_id: Name = Field(default_factory=_host_name)
+    own_zone: Name | None = Field(
+        None, validation_alias="GPU_AGENT_ZONE", description="Grid zone of this node; the cluster's own if not given."
+    )
+    labels: dict[str, str] = Field(default_factory=dict[str, str])
+    host: str = "127.0.0.1"
+    port: int = Field(8070, ge=1, le=65_535)
+    address: str = Field("127.0.0.1", description="How other hosts reach this one.")
+    state_dir: Path | None = Field(None, description="By default the node's folder beneath the data folder.")
+
+    driver: Literal["auto", "nvml", "simulated"] = "auto"
+    simulated_gpus: int = Field(4, ge=1, le=1_024)
+    simulated_model: str = "A100-SXM4-40GB"
+    probe_controls: bool = Field(
+        True, description="Find out whether settings are permitted by setting the power limit that is in force."
+    )
+    containers: Literal["auto", "off"] = "auto"
+
+    tick_s: float = Field(0.25, gt=0, le=5, description="How often ranks and their progress are looked at.")
+    sample_interval_s: float = Field(1.0, gt=0, le=60)
+    energy_interval_s: float = Field(2.0, gt=0, le=600)
+    retry_s: float = Field(1.0, gt=0, le=60, description="Pause after a call to the control plane or Redis failed.")
+
+    host_power: Literal["auto", "rapl", "modelled"] = "auto"
+    cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = Field(
+        default=[(0.0, 60.0), (0.5, 170.0), (1.0, 240.0)],
+        description="Watts of all CPUs at utilisations from 0 to 1, as 0:60,0.5:170,1:240; linear between them.",
+    )
+    static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
+
+    stop_ranks_on_exit: bool = Field(
+        False, description="End the ranks with the agent instead of leaving them to the next."
+    )
+    exit_grace_s: float = Field(6.0, ge=0, le=3_600)
+    log_stream_bytes: int = Field(256 * 2**20, ge=2**20, description="Output kept per rank and stream while it runs.")
+    retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
+    retention_bytes: int = Field(10 * 2**30, gt=0)
+    pass_environment: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str], description="Further variables of the agent's that jobs get, separated by commas."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_lists(cls, values: dict[str, object]) -> dict[str, object]:
+        curve = values.get("cpu_power_curve")
+        if isinstance(curve, str):
+            values["cpu_power_curve"] = [point.split(":") for point in curve.split(",")]
+        names = values.get("pass_environment")
+        if isinstance(names, str):
+            values["pass_environment"] = [name.strip() for name in names.split(",") if name.strip()]
+        return values
+
+    @model_validator(mode="after")
+    def _check_curve(self) -> Self:
+        shares = [share for share, _ in self.cpu_power_curve]
+        if shares[:1] != [0.0] or shares[-1:] != [1.0] or any(a >= b for a, b in pairwise(shares)):
+            raise ValueError("cpu_power_curve must rise from a utilisation of 0 to 1")
+        return self
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder that all nodes share, if the site has one."""
+        return self.data_dir.expanduser().absolute()
+
+    @property
+    def state_folder(self) -> Path:
+        """The folder of this node alone."""
+        return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
+
+    @property
+    def agent_url(self) -> str:
+        """How the control plane calls this agent."""
+        return f"http://{self.address}:{self.port}"

@@ -1,0 +1,423 @@
+"""The small process between the agent and one rank: it starts the command, watches its lease, keeps its exit code.
+
+Run as ``python -I -S shim.py FOLDER``, in a session of its own, so that the agent may be killed, upgraded or restarted
+while ranks run. It imports the standard library only and speaks to the agent through small files in FOLDER:
+
+``spec``     written by the agent: what to run (entries end in NUL)
+``lease``    written by the agent at every renewal: deadline and length, seconds on ``clock()``
+``stop``     written by the agent: ``grace_s`` and ``cause``; then SIGTERM to the shim, which looks at once
+``lock``     held (flock) for as long as the shim lives: at most one shim runs the command, ever
+``started``  written by the shim before the command may run; a second shim that finds it gives up
+``exited``   written by the shim when nothing of the rank is left
+
+A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
+that is shorter) begins, SIGKILL at the deadline. A shim that is killed takes the command with it (PR_SET_PDEATHSIG).
+"""
+
+# ruff: noqa: SIM105  contextlib would add a fifth to what a shim takes to start
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+
+SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
+STDOUT, STDERR = "stdout", "stderr"
+
+TWIN_STATUS = 75
+LOOK_S = 1.0
+"""How long the shim sleeps at most before it reads lease and stop request again."""
+LEFTOVER_GRACE_S = 5.0
+"""What processes that the command leaves behind get after SIGTERM."""
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESERVED_BYTES = 4096
+_FULL_DISK_PATIENCE_S = 60.0
+_CLEANUP_S = 30.0
+
+
+def clock() -> float:
+    """Return seconds on the clock of leases: it runs while the host sleeps and nobody can set it."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def read_facts(path: str) -> dict[str, str] | None:
+    """Return the ``name=value`` lines of a file, None where there is no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+    except FileNotFoundError:
+        return None
+
+
+def write_facts(path: str, facts: dict[str, object], *, durable: bool = True) -> None:
+    """Replace a file by ``name=value`` lines, all or nothing; on disk when this returns, if ``durable``."""
+    text = "".join(f"{name}={' '.join(str(value).split())}\n" for name, value in facts.items() if value is not None)
+    descriptor = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, data := text.encode())
+        os.ftruncate(descriptor, len(data))  # after the write: the blocks reserved for the exit code stay until then
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(path + ".tmp", path)
+    if durable:
+        sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(folder: str) -> None:
+    """Make new names in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def kernel_boot() -> str:
+    """Return what names this boot of the host, of whose earlier ones nothing is left; empty where nothing tells."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class _Spec:
+    """What the agent asked for; entries are ``name=value``, ``argv``, ``env`` and ``cleanup`` repeat."""
+
+    def __init__(self, data: bytes) -> None:
+        self.argv: list[bytes] = []
+        self.cleanup: list[bytes] = []
+        self.environment: dict[bytes, bytes] = {}
+        self.grace_s = 0.0
+        self.working_dir = b"/"
+        for entry in data.split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name == b"argv":
+                self.argv.append(value)
+            elif name == b"cleanup":
+                self.cleanup.append(value)
+            elif name == b"env":
+                variable, _, content = value.partition(b"=")
+                self.environment[variable] = content
+            elif name == b"grace_s":
+                self.grace_s = float(value)
+            elif name == b"working_dir":
+                self.working_dir = value
+
+
+def spec_bytes(
+    argv: list[str], environment: dict[str, str], working_dir: str, grace_s: float, cleanup: list[str]
+) -> bytes:
+    """Return the content of the ``spec`` file."""
+    entries = [f"working_dir={working_dir}", f"grace_s={grace_s}"]
+    entries += [f"argv={word}" for word in argv] + [f"cleanup={word}" for word in cleanup]
+    entries += [f"env={name}={value}" for name, value in environment.items()]
+    return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
+
+
+def write_lease(path: str, deadline: float, length_s: float) -> None:
+    """Renew a lease. In place and of one length: that needs no room on a disk that may be full."""
+    line = f"{deadline:020.3f} {length_s:012.3f} "
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, (line * 2).encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
+class _Lease:
+    """The newest lease read; one that cannot be read leaves the last in force."""
+
+    def __init__(self) -> None:
+        self.deadline = float("-inf")
+        self._length_s = 0.0
+
+    def read(self) -> None:
+        try:
+            with open(LEASE, encoding="ascii") as file:
+                deadline, length_s, *again = map(float, file.read().split())
+        except (OSError, ValueError):
+            return
+        if again == [deadline, length_s]:  # else it was read while it was being written
+            self.deadline, self._length_s = deadline, length_s
+
+    def warn_at(self, grace_s: float) -> float:
+        """When to send SIGTERM, so that the rank can save its work before the deadline."""
+        return self.deadline - min(grace_s, self._length_s / 3)
+
+
+class _Stop:
+    """The newest stop request; asking again may shorten the grace."""
+
+    def __init__(self) -> None:
+        self.cause = ""
+        self.kill_at = float("inf")
+        self._seen = 0
+
+    def read(self, now: float) -> None:
+        try:
+            written = os.stat(STOP).st_mtime_ns
+        except FileNotFoundError:
+            return
+        if written != self._seen and (facts := read_facts(STOP)) is not None:
+            self._seen = written
+            self.cause = facts.get("cause", "stop")
+            self.kill_at = min(self.kill_at, now + float(facts.get("grace_s", 0)))
+
+
+class _Shim:
+    def __init__(self, spec: _Spec) -> None:
+        self._spec = spec
+        self._lease = _Lease()
+        self._stop = _Stop()
+        self._leader = 0
+        self._code: int | None = None
+        self._ending = ""  # who ends the rank, once somebody does
+        self._ended_by = "itself"
+        self._detail = ""
+        self._kill_at = float("inf")
+        self._told = False
+        self._wake, wake_in = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake_in, False)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._on_stop_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _on_stop_signal(self, *_: object) -> None:
+        self._told = True
+
+    def run(self) -> None:
+        gate_out, gate_in = os.pipe()
+        self._exec_error, error_in = os.pipe()
+        os.set_blocking(self._exec_error, False)
+        shim = os.getpid()
+        self._leader = os.fork()
+        if self._leader == 0:
+            os.close(gate_in)
+            _become(self._spec, gate_out, error_in, shim)
+        os.close(gate_out)
+        os.close(error_in)
+        write_facts(
+            STARTED,
+            {"pid": self._leader, "shim": shim, "started_at": time.time(), "kernel_boot": kernel_boot()},
+        )
+        self._look(clock())
+        if self._ending:
+            self._signal(signal.SIGKILL)
+        else:
+            os.write(gate_in, b"g")
+        os.close(gate_in)
+        while not self._is_empty():
+            self._sleep()
+            self._look(clock())
+        if self._spec.cleanup:
+            _run_for(self._spec.cleanup, _CLEANUP_S)
+        self._write_exit()
+
+    def _look(self, now: float) -> None:
+        """Read lease and stop request, and act on what they say."""
+        self._lease.read()
+        self._stop.read(now)
+        if self._stop.cause:
+            self._end(self._stop.cause, self._stop.kill_at)
+        elif self._told:
+            self._end("host", now + self._spec.grace_s, "the process that supervises the rank was told to end")
+        if now >= self._lease.warn_at(self._spec.grace_s):
+            self._end("lease", now + self._spec.grace_s, "the lease ran out: no word from the control plane")
+        if now >= min(self._kill_at, self._lease.deadline):
+            self._ended_by_force()
+
+    def _end(self, cause: str, kill_at: float, detail: str = "") -> None:
+        """Send SIGTERM the first time; a later wish to end may shorten the grace and never lengthens it."""
+        self._kill_at = min(self._kill_at, kill_at) if cause == "stop" or not self._ending else self._kill_at
+        if not self._ending:
+            self._ending, self._detail = cause, detail
+            self._signal(signal.SIGTERM)
+
+    def _ended_by_force(self) -> None:
+        if self._code is None and not self._detail:
+            self._detail = "it outlived its grace and was killed"
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        """Signal the command's process group, and whoever left it and became a child of this process."""
+        try:
+            os.killpg(self._leader, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+        if self._code is not None or number == signal.SIGKILL:
+            for pid in _children():
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+
+    def _is_empty(self) -> bool:
+        """Collect what has exited; True once nothing of the rank is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return not _group_exists(self._leader)
+            if pid == 0:
+                return False
+            if pid == self._leader:
+                self._leader_exited(os.waitstatus_to_exitcode(status))
+
+    def _leader_exited(self, code: int) -> None:
+        self._code = code
+        self._ended_by = self._ending or "itself"
+        self._end("leftover", clock() + LEFTOVER_GRACE_S)
+        self._signal(signal.SIGTERM)
+        try:
+            failure = os.read(self._exec_error, 4096).decode()
+        except BlockingIOError:
+            failure = ""
+        if failure:
+            number, _, what = failure.partition(" ")
+            missing = int(number) in (errno.ENOENT, errno.ENOTDIR)
+            self._code = NOT_FOUND if missing else NOT_EXECUTABLE
+            self._detail = f"{what}: {os.strerror(int(number))}"
+
+    def _sleep(self) -> None:
+        """Wait for a signal, or until something is due."""
+        due = min(self._lease.warn_at(self._spec.grace_s), self._kill_at, self._lease.deadline)
+        if self._ending:
+            due = min(self._kill_at, self._lease.deadline)
+        timeout = min(max(due - clock(), 0.02), LOOK_S if self._code is None else 0.05)
+        select.select([self._wake], [], [], timeout)
+        try:
+            os.read(self._wake, 512)
+        except BlockingIOError:
+            pass
+
+    def _write_exit(self) -> None:
+        facts: dict[str, object] = {"code": self._code, "ended_by": self._ended_by, "detail": self._detail or None}
+        facts["ended_at"] = time.time()
+        give_up = clock() + _FULL_DISK_PATIENCE_S
+        while True:
+            try:
+                write_facts(EXITED, facts)
+                return
+            except OSError:
+                if clock() > give_up:
+                    raise
+                time.sleep(1)
+
+
+def _become(spec: _Spec, gate: int, error: int, shim: int) -> None:
+    """Turn the forked child into the command; never returns."""
+    what = "the rank cannot be set up"
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        _be_killable()
+        for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for target, name in ((1, STDOUT), (2, STDERR)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), target)
+        if os.getppid() != shim or os.read(gate, 1) != b"g":
+            os._exit(NOT_EXECUTABLE)
+        what = f"cannot enter the working directory {os.fsdecode(spec.working_dir)}"
+        os.chdir(spec.working_dir)
+        what = f"cannot run {os.fsdecode(spec.argv[0])}"
+        os.execvpe(spec.argv[0], spec.argv, spec.environment)
+    except OSError as failure:
+        os.write(error, f"{failure.errno} {what}".encode(errors="replace")[:4000])
+    finally:
+        os._exit(NOT_FOUND)
+
+
+def _be_killable() -> None:
+    """Where memory runs out, a job goes before the agent and the shims, whatever they are protected by."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            if int(file.read()) < 0:
+                file.write("0")
+    except (OSError, ValueError):
+        pass
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    """This process's children, those it inherited included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _run_for(argv: list[bytes], seconds: float) -> None:
+    """Run a command to its end, or kill it after a while."""
+    try:
+        pid = os.posix_spawnp(argv[0], argv, os.environ)
+    except OSError:
+        return
+    deadline = clock() + seconds
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if clock() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def main(folder: str) -> int:
+    """Run the rank whose folder this is; return 75 if another shim runs or ran it."""
+    os.chdir(folder)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return TWIN_STATUS
+    if os.path.exists(STARTED) or os.path.exists(EXITED):
+        return TWIN_STATUS
+    with open(SPEC, "rb") as file:
+        spec = _Spec(file.read())
+    _reserve()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _Shim(spec).run()
+    return 0
+
+
+def _reserve() -> None:
+    """Set disk blocks aside for the exit code, so that a disk which fills up meanwhile does not lose it."""
+    descriptor = os.open(EXITED + ".tmp", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

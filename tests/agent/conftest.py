@@ -1,0 +1,182 @@
+"""A node for a test: an agent process, its state folder, its command stream, and the control plane's stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from redis.asyncio import Redis
+
+from services.contracts.commands import StartGang, StopGang
+from services.contracts.jobs import JobSpec
+from services.contracts.streams import COMMAND_FIELD, command_stream
+from services.kit.redis import connect
+from services.standalone.ports import Ports
+from tests.agent.stand_in import JOIN_TOKEN, StandIn
+
+SERVICE_TOKEN = "service-token-of-the-tests"
+_numbers = itertools.count(1)
+
+
+async def eventually(condition: Callable[[], Any], within_s: float = 15.0) -> None:
+    """Return as soon as ``condition`` holds; fail if it does not within ``within_s``."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Node:
+    """One agent and everything around it."""
+
+    def __init__(self, folder: Path, plane: StandIn, redis: Redis, redis_url: str, port: int) -> None:
+        self.id = f"node-{os.getpid()}-{next(_numbers)}"
+        self.folder = folder
+        self.plane = plane
+        self.redis = redis
+        self.port = port
+        self.process: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "REDIS_URL": redis_url,
+            "WATTSHIFT_TELEMETRY_URL": plane.url,
+            "WATTSHIFT_NODE_JOIN_TOKEN": JOIN_TOKEN,
+            "WATTSHIFT_SERVICE_TOKEN": SERVICE_TOKEN,
+            "WATTSHIFT_DATA_DIR": str(folder / "data"),
+            "GPU_AGENT_STATE_DIR": str(self.state_dir),
+            "GPU_AGENT_NODE_ID": self.id,
+            "GPU_AGENT_PORT": str(port),
+            "GPU_AGENT_DRIVER": "simulated",
+            "GPU_AGENT_CONTAINERS": "off",
+            "GPU_AGENT_TICK_S": "0.05",
+            "GPU_AGENT_SAMPLE_INTERVAL_S": "0.1",
+            "GPU_AGENT_ENERGY_INTERVAL_S": "0.2",
+            "GPU_AGENT_RETRY_S": "0.1",
+        }
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    def rank_dir(self, allocation_id: str) -> Path:
+        return self.state_dir / "allocations" / allocation_id
+
+    async def start(self, **environment: str) -> None:
+        """Start the agent and wait until the control plane has heard from it."""
+        heard = len(self.plane.heartbeats)
+        with (self.folder / "agent.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_agent.app"],
+                env=self.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        await eventually(lambda: len(self.plane.heartbeats) > heard or self._died(), 30)
+
+    def _died(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            pytest.fail(f"the agent ended: {(self.folder / 'agent.log').read_text()[-3000:]}")
+        return False
+
+    def kill(self) -> None:
+        """Kill the agent as the kernel would when memory runs out."""
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    async def stop(self) -> None:
+        """Ask the agent to end, and wait for it."""
+        assert self.process
+        self.process.terminate()
+        await asyncio.to_thread(self.process.wait, 30)
+        self.process = None
+
+    async def send(self, command: StartGang | StopGang | str) -> None:
+        """Put a command into the node's stream."""
+        text = command if isinstance(command, str) else command.model_dump_json()
+        await self.redis.xadd(command_stream(self.id), {COMMAND_FIELD: text})
+
+    async def run(self, *argv: str, allocation: str = "", **options: Any) -> str:
+        """Send a gang of one node and name it; return its allocation."""
+        start = self.gang(*argv, allocation=allocation, **options)
+        self.plane.named.add(start.allocation_id)
+        await self.send(start)
+        return start.allocation_id
+
+    def gang(self, *argv: str, allocation: str = "", job: str = "", **options: Any) -> StartGang:
+        """Return a command for a gang of this node alone; ``options`` are fields of the command or of the spec."""
+        job = job or f"job_{next(_numbers)}"
+        generation = options.pop("generation", 1)
+        devices = options.pop("devices", [0])
+        placed = {name: options.pop(name) for name in ("node_rank", "nnodes", "master_port") if name in options}
+        spec: dict[str, Any] = {"name": "test", "command": list(argv), "grace_s": 1.0, **options}
+        return StartGang(
+            allocation_id=allocation or f"{job}.{generation}",
+            job_id=job,
+            generation=generation,
+            tenant_id="t",
+            spec=JobSpec.model_validate(spec),
+            devices=devices,
+            world_size=options.pop("world_size", len(devices)),
+            rank_offset=0,
+            master_addr="127.0.0.1",
+            **{"node_rank": 0, "nnodes": 1, "master_port": 29_500} | placed,
+        )
+
+    async def get(self, path: str, *, token: str = SERVICE_TOKEN) -> tuple[int, Any, bytes]:
+        """Call the agent; return status, headers and body."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+            return answer.status, answer.headers, await answer.read()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes that ranks of this node are made of."""
+        mark = str(self.state_dir)
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                marked = mark in " ".join(process.cmdline()) or mark in process.environ().get(
+                    "WATTSHIFT_PROGRESS_FILE", ""
+                )
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[StandIn]:
+    """The control plane's stand-in."""
+    async with StandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
+    """A node whose agent is not started yet; nothing of it is left when the test ends."""
+    ports = Ports()
+    redis = connect(redis_url)
+    made = Node(tmp_path, plane, redis, redis_url, ports.take(31_000))
+    try:
+        yield made
+    finally:
+        if made.process is not None:
+            made.kill()
+        for process in made.processes():
+            process.send_signal(signal.SIGKILL)
+        await redis.aclose()
+        ports.release()

@@ -1,0 +1,143 @@
+"""A server in the place of telemetry: it keeps what a node says and names the allocations a test wants named."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Self
+
+from aiohttp import web
+
+from services.contracts.nodes import (
+    EnergyInterval,
+    EnergyReceipt,
+    EnergyReport,
+    Heartbeat,
+    HeartbeatReply,
+    NodeCredentials,
+    NodeRegistration,
+    RankStatus,
+)
+
+JOIN_TOKEN = "join-token-of-the-tests"
+
+
+class StandIn:
+    """The control plane's side of the node protocol, without a database.
+
+    Attributes:
+        named: The allocations that a heartbeat's answer names.
+        is_away: Answer 503 to everything.
+        refuses_energy: Answer 422 to energy reports that this returns True for.
+    """
+
+    def __init__(self, *, lease_ttl_s: float = 6.0, heartbeat_interval_s: float = 0.15) -> None:
+        self.lease_ttl_s = lease_ttl_s
+        self.heartbeat_interval_s = heartbeat_interval_s
+        self.named: set[str] = set()
+        self.is_away = False
+        self.refused_sequences: set[int] = set()
+        self.registrations: list[NodeRegistration] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.intervals: list[EnergyInterval] = []
+        self.deliveries: Counter[tuple[str, int]] = Counter()
+        self._tokens: set[str] = set()
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(middlewares=[self._away])
+        app.router.add_post("/v1/nodes/register", self._register)
+        app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
+        app.router.add_post("/v1/nodes/{node}/energy", self._energy)
+        self._runner = web.AppRunner(app, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    def forget_tokens(self) -> None:
+        """Refuse every node's token from now on: the node has to register again."""
+        self._tokens.clear()
+
+    def rank(self, allocation_id: str) -> RankStatus | None:
+        """Return what the newest heartbeat says of an allocation."""
+        last = self.heartbeats[-1].ranks if self.heartbeats else []
+        return next((rank for rank in last if rank.allocation_id == allocation_id), None)
+
+    def state(self, allocation_id: str) -> str | None:
+        """Return the state of an allocation's rank in the newest heartbeat."""
+        rank = self.rank(allocation_id)
+        return rank.state if rank else None
+
+    def states(self, allocation_id: str) -> list[str]:
+        """Return the states an allocation's rank went through, each once."""
+        seen = [rank.state for beat in self.heartbeats for rank in beat.ranks if rank.allocation_id == allocation_id]
+        return list(dict.fromkeys(seen))
+
+    def gpu_energy_j(self, allocation_id: str | None) -> float:
+        """Return the delivered GPU energy of an owner, None for nobody."""
+        usages = [usage for interval in self.intervals for usage in interval.usages]
+        return sum(usage.gpu_energy_j for usage in usages if usage.allocation_id == allocation_id)
+
+    @web.middleware
+    async def _away(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        return web.Response(status=503) if self.is_away else await handler(request)
+
+    async def _register(self, request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != f"Bearer {JOIN_TOKEN}":
+            return _unauthenticated()
+        self.registrations.append(registration := NodeRegistration.model_validate_json(await request.read()))
+        token = f"node-token-{len(self.registrations)}"
+        self._tokens.add(token)
+        return _answer(
+            NodeCredentials(
+                node_id=registration.node_id,
+                token=token,
+                heartbeat_interval_s=self.heartbeat_interval_s,
+                lease_ttl_s=self.lease_ttl_s,
+                pue=1.0,
+            )
+        )
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        if not self._knows(request):
+            return _unauthenticated()
+        self.heartbeats.append(Heartbeat.model_validate_json(await request.read()))
+        return _answer(HeartbeatReply(lease_ttl_s=self.lease_ttl_s, allocations=sorted(self.named)))
+
+    async def _energy(self, request: web.Request) -> web.Response:
+        if not self._knows(request):
+            return _unauthenticated()
+        report = EnergyReport.model_validate_json(await request.read())
+        if self.refused_sequences & {interval.sequence for interval in report.intervals}:
+            return _problem(422, "invalid_request")
+        fresh = [i for i in report.intervals if not self.deliveries[i.boot_id, i.sequence]]
+        self.deliveries.update((i.boot_id, i.sequence) for i in report.intervals)
+        self.intervals += fresh
+        return _answer(EnergyReceipt(accepted=len(fresh), duplicates=len(report.intervals) - len(fresh)))
+
+    def _knows(self, request: web.Request) -> bool:
+        return request.headers.get("authorization", "").removeprefix("Bearer ") in self._tokens
+
+
+def _answer(message: NodeCredentials | HeartbeatReply | EnergyReceipt) -> web.Response:
+    return web.Response(text=message.model_dump_json(), content_type="application/json")
+
+
+def _unauthenticated() -> web.Response:
+    return _problem(401, "unauthenticated")
+
+
+def _problem(status: int, code: str) -> web.Response:
+    document = {"type": f"urn:wattshift:problem:{code}", "title": code, "status": status, "detail": code, "code": code}
+    return web.Response(status=status, text=json.dumps(document), content_type="application/problem+json")
