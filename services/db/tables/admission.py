@@ -1,9 +1,8 @@
 """Tables of admission: tenants, keys, jobs and what happened to them.
 
 ``jobs`` is written by two processes by agreement: admission accepts a job and records what its user wants (cancel,
-hold,
-release), the scheduler moves it through its run. Each update names the state it expects, so that neither overwrites
-the other.
+hold, release), the scheduler moves it through its run. Each update names the state it expects, so that neither
+overwrites the other.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ job_events = Table(
     Index("job_events_in_order", "transaction_id", "sequence"),
 )
 """What happened. A reader goes by ``(transaction_id, sequence)`` and stops before the oldest transaction still open:
-a sequence
-alone is handed out before its row is visible, and a reader would pass over the rows of slower transactions."""
+a sequence alone is handed out before its row is visible, and a reader would pass over the rows of slower transactions."""
 
 audit_log = Table(
     "audit_log",

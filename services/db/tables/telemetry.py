@@ -29,8 +29,7 @@ nodes = Table(
     Column("lease_until", Timestamp),
 )
 """``lease_until`` is written before the agent hears of its lease, so the agent's own deadline is never later. The
-scheduler sets
-``state`` to lost under the same row lock once the lease is surely over."""
+scheduler sets ``state`` to lost under the same row lock once the lease is surely over."""
 
 rank_statuses = Table(
     "rank_statuses",

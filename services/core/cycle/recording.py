@@ -1,0 +1,109 @@
+"""A snapshot as JSON values and back, so that a live round can be recorded and replayed to the same plan."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Start
+from services.core.cycle.snapshot import JobTable, NodeTable, Snapshot, Trigger
+from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.core.domain.ids import NodeId
+from services.core.domain.placement import NodeShare, Placement
+
+_DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
+
+
+def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the snapshot as JSON values; NaN and infinity become the strings ``nan`` and ``inf``."""
+    carbon = snapshot.carbon
+    return {
+        "version": snapshot.version,
+        "now_s": snapshot.now_s,
+        "trigger": snapshot.trigger.value,
+        "gpu_models": list(snapshot.gpu_models),
+        "jobs": _table_to_json(snapshot.jobs),
+        "nodes": _table_to_json(snapshot.nodes),
+        "carbon": {
+            "zone": carbon.zone,
+            "signal": carbon.signal.value,
+            "stale": carbon.stale,
+            "times_s": carbon.curve.times_s.tolist(),
+            "intensity_gco2_per_kwh": carbon.curve.intensity_gco2_per_kwh.tolist(),
+            "end_s": carbon.curve.end_s,
+        },
+        "tenant_gpu_quota": snapshot.tenant_gpu_quota,
+    }
+
+
+def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
+    """Return the snapshot that ``snapshot_to_json`` wrote, equal in every value."""
+    carbon = stored["carbon"]
+    curve = CarbonCurve(
+        np.array(carbon["times_s"], dtype=np.float64),
+        np.array(carbon["intensity_gco2_per_kwh"], dtype=np.float64),
+        carbon["end_s"],
+    )
+    return Snapshot(
+        version=stored["version"],
+        now_s=stored["now_s"],
+        trigger=Trigger(stored["trigger"]),
+        gpu_models=tuple(stored["gpu_models"]),
+        jobs=JobTable(**_columns(JobTable, stored["jobs"], len(stored["gpu_models"]))),
+        nodes=NodeTable(**_columns(NodeTable, stored["nodes"], len(stored["gpu_models"]))),
+        carbon=CarbonOutlook(carbon["zone"], Signal(carbon["signal"]), curve, carbon["stale"]),
+        tenant_gpu_quota=stored["tenant_gpu_quota"],
+    )
+
+
+def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
+    """Return a plan's actions as JSON values."""
+    return [
+        {"action": type(action).__name__.lower(), "job_id": action.job_id, "reason": action.reason.value}
+        | ({"placement": _placement_to_json(action.placement)} if isinstance(action, Start) else {})
+        for action in plan.actions
+    ]
+
+
+def _table_to_json(table: JobTable | NodeTable) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for field in fields(table):
+        column: Any = getattr(table, field.name)
+        if isinstance(column, np.ndarray):
+            columns[field.name] = [_plain(value) for value in column.tolist()]
+        elif field.name == "placements":
+            columns[field.name] = [_placement_to_json(placement) for placement in column]
+        else:
+            columns[field.name] = [list(row) if isinstance(row, tuple) else row for row in column]  # pyright: ignore[reportUnknownArgumentType]
+    return columns
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _columns(table: type[JobTable] | type[NodeTable], stored: dict[str, list[Any]], n_models: int) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for field in fields(table):
+        values = stored[field.name]
+        dtype = _DTYPES.get(str(field.type))
+        if dtype is not None:
+            column = np.array(values, dtype=dtype)
+            columns[field.name] = column.reshape(len(values), n_models) if field.name == "eligible" else column
+        elif field.name == "placements":
+            columns[field.name] = tuple(_placement_from_json(placement) for placement in values)
+        else:
+            columns[field.name] = tuple(tuple(row) if isinstance(row, list) else row for row in values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return columns
+
+
+def _placement_to_json(placement: Placement | None) -> list[list[Any]] | None:
+    return placement and [[share.node_id, list(share.devices)] for share in placement.shares]
+
+
+def _placement_from_json(stored: list[list[Any]] | None) -> Placement | None:
+    if stored is None:
+        return None
+    return Placement(tuple(NodeShare(NodeId(node), tuple(devices)) for node, devices in stored))

@@ -1,0 +1,72 @@
+"""The scheduler's composition root: ``python -m services.scheduler.app``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from fastapi import FastAPI
+
+from services.core.policies.registry import build_policy
+from services.db.engine import CONNECTION_ERRORS
+from services.db.pool import Pool
+from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.http import ServiceClient, new_session
+from services.kit.redis import connect
+from services.scheduler import endpoints
+from services.scheduler.carbon import CarbonWatch
+from services.scheduler.loop import Scheduler
+from services.scheduler.repository import Repository
+from services.scheduler.settings import SchedulerSettings
+
+
+def create_app(settings: SchedulerSettings) -> FastAPI:
+    """Return the app; the decision loop runs as long as it does.
+
+    Raises:
+        PolicyConfigError: The settings name a policy there is not.
+    """
+    build_policy(settings.policy, {})
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pool = await Pool.open(settings.database_url, size=settings.pool_size, application_name="scheduler")
+        redis = connect(settings.redis_url)
+        async with new_session() as session:
+            carbon = CarbonWatch(
+                ServiceClient(session, settings.carbon_url, "The carbon service", token=settings.service_token),
+                settings.zone,
+                refresh_s=settings.carbon_refresh_s,
+                window_s=settings.carbon_window_s,
+                default_gco2_per_kwh=settings.default_intensity_gco2_per_kwh,
+            )
+            app.state.pool = pool
+            app.state.redis = redis
+            app.state.repository = Repository(pool)
+            loop = asyncio.create_task(Scheduler(settings, pool, redis, carbon).run())
+            yield
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+        await redis.aclose()
+        await pool.close()
+
+    async def readiness() -> None:
+        await app.state.pool.ping()
+
+    app = create_service("Wattshift scheduler", settings, lifespan=lifespan, readiness=readiness)
+    app.state.settings = settings
+    app.include_router(endpoints.router)
+    answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
+    return app
+
+
+def main() -> None:
+    """Run the scheduler until SIGTERM."""
+    settings = SchedulerSettings()  # type: ignore[call-arg]
+    serve(create_app(settings), "scheduler", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

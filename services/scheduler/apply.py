@@ -1,0 +1,234 @@
+"""Carry out a plan: allocations, device claims, job states, memory and commands, in one transaction or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.ids import allocation_id
+from services.core.domain.jobs import JobState
+from services.db.pool import Pool
+from services.scheduler.commands import Outgoing, free_port, send, start_commands
+from services.scheduler.gangs import EndReason
+from services.scheduler.ingest import stop_gang
+from services.scheduler.reasons import SENTENCES
+from services.scheduler.transitions import move
+
+CLAIM_VERSION = """
+UPDATE scheduler_state
+   SET version = version + 1, memory = $2, last_active_at = CASE WHEN $3 THEN now() ELSE last_active_at END
+ WHERE id = 1 AND version = $1 RETURNING version
+"""
+
+STARTABLE = """
+SELECT id, tenant_id, generation, spec FROM jobs
+ WHERE id = ANY($1::text[]) AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested
+ ORDER BY id FOR UPDATE
+"""
+
+HOSTS = "SELECT id, address FROM nodes WHERE id = ANY($1::text[]) AND state = 'up' AND NOT draining FOR SHARE"
+
+PORTS = """
+SELECT n.address, a.master_port FROM allocations a JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+ WHERE a.state <> 'ended'
+"""
+
+STOPPABLE = """
+SELECT a.id, a.job_id, a.shares, coalesce((j.spec ->> 'grace_s')::float8, 120) AS grace_s
+  FROM allocations a JOIN jobs j ON j.id = a.job_id
+ WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') ORDER BY j.id FOR UPDATE OF j
+"""
+
+HOLD = """
+UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expected_start_at
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS h(id, reason, detail, expected_start_at)
+ WHERE jobs.id = h.id AND jobs.state = 'queued'
+   AND (jobs.reason, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.expected_start_at)
+"""
+
+RECORD = """
+INSERT INTO plans (round, trigger, policy, jobs, starts, preemptions, holds, intensity_gco2_per_kwh, intensity_stale,
+                   decide_ms, actions)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+"""
+
+
+class StalePlanError(Exception):
+    """The cluster has moved on since the snapshot; nothing was written. Routine: the round is held again."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A round's outcome, to be applied."""
+
+    snapshot: Snapshot
+    policy: str
+    plan: Plan
+    memory: dict[str, Any]
+    decide_ms: float
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a plan did."""
+
+    round: int
+    starts: int
+    preemptions: int
+    holds: int
+
+
+async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied:
+    """Write a plan.
+
+    Raises:
+        StalePlanError: the snapshot is out of date.
+    """
+    actions = decided.plan.actions
+    starts = [action for action in actions if isinstance(action, Start)]
+    preempts = [action for action in actions if isinstance(action, Preempt)]
+    holds = [action for action in actions if isinstance(action, Hold)]
+    active = decided.snapshot.trigger is Trigger.ACTIVE
+    try:
+        async with pool.transaction() as connection:
+            round_number = await connection.fetchval(
+                CLAIM_VERSION, decided.plan.snapshot_version, decided.memory, active
+            )
+            if round_number is None:
+                raise StalePlanError("another plan or another policy came first")
+            await _preempt(connection, preempts)
+            await _start(connection, starts, ports)
+            await _hold(connection, holds)
+            if starts or preempts or active:
+                await _record(connection, round_number, decided, starts, preempts, holds)
+    except asyncpg.UniqueViolationError as error:
+        raise StalePlanError(f"a device or a job is taken: {error}") from error
+    return Applied(round_number, len(starts), len(preempts), len(holds))
+
+
+async def _start(connection: Any, starts: list[Start], ports: tuple[int, int]) -> None:
+    if not starts:
+        return
+    jobs = {row["id"]: row for row in await connection.fetch(STARTABLE, [start.job_id for start in starts])}
+    if len(jobs) < len(starts):
+        raise StalePlanError("a job is not waiting any more")
+    wanted = {share.node_id for start in starts for share in start.placement.shares}
+    addresses = {row["id"]: row["address"] for row in await connection.fetch(HOSTS, sorted(wanted))}
+    if len(addresses) < len(wanted):
+        raise StalePlanError("a node takes no work any more")
+    taken: dict[str, set[int]] = {}
+    for row in await connection.fetch(PORTS):
+        taken.setdefault(row["address"], set()).add(row["master_port"])
+    allocations: list[tuple[Any, ...]] = []
+    claims: list[tuple[str, int, str]] = []
+    commands: list[Outgoing] = []
+    for start in starts:
+        job = jobs[start.job_id]
+        generation = job["generation"] + 1
+        name = allocation_id(start.job_id, generation)
+        shares = [{"node_id": share.node_id, "devices": list(share.devices)} for share in start.placement.shares]
+        address = addresses[start.placement.shares[0].node_id]
+        port = free_port(name, taken.setdefault(address, set()), ports)
+        taken[address].add(port)
+        allocations.append((name, start.job_id, generation, start.gpus, shares, port))
+        claims += [(share["node_id"], device, name) for share in shares for device in share["devices"]]
+        commands += start_commands(
+            allocation_id=name,
+            job_id=start.job_id,
+            generation=generation,
+            tenant_id=job["tenant_id"],
+            spec=job["spec"],
+            shares=shares,
+            master_addr=address,
+            master_port=port,
+        )
+    await _write_starts(connection, starts, allocations, claims)
+    await send(connection, commands)
+
+
+async def _write_starts(
+    connection: Any, starts: list[Start], allocations: list[tuple[Any, ...]], claims: list[tuple[str, int, str]]
+) -> None:
+    await connection.executemany(
+        "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
+        "VALUES ($1, $2, $3, 'starting', $4, $5, $6)",
+        allocations,
+    )
+    await connection.executemany(
+        "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ($1, $2, $3)", claims
+    )
+    await connection.execute(
+        "UPDATE jobs SET generation = generation + 1, started_at = coalesce(started_at, now()) "
+        "WHERE id = ANY($1::text[])",
+        [start.job_id for start in starts],
+    )
+    for start, (name, *_) in zip(starts, allocations, strict=True):
+        await move(
+            connection,
+            start.job_id,
+            [JobState.QUEUED],
+            JobState.STARTING,
+            reason=start.reason.value,
+            detail=SENTENCES[start.reason],
+            data={"allocation_id": name, "gpus": start.gpus},
+        )
+
+
+async def _preempt(connection: Any, preempts: list[Preempt]) -> None:
+    if not preempts:
+        return
+    rows = await connection.fetch(STOPPABLE, [preempt.job_id for preempt in preempts])
+    if len(rows) < len(preempts):
+        raise StalePlanError("a job does not run any more")
+    reasons = {preempt.job_id: preempt.reason for preempt in preempts}
+    for row in rows:
+        reason = reasons[row["job_id"]]
+        await stop_gang(connection, row, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
+
+
+async def _hold(connection: Any, holds: list[Hold]) -> None:
+    if holds:
+        await connection.execute(
+            HOLD,
+            [hold.job_id for hold in holds],
+            [hold.reason.value for hold in holds],
+            [SENTENCES[hold.reason] for hold in holds],
+            [hold.expected_start_s and datetime.fromtimestamp(hold.expected_start_s, UTC) for hold in holds],
+        )
+
+
+async def _record(
+    connection: Any,
+    round_number: int,
+    decided: Decided,
+    starts: list[Start],
+    preempts: list[Preempt],
+    holds: list[Hold],
+) -> None:
+    snapshot = decided.snapshot
+    actions = [
+        {"action": "start", "job_id": start.job_id, "reason": start.reason.value, "gpus": start.gpus}
+        for start in starts
+    ] + [
+        {"action": "preempt", "job_id": preempt.job_id, "reason": preempt.reason.value, "gpus": preempt.next_gpus}
+        for preempt in preempts
+    ]
+    await connection.execute(
+        RECORD,
+        round_number,
+        snapshot.trigger.value,
+        decided.policy,
+        len(snapshot.jobs),
+        len(starts),
+        len(preempts),
+        len(holds),
+        snapshot.carbon.curve.at(snapshot.now_s),
+        snapshot.carbon.stale,
+        decided.decide_ms,
+        actions,
+    )

@@ -1,0 +1,168 @@
+"""The scheduler's API: policies and rounds. Reached through the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from redis.asyncio import Redis
+
+from services.contracts.policies import (
+    ActivePolicy,
+    PlanList,
+    PlannedAction,
+    PlanSummary,
+    PolicyChoice,
+    PolicyDescription,
+    PolicyList,
+    PolicyParameter,
+)
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.policies.registry import POLICIES, build_policy, describe_policies
+from services.kit.identity import Caller, Operator
+from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.redis import hint
+from services.scheduler.repository import Repository
+from services.scheduler.settings import SchedulerSettings
+
+router = APIRouter(prefix="/v1")
+
+LARGEST_ROUND = 2**63 - 1
+
+
+def _repository(request: Request) -> Repository:
+    return request.app.state.repository
+
+
+def _settings(request: Request) -> SchedulerSettings:
+    return request.app.state.settings
+
+
+def _redis(request: Request) -> Redis:
+    return request.app.state.redis
+
+
+Queries = Annotated[Repository, Depends(_repository)]
+Settings = Annotated[SchedulerSettings, Depends(_settings)]
+Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
+
+
+@router.get("/policies")
+async def list_policies(_: Caller, queries: Queries) -> PolicyList:
+    """Return every policy with its parameters."""
+    row = await queries.active_policy()
+    active = row["policy"] if row else None
+    return PolicyList(items=[_description(entry, active) for entry in describe_policies()])
+
+
+@router.get("/policies/active")
+async def read_active_policy(_: Caller, queries: Queries, settings: Settings) -> ActivePolicy:
+    """Return the policy in force."""
+    return _active(await queries.active_policy(), settings)
+
+
+@router.put("/policies/active")
+async def set_active_policy(
+    choice: PolicyChoice,
+    caller: Operator,
+    queries: Queries,
+    settings: Settings,
+    redis: Annotated[Redis, Depends(_redis)],
+) -> ActivePolicy:
+    """Put a policy in force from the next round on."""
+    if choice.name not in POLICIES:
+        known = ", ".join(POLICIES)
+        pointer = FieldError(pointer="/name", detail=f"One of {known}.")
+        raise ProblemError(
+            404, ProblemCode.UNKNOWN_POLICY, f"There is no policy {choice.name!r}; known: {known}.", errors=[pointer]
+        )
+    build_policy(choice.name, choice.parameters)
+    row = await queries.set_policy(choice.name, choice.parameters, caller)
+    await hint(redis, "policy")
+    return _active(row, settings)
+
+
+@router.get("/policies/{name}")
+async def read_policy(name: str, _: Caller, queries: Queries) -> PolicyDescription:
+    """Return one policy with its parameters."""
+    row = await queries.active_policy()
+    for entry in describe_policies():
+        if entry.name == name:
+            return _description(entry, row["policy"] if row else None)
+    raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, "There is no such policy.")
+
+
+@router.get("/plans")
+async def list_plans(
+    _: Operator,
+    queries: Queries,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(max_length=20)] = None,
+) -> PlanList:
+    """Return rounds, newest first: active ones, and passive ones that started something."""
+    rows = await queries.plans(_before(cursor), limit + 1)
+    following = str(rows[limit - 1]["round"]) if len(rows) > limit else None
+    return PlanList(items=[_summary(row) for row in rows[:limit]], next_cursor=following)
+
+
+@router.get("/plans/{round_number}")
+async def read_plan(round_number: Round, _: Operator, queries: Queries) -> PlanSummary:
+    """Return one round with what it did."""
+    row = await queries.plan(round_number)
+    if row is None:
+        raise not_found("plan")
+    return _summary(row)
+
+
+def _before(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit()) or int(cursor) > LARGEST_ROUND:
+        detail = "The cursor is not one that this API gave out."
+        raise ProblemError(
+            422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
+        )
+    return int(cursor)
+
+
+def _description(entry: Any, active: str | None) -> PolicyDescription:
+    parameters = [
+        PolicyParameter(
+            name=parameter.name,
+            type=parameter.type,
+            default=parameter.default,
+            minimum=parameter.minimum,
+            maximum=parameter.maximum,
+            unit=parameter.unit or None,
+            meaning=parameter.meaning,
+            choices=list(parameter.choices) or None,
+        )
+        for parameter in entry.parameters
+    ]
+    return PolicyDescription(
+        name=entry.name,
+        summary=entry.summary,
+        source=entry.paper,
+        active=entry.name == active,
+        parameters=parameters,
+    )
+
+
+def _active(row: Any | None, settings: SchedulerSettings) -> ActivePolicy:
+    if row is None:
+        raise unavailable("The scheduler")
+    policy: Any = build_policy(row["policy"], row["parameters"])
+    return ActivePolicy(
+        name=row["policy"],
+        parameters=asdict(policy.config),
+        since=row["policy_since"],
+        changed_by=row["policy_changed_by"],
+        round_interval_s=settings.round_interval_s,
+    )
+
+
+def _summary(row: Any) -> PlanSummary:
+    values = dict(row)
+    actions = [PlannedAction.model_validate(action) for action in values.pop("actions")]
+    return PlanSummary(**values, actions=actions)

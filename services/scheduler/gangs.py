@@ -1,0 +1,193 @@
+"""How a gang's reports become its fate. Pure, so that every combination can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.contracts.nodes import EndedBy, RankState
+from services.core.domain.jobs import JobState
+
+
+class GangState(StrEnum):
+    """Where an allocation stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class EndReason(StrEnum):
+    """Why an allocation ended or is made to end; the codes are shown to users as the job's reason."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    HELD = "held"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node_lost"
+    START_FAILED = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareReport:
+    """The last word on one node's share of a gang; ``lost`` once its node's lease is surely over."""
+
+    state: RankState | None = None
+    exit_code: int | None = None
+    ended_by: EndedBy | None = None
+    detail: str | None = None
+    lost: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of the share can run any more."""
+        return self.lost or self.state is RankState.EXITED
+
+    @property
+    def broke_off(self) -> EndReason | None:
+        """Why the share ended before its time, if it did."""
+        if self.lost:
+            return EndReason.NODE_LOST
+        if self.state is not RankState.EXITED:
+            return None
+        match self.ended_by:
+            case EndedBy.REFUSED:
+                return EndReason.START_FAILED
+            case EndedBy.LEASE | EndedBy.AGENT | EndedBy.HOST:
+                return EndReason.NODE_LOST
+            case _:
+                return EndReason.FAILED if self.exit_code else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A live allocation with all that was said of it.
+
+    Attributes:
+        state: Of the allocation.
+        stop_reason: Why it is being stopped, where it is.
+        shares: One report per node of the gang.
+        is_late: It has not come to run on all its nodes in time.
+        work_done: The job has reported its whole work done.
+        cancel_requested, hold_requested: What the user wants.
+        restarts, max_restarts: Of the job, after failures.
+        failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
+    """
+
+    state: GangState
+    stop_reason: EndReason | None
+    shares: Sequence[ShareReport]
+    is_late: bool = False
+    work_done: bool = False
+    cancel_requested: bool = False
+    hold_requested: bool = False
+    restarts: int = 0
+    max_restarts: int = 0
+    failed_starts: int = 0
+    start_attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The whole gang runs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop what is left of the gang."""
+
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The gang is gone: release its devices and move the job on."""
+
+    job_state: JobState
+    reason: EndReason
+    detail: str
+    exit_code: int | None = None
+    counts_as_restart: bool = False
+    counts_as_preemption: bool = False
+
+
+Fate = Run | Stop | End
+
+
+def fate_of(gang: Gang) -> Fate | None:
+    """Return what becomes of a gang, or None while it goes on as it is."""
+    if all(share.has_ended for share in gang.shares):
+        return _end_of(gang)
+    if gang.state is GangState.STOPPING:
+        return None
+    broken = [share.broke_off for share in gang.shares if share.broke_off]
+    if broken:
+        return Stop(_worst(broken))
+    if gang.cancel_requested:
+        return Stop(EndReason.CANCELLED)
+    if gang.hold_requested:
+        return Stop(EndReason.HELD)
+    if gang.state is GangState.STARTING:
+        if all(share.state in (RankState.RUNNING, RankState.EXITED) for share in gang.shares):
+            return Run()
+        if gang.is_late:
+            return Stop(EndReason.START_FAILED)
+    return None
+
+
+def _worst(reasons: Sequence[EndReason]) -> EndReason:
+    # A share that failed by itself takes its peers with it, and they may be reported as killed: it is the cause.
+    for reason in (EndReason.FAILED, EndReason.START_FAILED, EndReason.NODE_LOST):
+        if reason in reasons:
+            return reason
+    return reasons[0]
+
+
+def _end_of(gang: Gang) -> End:
+    by_itself = all(share.ended_by is EndedBy.ITSELF and share.exit_code == 0 for share in gang.shares)
+    exited_well = all(share.exit_code == 0 and not share.lost for share in gang.shares)
+    if by_itself or (exited_well and gang.work_done):
+        return End(JobState.SUCCEEDED, EndReason.FINISHED, "All of it exited with status 0.", exit_code=0)
+    if gang.cancel_requested:
+        return End(JobState.CANCELLED, EndReason.CANCELLED, "Cancelled by its owner.", _exit_code(gang))
+    match gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares]):
+        case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
+            return _paused(gang, reason, "Stopped with its grace; it goes on from its checkpoint.", preempted=True)
+        case EndReason.NODE_LOST as reason:
+            return _paused(gang, reason, "A node it ran on was lost; it goes on from its checkpoint.", preempted=False)
+        case EndReason.START_FAILED as reason:
+            detail = _detail(gang) or "It did not come to run in time."
+            if gang.failed_starts + 1 < gang.start_attempts:
+                return _paused(gang, reason, detail, preempted=False)
+            return End(JobState.FAILED, reason, f"{detail} Tried {gang.start_attempts} times.", _exit_code(gang))
+        case _:
+            return _failure(gang)
+
+
+def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> End:
+    state = JobState.HELD if gang.hold_requested else JobState.QUEUED
+    return End(state, EndReason.HELD if gang.hold_requested else reason, detail, counts_as_preemption=preempted)
+
+
+def _failure(gang: Gang) -> End:
+    code = _exit_code(gang)
+    detail = _detail(gang) or f"It exited with status {code}."
+    if gang.restarts < gang.max_restarts:
+        state = JobState.HELD if gang.hold_requested else JobState.QUEUED
+        detail = f"{detail} Restart {gang.restarts + 1} of {gang.max_restarts}."
+        return End(state, EndReason.FAILED, detail, code, counts_as_restart=True)
+    return End(JobState.FAILED, EndReason.FAILED, detail, code)
+
+
+def _exit_code(gang: Gang) -> int | None:
+    own = [share.exit_code for share in gang.shares if share.exit_code and share.ended_by is EndedBy.ITSELF]
+    others = [share.exit_code for share in gang.shares if share.exit_code]
+    return next(iter(own or others), 0 if all(share.exit_code == 0 for share in gang.shares) else None)
+
+
+def _detail(gang: Gang) -> str | None:
+    own = [share.detail for share in gang.shares if share.detail and share.broke_off]
+    return next(iter(own), None)

@@ -1,0 +1,50 @@
+"""One scheduler decides at a time: a session lock in PostgreSQL, held by a connection of its own."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from services.db.engine import CONNECTION_ERRORS
+from services.db.pool import connect
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+LOCK = 4_269_697_284
+
+
+class Leadership:
+    """Gained when no other scheduler has it, and gone with its connection.
+
+    A scheduler that lost it without noticing can still do no harm: a plan commits only on the version it was made from.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._database_url = database_url
+        self._connection: asyncpg.Connection | None = None
+
+    async def hold(self) -> bool:
+        """Return whether this process leads, after trying to gain or keep it."""
+        try:
+            if self._connection is None:
+                self._connection = await self._gain()
+            else:
+                await self._connection.execute("SELECT 1")
+        except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
+            log.warning("leadership.lost", error=str(error) or type(error).__name__)
+            await self.release()
+        return self._connection is not None
+
+    async def _gain(self) -> asyncpg.Connection | None:
+        connection = await connect(self._database_url, application_name="scheduler-leader")
+        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK):
+            log.info("leadership.gained")
+            return connection
+        await connection.close()
+        return None
+
+    async def release(self) -> None:
+        """Let another scheduler lead."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.terminate()

@@ -1,0 +1,219 @@
+"""When to look, when to decide: woken by hints, by the clock of active rounds, and by itself every second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.contracts.streams import HINTS_STREAM
+from services.core.cycle.recording import plan_to_json, snapshot_to_json
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import Trigger
+from services.core.domain.errors import WattshiftError
+from services.core.policies.registry import build_policy
+from services.db.engine import CONNECTION_ERRORS
+from services.db.pool import Pool
+from services.kit.logging import Log
+from services.scheduler.apply import Applied, Decided, StalePlanError, apply
+from services.scheduler.carbon import CarbonWatch
+from services.scheduler.ingest import Ingest
+from services.scheduler.leadership import Leadership
+from services.scheduler.relay import Relay
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.snapshot import Loaded, load
+
+log = Log(__name__)
+
+ATTEMPTS = 5
+"""How often a round that met a change is held again before it waits for the next tick."""
+
+FIRST_STATE = """
+INSERT INTO scheduler_state (id, policy, parameters, policy_changed_by, memory, version)
+VALUES (1, $1, '{}', 'installation', '{}', 0) ON CONFLICT DO NOTHING
+"""
+
+DUE = """
+SELECT coalesce(extract(epoch FROM last_active_at)::float8 + $1, 0) - extract(epoch FROM now())::float8
+  FROM scheduler_state WHERE id = 1
+"""
+
+FINGERPRINT = """
+SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
+          FROM jobs WHERE state = 'queued'),
+       (SELECT count(*) FROM device_claims),
+       (SELECT coalesce(string_agg(id || draining, ',' ORDER BY id), '') FROM nodes
+         WHERE state = 'up' AND lease_until > now()),
+       (SELECT policy || parameters FROM scheduler_state WHERE id = 1)
+"""
+"""What a passive round's outcome depends on; while it stays the same, another round would find the same answer."""
+
+TRIM_PLANS = "DELETE FROM plans WHERE round < (SELECT max(round) FROM plans) - $1"
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that was held."""
+
+    trigger: Trigger
+    applied: Applied
+    load_ms: float
+    decide_ms: float
+    apply_ms: float
+
+
+class Scheduler:
+    """The decision loop of one process; only the leader of several decides."""
+
+    def __init__(self, settings: SchedulerSettings, pool: Pool, redis: Redis, carbon: CarbonWatch) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._redis = redis
+        self._carbon = carbon
+        self._leadership = Leadership(settings.database_url)
+        self._ingest = Ingest(pool, settings)
+        self._relay = Relay(pool, redis)
+        self._seen: tuple[Any, ...] | None = None
+        self._last_hint = f"{time.time_ns() // 1_000_000}-0"
+        self._passive_at_s = 0.0
+
+    async def run(self) -> None:
+        """Decide until cancelled, whenever this process leads."""
+        relay: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if not await self._leadership.hold():
+                    if relay:
+                        relay.cancel()
+                        relay = None
+                    await asyncio.sleep(self._settings.tick_s)
+                    continue
+                relay = relay or asyncio.create_task(self._relay.run())
+                await self._guarded(self.turn)
+                await self._guarded(self._sleep_until_woken)
+        finally:
+            if relay:
+                relay.cancel()
+            await self._leadership.release()
+
+    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do ``work``; whatever stops it, the next turn tries again."""
+        try:
+            await work()
+        except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
+            log.warning("database.waiting", error=str(error) or type(error).__name__)
+            await asyncio.sleep(0.2)
+        except WattshiftError as error:
+            log.error("round.failed", error=str(error), kind=type(error).__name__)
+            await asyncio.sleep(self._settings.tick_s)
+        except Exception:
+            log.exception("turn.failed")
+            await asyncio.sleep(self._settings.tick_s)
+
+    async def turn(self) -> None:
+        """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change."""
+        async with self._pool.connection() as connection:
+            await connection.execute(FIRST_STATE, self._settings.policy)
+        ingested = await self._ingest.look(time.monotonic())
+        if ingested:
+            self._relay.wake()
+        async with self._pool.connection() as connection:
+            due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
+            now = tuple(await connection.fetchrow(FINGERPRINT))
+        if due_in_s <= 0:
+            await self.hold(Trigger.ACTIVE)
+            await self._trim()
+            self._passive_at_s = time.monotonic()
+        elif now != self._seen:
+            await self.hold(Trigger.PASSIVE)
+            self._passive_at_s = time.monotonic()
+            self._seen = now  # as it was before the round: what the round itself changed is looked at once more
+
+    async def hold(self, trigger: Trigger) -> Round | None:
+        """Hold one round; return what it did, or None where the cluster moved faster than the round."""
+        for _ in range(ATTEMPTS):
+            began = time.perf_counter()
+            carbon = await self._carbon.outlook(time.time())
+            loaded = await load(self._pool, trigger, carbon, self._settings.min_profile_s)
+            read = time.perf_counter()
+            decided = self._decide(loaded, read)
+            written = time.perf_counter()
+            try:
+                applied = await apply(self._pool, decided, self._settings.master_ports)
+            except StalePlanError as error:
+                log.info("plan.stale", reason=str(error))
+                continue
+            self._relay.wake()
+            ended = time.perf_counter()
+            done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)
+            self._report(done, loaded)
+            return done
+        return None
+
+    def _decide(self, loaded: Loaded, began: float) -> Decided:
+        policy = build_policy(loaded.policy, loaded.parameters)
+        memory = policy.load(loaded.memory) if loaded.memory else policy.initial()
+        result = run_cycle(policy, loaded.snapshot, memory)
+        decide_ms = (time.perf_counter() - began) * 1e3
+        if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
+            self._record(loaded, result.plan)
+        return Decided(loaded.snapshot, loaded.policy, result.plan, policy.dump(result.memory), decide_ms)
+
+    def _record(self, loaded: Loaded, plan: Any) -> None:
+        assert self._settings.record_dir
+        self._settings.record_dir.mkdir(parents=True, exist_ok=True)
+        round_record = {
+            "policy": loaded.policy,
+            "parameters": loaded.parameters,
+            "memory": loaded.memory,
+            "snapshot": snapshot_to_json(loaded.snapshot),
+            "plan": plan_to_json(plan),
+        }
+        path = self._settings.record_dir / f"round-{loaded.snapshot.version:012d}.json"
+        path.write_bytes(orjson.dumps(round_record))
+
+    def _report(self, done: Round, loaded: Loaded) -> None:
+        applied = done.applied
+        if done.trigger is Trigger.ACTIVE or applied.starts or applied.preemptions:
+            log.info(
+                "round.held",
+                round=applied.round,
+                trigger=done.trigger.value,
+                policy=loaded.policy,
+                jobs=len(loaded.snapshot.jobs),
+                starts=applied.starts,
+                preemptions=applied.preemptions,
+                holds=applied.holds,
+                load_ms=round(done.load_ms, 1),
+                decide_ms=round(done.decide_ms, 1),
+                apply_ms=round(done.apply_ms, 1),
+            )
+
+    async def _trim(self) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(TRIM_PLANS, self._settings.plans_kept)
+
+    async def _sleep_until_woken(self) -> None:
+        """Return at the next hint, and at the latest when it is time to look anyway."""
+        async with self._pool.connection() as connection:
+            due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
+        wait_s = min(self._settings.tick_s, max(due_in_s or 0.0, 0.01))
+        try:
+            answer: Any = await self._redis.xread({HINTS_STREAM: self._last_hint}, block=max(1, int(wait_s * 1e3)))
+        except RedisError as error:
+            log.warning("hints.deaf", error=str(error) or type(error).__name__)
+            await asyncio.sleep(wait_s)
+            return
+        if answer:
+            entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
+            self._last_hint = entries[-1][0]
+            # Hints come in swarms: let the swarm arrive, then look once.
+            since_s = time.monotonic() - self._passive_at_s
+            await asyncio.sleep(max(0.01, self._settings.passive_interval_s - since_s))

@@ -1,0 +1,17 @@
+"""Reason codes in words."""
+
+from __future__ import annotations
+
+from services.core.cycle.plan import Reason
+
+SENTENCES: dict[Reason, str] = {
+    Reason.IN_ORDER: "First in the policy's order, and its GPUs are free.",
+    Reason.OUTRANKED: "Jobs ahead of it in the policy's order need its GPUs.",
+    Reason.SCALE_OUT: "It restarts on more GPUs, because it uses their energy well.",
+    Reason.SCALE_IN: "It restarts on fewer GPUs.",
+    Reason.NOT_ENOUGH_FREE_GPUS: "Jobs ahead of it hold or take every GPU it could use.",
+    Reason.WAITING_FOR_RELEASE: "Its GPUs are being released by jobs that are stopping.",
+    Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
+    Reason.NO_ELIGIBLE_NODE: "No node of the cluster has the GPUs it asks for.",
+    Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
+}

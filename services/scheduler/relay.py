@@ -1,0 +1,60 @@
+"""Hand committed commands to Redis, at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.contracts.streams import COMMAND_FIELD
+from services.db.engine import CONNECTION_ERRORS, dumps
+from services.db.pool import Pool
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+BATCH = 200
+STREAM_LENGTH = 10_000
+"""Commands kept per node. What a dead node never read is trimmed; what still matters then is published again."""
+
+
+class Relay:
+    """Publishes the outbox in order; a row goes once Redis has it, so a crash between the two publishes it twice."""
+
+    def __init__(self, pool: Pool, redis: Redis, *, look_every_s: float = 1.0) -> None:
+        self._pool = pool
+        self._redis = redis
+        self._look_every_s = look_every_s
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that something was committed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                while await self.publish():
+                    pass
+            except (RedisError, TimeoutError, *CONNECTION_ERRORS) as error:
+                log.warning("relay.waiting", error=str(error) or type(error).__name__)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._look_every_s)
+
+    async def publish(self) -> int:
+        """Publish one batch and return how many commands it held."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch("SELECT id, stream, payload FROM outbox ORDER BY id LIMIT $1", BATCH)
+            if not rows:
+                return 0
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for row in rows:
+                    command = {COMMAND_FIELD: dumps(row["payload"])}
+                    pipeline.xadd(row["stream"], command, maxlen=STREAM_LENGTH, approximate=True)  # pyright: ignore[reportArgumentType]
+                await pipeline.execute()
+            await connection.execute("DELETE FROM outbox WHERE id = ANY($1::bigint[])", [row["id"] for row in rows])
+        return len(rows)

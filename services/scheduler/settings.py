@@ -1,0 +1,47 @@
+"""The scheduler's settings: `SCHEDULER_...`, and what the whole installation shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import SharedSettings
+
+
+class SchedulerSettings(SharedSettings):
+    """What the operator of the scheduler may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEDULER_", extra="ignore", frozen=True, populate_by_name=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8030, ge=0, le=65_535)
+    pool_size: int = Field(6, ge=2, le=100, description="Connections to the database.")
+
+    policy: str = Field("green", description="Policy of a new installation; afterwards operators change it by the API.")
+    round_interval_s: float = Field(1_800, gt=0, description="Between active rounds; GREEN's is 30 minutes.")
+    passive_interval_s: float = Field(0.2, ge=0, description="Least time between passive rounds.")
+    tick_s: float = Field(
+        1.0, gt=0, le=60, description="How often the scheduler looks for itself when nothing wakes it."
+    )
+
+    lease_margin_s: float = Field(
+        5.0, ge=0, description="How long after a node's lease is over its gangs are taken to be gone."
+    )
+    start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
+    start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")
+    republish_after_s: float = Field(5, gt=0, description="A command that has shown no effect is sent again.")
+    master_ports: tuple[int, int] = Field(
+        (29_500, 32_000), description="First and last port that rank 0 may listen on; unique per address while in use."
+    )
+
+    min_profile_s: float = Field(60, ge=0, description="A gang size counts as profiled after this long.")
+    carbon_refresh_s: float = Field(1.0, gt=0, description="The carbon service is asked at most this often.")
+    carbon_window_s: float = Field(172_800, gt=0, description="Grid time to look back, and to look ahead.")
+    default_intensity_gco2_per_kwh: float = Field(
+        400, gt=0, description="Assumed, and marked stale, until the carbon service has answered once."
+    )
+
+    plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
+    record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")

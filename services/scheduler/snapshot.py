@@ -1,0 +1,210 @@
+"""Load what a policy sees: the live state of the database, in one consistent view, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.snapshot import Floats, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
+from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.ids import JobId, NodeId
+from services.core.domain.placement import NodeShare, Placement
+from services.db.pool import Pool
+
+JOBS = """
+SELECT j.id, j.tenant_id, j.state,
+       extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
+       extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
+       (j.spec #>> '{gpus,min}')::int AS min_gpus,
+       coalesce((j.spec #>> '{gpus,max}')::int, (j.spec #>> '{gpus,min}')::int) AS max_gpus,
+       coalesce((j.spec #>> '{gpus,step}')::int, 1) AS step_gpus,
+       j.spec #>> '{gpus,model}' AS model,
+       (j.spec #>> '{gpus,memory_gib}')::float8 AS memory_gib,
+       (j.spec ->> 'image') IS NOT NULL AS needs_container,
+       coalesce((j.spec ->> 'preemptible')::bool, true) AS preemptible,
+       coalesce((j.spec ->> 'priority')::int, 0) AS priority,
+       coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
+       (j.spec #>> '{work,total}')::float8 AS work,
+       j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
+       coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
+       f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
+       p.done
+  FROM jobs j
+  LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
+  LEFT JOIN job_footprints f ON f.job_id = j.id
+  LEFT JOIN job_progress p ON p.job_id = j.id
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+ ORDER BY j.id
+"""
+
+PROFILES = """
+SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS efficiency
+  FROM job_profiles r JOIN jobs j ON j.id = r.job_id
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+   AND r.duration_s >= $1 AND r.energy_j > 0 AND r.progress > 0
+"""
+
+NODES = """
+SELECT id, devices, draining, containers FROM nodes WHERE state = 'up' AND lease_until > now() ORDER BY id
+"""
+
+STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
+
+QUOTAS = "SELECT id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL"
+
+PHASES = {
+    "queued": Phase.QUEUED,
+    "starting": Phase.STARTING,
+    "running": Phase.RUNNING,
+    "preempting": Phase.PREEMPTING,
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A snapshot with the policy in force and its stored memory."""
+
+    snapshot: Snapshot
+    policy: str
+    parameters: dict[str, Any]
+    memory: dict[str, Any]
+
+
+async def load(pool: Pool, trigger: Trigger, carbon: CarbonOutlook, min_profile_s: float) -> Loaded:
+    """Return the live state as one snapshot.
+
+    Args:
+        pool: The database.
+        trigger: Why the round is held.
+        carbon: The grid, now and ahead.
+        min_profile_s: A gang size counts as profiled after this long; before, its efficiency is NaN.
+    """
+    async with pool.transaction("repeatable_read", readonly=True) as connection:
+        state = await connection.fetchrow(STATE)
+        now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
+        jobs = await connection.fetch(JOBS)
+        profiles = await connection.fetch(PROFILES, min_profile_s)
+        nodes = [row for row in await connection.fetch(NODES) if row["devices"]]
+        claims = await connection.fetch("SELECT node_id, device FROM device_claims")
+        quotas = await connection.fetch(QUOTAS)
+    kinds = sorted({_kind(row) for row in nodes})
+    snapshot = Snapshot(
+        version=state["version"],
+        now_s=now_s,
+        trigger=trigger,
+        gpu_models=tuple(f"{model}" for model, _, _ in kinds),
+        jobs=_job_table(jobs, profiles, kinds, now_s),
+        nodes=_node_table(nodes, claims, kinds),
+        carbon=carbon,
+        tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
+    )
+    return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
+
+
+Kind = tuple[str, float, bool]
+"""What makes nodes interchangeable to a job: GPU model, memory of each GPU (GiB), and whether images run there."""
+
+
+def _kind(node: Any) -> Kind:
+    first = node["devices"][0]
+    return first["model"], float(first["memory_gib"]), node["containers"]
+
+
+def _job_table(rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: float) -> JobTable:
+    def floats(column: str) -> Floats:
+        return np.array([row[column] for row in rows], dtype=np.float64)
+
+    def ints(column: str) -> Ints:
+        return np.array([row[column] for row in rows], dtype=np.int64)
+
+    gpus, since_s = ints("gpus"), floats("since_s")
+    gpu_power_w = floats("gpu_power_w")
+    gpu_power_w[floats("gpu_s") < 1] = np.nan
+    base, now = _efficiencies(rows, profiles)
+    return JobTable(
+        ids=tuple(JobId(row["id"]) for row in rows),
+        tenants=tuple(row["tenant_id"] for row in rows),
+        submitted_s=floats("submitted_s"),
+        waiting_since_s=since_s,
+        phase=np.array([_phase(row) for row in rows], dtype=np.int64),
+        min_gpus=ints("min_gpus"),
+        max_gpus=ints("max_gpus"),
+        step_gpus=ints("step_gpus"),
+        gpus=gpus,
+        eligible=_eligible(rows, kinds),
+        preemptible=np.array([row["preemptible"] for row in rows], dtype=np.bool_),
+        priority=ints("priority"),
+        deadline_s=floats("deadline_s"),
+        attained_gpu_s=floats("attained_gpu_s") + gpus * np.maximum(now_s - since_s, 0),
+        energy_j=floats("energy_j"),
+        carbon_gco2=floats("carbon_gco2"),
+        gpu_power_w=gpu_power_w,
+        efficiency_base=base,
+        efficiency_now=now,
+        progress=np.minimum(floats("done") / floats("work"), 1.0),
+        placements=tuple(_placement(row["shares"]) for row in rows),
+    )
+
+
+def _phase(row: Any) -> Phase:
+    # A gang that is being stopped for any reason is on its way out, whatever its job's state says.
+    return Phase.PREEMPTING if row["allocation_state"] == "stopping" else PHASES[row["state"]]
+
+
+def _placement(shares: list[Any] | None) -> Placement | None:
+    if shares is None:
+        return None
+    return Placement(tuple(NodeShare(NodeId(share["node_id"]), tuple(share["devices"])) for share in shares))
+
+
+def _eligible(rows: list[Any], kinds: list[Kind]) -> Any:
+    answers: dict[tuple[Any, ...], list[bool]] = {}
+    table: list[list[bool]] = []
+    for row in rows:
+        asked = (row["model"], row["memory_gib"], row["needs_container"])
+        if asked not in answers:
+            model, memory_gib, needs_container = asked
+            answers[asked] = [
+                (model is None or model == name)
+                and (memory_gib is None or memory_gib <= memory)
+                and (containers or not needs_container)
+                for name, memory, containers in kinds
+            ]
+        table.append(answers[asked])
+    return np.array(table, dtype=np.bool_).reshape(len(rows), len(kinds))
+
+
+def _efficiencies(rows: list[Any], profiles: list[Any]) -> tuple[Floats, Floats]:
+    """Return progress per joule at the minimum gang and at the present one, or the last one of a waiting job."""
+    of_size: dict[tuple[str, int], float] = {}
+    newest: dict[str, tuple[int, float]] = {}
+    for profile in profiles:
+        of_size[profile["job_id"], profile["gpus"]] = profile["efficiency"]
+        newest[profile["job_id"]] = max(
+            newest.get(profile["job_id"], (-1, 0.0)), (profile["generation"], profile["efficiency"])
+        )
+    base = [of_size.get((row["id"], row["min_gpus"]), np.nan) for row in rows]
+    now = [
+        of_size.get((row["id"], row["gpus"]), np.nan) if row["gpus"] else newest.get(row["id"], (0, np.nan))[1]
+        for row in rows
+    ]
+    return np.array(base, dtype=np.float64), np.array(now, dtype=np.float64)
+
+
+def _node_table(rows: list[Any], claims: list[Any], kinds: list[Kind]) -> NodeTable:
+    claimed: dict[str, set[int]] = {}
+    for claim in claims:
+        claimed.setdefault(claim["node_id"], set()).add(claim["device"])
+    index = {kind: position for position, kind in enumerate(kinds)}
+    return NodeTable(
+        ids=tuple(NodeId(row["id"]) for row in rows),
+        gpu_model=np.array([index[_kind(row)] for row in rows], dtype=np.int64),
+        gpus=np.array([len(row["devices"]) for row in rows], dtype=np.int64),
+        schedulable=np.array([not row["draining"] for row in rows], dtype=np.bool_),
+        free_devices=tuple(
+            tuple(sorted({device["index"] for device in row["devices"]} - claimed.get(row["id"], set())))
+            for row in rows
+        ),
+    )
