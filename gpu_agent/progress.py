@@ -29,7 +29,7 @@ _STRIKES = 3
 class Report:
     """What a job said last. ``gpu_load`` is the load of its devices where they are simulated."""
 
-    done: float
+    done: float | None
     total: float | None = None
     gpu_load: float | None = None
 
@@ -43,10 +43,10 @@ def parse_report(line: bytes) -> Report | None:
     if not isinstance(said, dict):
         return None
     done = _number(said.get("done"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    if done is None:
-        return None
     load = _number(said.get("gpu_load"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     total = _number(said.get("total"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    if done is None and load is None:
+        return None
     return Report(done, total, None if load is None else min(load, 1.0))
 
 
@@ -212,7 +212,7 @@ class ProgressReader:
         return True
 
     def _take(self, report: Report | None) -> bool:
-        if report is None or report == self.last:
+        if report is None or report.done is None or report == self.last:
             return False
         self.last = report
         return True
