@@ -115,6 +115,12 @@ class CarbonBoundProblem:
         """(steps,) what the cluster can do in each step."""
         return self.capacity_gpus * self.step_hours
 
+    @property
+    def cells(self) -> int:
+        """How many pairs of a class and a step of its window there are: the variables of the programme."""
+        first, last = _windows(self)
+        return int(np.maximum(last - first, 0).sum())
+
 
 @dataclass(frozen=True)
 class CarbonBound:
@@ -168,15 +174,32 @@ def carbon_bound(
     return _bound(problem, solution, work_of, step_of, short)
 
 
+def _windows(problem: CarbonBoundProblem) -> tuple[Indices, Indices]:
+    """Return the first step of each class's window and the step after its last, (classes,) both."""
+    starts = problem.curve.times_s
+    ends = np.append(starts[1:], problem.curve.end_s)
+    first = np.searchsorted(ends, _releases_s(problem), side="right")
+    last = np.searchsorted(starts, _deadlines_s(problem), side="left")
+    return first.astype(np.int64), last.astype(np.int64)
+
+
+def _releases_s(problem: CarbonBoundProblem) -> Floats:
+    begin_s = float(problem.curve.times_s[0])
+    return np.array([begin_s if item.release_s is None else item.release_s for item in problem.work])
+
+
+def _deadlines_s(problem: CarbonBoundProblem) -> Floats:
+    end_s = problem.curve.end_s
+    return np.array([end_s if item.deadline_s is None else item.deadline_s for item in problem.work])
+
+
 def _columns(problem: CarbonBoundProblem) -> tuple[Indices, Indices, Floats]:
     """Return class, step and upper bound of each variable: one wherever a class's window meets a step with GPUs."""
     starts = problem.curve.times_s
     ends = np.append(starts[1:], problem.curve.end_s)
-    release = np.array([starts[0] if item.release_s is None else item.release_s for item in problem.work])
-    deadline = np.array([ends[-1] if item.deadline_s is None else item.deadline_s for item in problem.work])
+    release, deadline = _releases_s(problem), _deadlines_s(problem)
     widest = np.array([np.inf if item.max_gpus is None else item.max_gpus for item in problem.work])
-    first = np.searchsorted(ends, release, side="right")
-    last = np.searchsorted(starts, deadline, side="left")  # exclusive
+    first, last = _windows(problem)
     counts = np.maximum(last - first, 0)
     work_of = np.repeat(np.arange(counts.size, dtype=np.int64), counts)
     within = np.arange(work_of.size) - np.repeat(np.cumsum(counts) - counts, counts)

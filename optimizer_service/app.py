@@ -1,0 +1,99 @@
+"""The optimizer's composition root: ``python -m optimizer_service.app``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from optimizer_service import endpoints
+from optimizer_service.queue import SolveQueue, optimizer_celery
+from optimizer_service.repository import SolveRepository
+from optimizer_service.service import OptimizerService
+from optimizer_service.settings import OptimizerSettings
+from optimizer_service.sources import ServiceSources
+from optimizer_service.sweeper import Sweeper
+from services.contracts.identity import REQUEST_ID_HEADER
+from services.db.engine import create_engine, is_connection_error
+from services.kit.app import create_service, serve
+from services.kit.http import ServiceClient, new_session
+from services.kit.logging import Log
+from services.kit.problems import as_problem, problem_response, unavailable
+from services.kit.redis import connect
+
+log = Log(__name__)
+
+
+def create_app(settings: OptimizerSettings) -> FastAPI:
+    """Return the app; it sweeps up after crashes while it runs."""
+    engine = create_engine(settings.database_url, application_name="optimizer")
+    redis = connect(settings.redis_url)
+    repository = SolveRepository(engine)
+    queue = SolveQueue(optimizer_celery(settings), redis)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with new_session() as session:
+            carbon = ServiceClient(
+                session,
+                settings.carbon_url,
+                "The carbon service",
+                token=settings.service_token,
+                timeout_s=settings.carbon_timeout_s,
+            )
+            app.state.optimizer = OptimizerService(
+                repository, queue, ServiceSources(carbon), settings.max_pending_per_tenant
+            )
+            sweeping = asyncio.create_task(Sweeper(repository, queue, settings).run())
+            yield
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+        await redis.aclose()
+        await engine.dispose()
+
+    async def readiness() -> None:
+        await repository.ping()
+        await queue.ping()
+
+    app = create_service(
+        "Wattshift optimizer",
+        settings,
+        lifespan=lifespan,
+        readiness=readiness,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    app.include_router(endpoints.router)
+    for lost in (DBAPIError, PoolTimeoutError, OSError):
+        app.add_exception_handler(lost, _answer_without_database)
+    return app
+
+
+async def _answer_without_database(request: Request, error: Exception) -> Response:
+    lost = isinstance(error, PoolTimeoutError) or is_connection_error(error)
+    if not lost:
+        log.exception("request.failed", method=request.method, path=request.url.path)
+    return problem_response(
+        unavailable("The database") if lost else as_problem(error), request.headers.get(REQUEST_ID_HEADER)
+    )
+
+
+def main() -> None:
+    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    try:
+        settings = OptimizerSettings()  # type: ignore[call-arg]
+        app = create_app(settings)
+    except ValidationError as error:
+        sys.exit("\n".join(f"optimizer: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
+    except ValueError as error:
+        sys.exit(f"optimizer: {error}")
+    serve(app, "optimizer", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What a request may refer to instead of saying it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from services.contracts.carbon import Clock, IntensityForecast
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.carbon import Signal
+from services.kit.http import ServiceClient
+from services.kit.problems import ProblemError
+
+
+class Sources(Protocol):
+    """Reads for ``SolveKind.resolve``."""
+
+    async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
+        """Return intensities from now on, ``horizon_s`` seconds of ``clock`` ahead.
+
+        Raises:
+            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service is away.
+        """
+        ...
+
+
+class ServiceSources:
+    """Reads from the other services."""
+
+    def __init__(self, carbon: ServiceClient) -> None:
+        self._carbon = carbon
+
+    async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
+        """Return the carbon service's forecast."""
+        params = {"horizon_s": horizon_s, "clock": clock, **({"signal": str(signal)} if signal else {})}
+        try:
+            return await self._carbon.call("GET", f"/v1/carbon/{zone}/forecast", IntensityForecast, params=params)
+        except ProblemError as error:
+            pointer = {404: "/zone", 422: "/horizon_h"}.get(error.status)
+            if pointer is None:
+                raise
+            if signal and error.problem_code is not ProblemCode.UNKNOWN_ZONE and error.status == 404:
+                pointer = "/signal"
+            errors = [FieldError(pointer=pointer, detail=error.detail)]
+            raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error

@@ -1,0 +1,112 @@
+"""Celery as this project uses it: one queue a process, small JSON messages that name a row, delivered at least once.
+
+Tasks take ids, may run twice without harm, are enqueued after commit and have time limits; their results live in
+Postgres. A message is acknowledged when its task is over, so one whose worker died comes back after the visibility
+time-out; kombu looks for such messages every ``interval x throttle`` seconds, by default every hundred.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from billiard.common import human_status
+from billiard.pool import EX_RECYCLE
+from billiard.util import get_logger
+from celery import Celery
+from celery.exceptions import SecurityWarning
+from celery.signals import setup_logging, worker_init
+
+from services.kit.logging import configure_logging
+from services.kit.settings import SharedSettings
+
+KEY_PREFIX = "wattshift:celery:"
+
+
+@dataclass(frozen=True)
+class TaskLimits:
+    """How long a task of a queue may take.
+
+    Attributes:
+        soft_s: ``SoftTimeLimitExceeded`` is raised in the task, as soon as it runs Python.
+        hard_s: Its process is killed.
+    """
+
+    soft_s: float
+    hard_s: float
+
+
+def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> Celery:
+    """Return the Celery app of one queue, to publish with or to work for."""
+    app = Celery(queue, broker=settings.redis_url, set_as_current=False)
+    app.conf.update(
+        task_default_queue=queue,
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,  # a task that kills its worker must not do so again at once
+        task_soft_time_limit=limits.soft_s,
+        task_time_limit=limits.hard_s,
+        task_publish_retry_policy={"max_retries": 2, "interval_start": 0.05, "interval_step": 0.1},
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,  # nothing is told to workers but through their rows
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_timeout=2,
+        broker_transport_options={
+            "visibility_timeout": limits.hard_s + 60,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+            "global_keyprefix": KEY_PREFIX,
+            "socket_connect_timeout": 2,
+            "socket_timeout": 10,
+            "socket_keepalive": True,
+        },
+        timezone="UTC",
+    )
+    return app
+
+
+def queue_key(queue: str) -> str:
+    """Return the Redis list in which the messages of ``queue`` wait."""
+    return KEY_PREFIX + queue
+
+
+def leave_process() -> NoReturn:
+    """End the pool's process that runs a task, and so the task, at once; the pool starts another.
+
+    For a task that nobody waits for any more: a solver in the middle of its work has no other way out.
+    """
+    os._exit(EX_RECYCLE)
+
+
+def prepare_worker(process: str, settings: SharedSettings) -> None:
+    """Give this process's worker the project's logging, and let it end with its supervisor."""
+    # Celery warns a worker that runs as root of what unpickled messages could do; ours are JSON.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+
+    @setup_logging.connect(weak=False)
+    def log_as_everyone(**_: Any) -> None:
+        configure_logging(process, log_format=settings.log_format, level=settings.log_level)
+        get_logger().propagate = True  # the pool's own words, in our format
+        for chatty in (get_logger().name, "celery.worker.strategy", "celery.app.trace"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)  # tasks say more themselves
+        logging.getLogger("celery.worker.request").addFilter(_is_news)
+
+    @worker_init.connect(weak=False)
+    def end_with_supervisor(**_: Any) -> None:
+        from services.kit.app import end_with_parent
+
+        end_with_parent()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record is more than Celery's surprise at a process that left by ``leave_process``."""
+    return not (isinstance(record.args, tuple) and any(human_status(EX_RECYCLE) in str(word) for word in record.args))
