@@ -1,0 +1,99 @@
+"""What a gang's reports make of it."""
+
+from typing import Any
+
+import pytest
+
+from services.contracts.nodes import EndedBy, RankState
+from services.core.domain.jobs import JobState
+from services.scheduler.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
+
+RUNS = ShareReport(RankState.RUNNING)
+STARTS = ShareReport(RankState.STARTING)
+SILENT = ShareReport()
+LOST = ShareReport(lost=True)
+DONE = ShareReport(RankState.EXITED, 0, EndedBy.ITSELF)
+FAILED = ShareReport(RankState.EXITED, 3, EndedBy.ITSELF, "boom")
+STOPPED = ShareReport(RankState.EXITED, 0, EndedBy.STOP)
+KILLED = ShareReport(RankState.EXITED, -9, EndedBy.STOP)
+FENCED = ShareReport(RankState.EXITED, -15, EndedBy.LEASE)
+REFUSED = ShareReport(RankState.EXITED, None, EndedBy.REFUSED, "no such device")
+
+
+def gang(*shares: ShareReport, state: GangState = GangState.RUNNING, **facts: Any) -> Gang:
+    return Gang(state, facts.pop("stop_reason", None), shares, **facts)
+
+
+def stopping(reason: EndReason, *shares: ShareReport, **facts: Any) -> Gang:
+    return gang(*shares, state=GangState.STOPPING, stop_reason=reason, **facts)
+
+
+@pytest.mark.parametrize(
+    ("before", "fate"),
+    [
+        (gang(RUNS, RUNS), None),
+        (gang(RUNS, SILENT, state=GangState.STARTING), None),
+        (gang(RUNS, RUNS, state=GangState.STARTING), Run()),
+        (gang(RUNS, DONE, state=GangState.STARTING), Run()),
+        (gang(RUNS, STARTS, state=GangState.STARTING, is_late=True), Stop(EndReason.START_FAILED)),
+        (gang(RUNS, DONE), None),
+        (gang(RUNS, FAILED), Stop(EndReason.FAILED)),
+        (gang(RUNS, FENCED), Stop(EndReason.NODE_LOST)),
+        (gang(RUNS, LOST), Stop(EndReason.NODE_LOST)),
+        (gang(RUNS, LOST, FAILED), Stop(EndReason.FAILED)),
+        (gang(RUNS, REFUSED), Stop(EndReason.START_FAILED)),
+        (gang(RUNS, cancel_requested=True), Stop(EndReason.CANCELLED)),
+        (gang(RUNS, hold_requested=True), Stop(EndReason.HELD)),
+        (stopping(EndReason.PREEMPTED, RUNS, STOPPED), None),
+        (stopping(EndReason.PREEMPTED, RUNS, FAILED), None),
+    ],
+)
+def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
+    assert fate_of(before) == fate
+
+
+@pytest.mark.parametrize(
+    ("before", "state", "reason"),
+    [
+        (gang(DONE, DONE), JobState.SUCCEEDED, EndReason.FINISHED),
+        (stopping(EndReason.PREEMPTED, DONE, DONE), JobState.SUCCEEDED, EndReason.FINISHED),
+        (stopping(EndReason.PREEMPTED, STOPPED), JobState.QUEUED, EndReason.PREEMPTED),
+        (stopping(EndReason.PREEMPTED, STOPPED, work_done=True), JobState.SUCCEEDED, EndReason.FINISHED),
+        (stopping(EndReason.PREEMPTED, KILLED), JobState.QUEUED, EndReason.PREEMPTED),
+        (stopping(EndReason.HELD, STOPPED, hold_requested=True), JobState.HELD, EndReason.HELD),
+        (stopping(EndReason.HELD, STOPPED), JobState.QUEUED, EndReason.HELD),
+        (stopping(EndReason.CANCELLED, KILLED, cancel_requested=True), JobState.CANCELLED, EndReason.CANCELLED),
+        (gang(LOST, LOST), JobState.QUEUED, EndReason.NODE_LOST),
+        (gang(LOST, cancel_requested=True), JobState.CANCELLED, EndReason.CANCELLED),
+        (stopping(EndReason.NODE_LOST, LOST, STOPPED), JobState.QUEUED, EndReason.NODE_LOST),
+        (gang(FENCED), JobState.QUEUED, EndReason.NODE_LOST),
+        (gang(FAILED, DONE), JobState.FAILED, EndReason.FAILED),
+        (stopping(EndReason.FAILED, FAILED, KILLED), JobState.FAILED, EndReason.FAILED),
+        (gang(FAILED, max_restarts=1), JobState.QUEUED, EndReason.FAILED),
+        (gang(FAILED, max_restarts=1, restarts=1), JobState.FAILED, EndReason.FAILED),
+        (gang(FAILED, max_restarts=1, hold_requested=True), JobState.HELD, EndReason.FAILED),
+        (gang(REFUSED, start_attempts=2), JobState.QUEUED, EndReason.START_FAILED),
+        (gang(REFUSED, start_attempts=2, failed_starts=1), JobState.FAILED, EndReason.START_FAILED),
+    ],
+)
+def test_once_all_of_it_has_ended(before: Gang, state: JobState, reason: EndReason) -> None:
+    end = fate_of(before)
+    assert isinstance(end, End)
+    assert (end.job_state, end.reason) == (state, reason)
+
+
+def test_the_exit_code_is_that_of_the_part_that_failed_by_itself() -> None:
+    end = fate_of(stopping(EndReason.FAILED, KILLED, FAILED))
+    assert isinstance(end, End)
+    assert (end.exit_code, end.detail) == (3, "boom")
+
+
+def test_only_a_preemption_counts_as_one_and_only_a_failure_as_a_restart() -> None:
+    preempted = fate_of(stopping(EndReason.PREEMPTED, STOPPED))
+    lost = fate_of(gang(LOST))
+    again = fate_of(gang(FAILED, max_restarts=1))
+    assert isinstance(preempted, End)
+    assert isinstance(lost, End)
+    assert isinstance(again, End)
+    counts = [(end.counts_as_preemption, end.counts_as_restart) for end in (preempted, lost, again)]
+    assert counts == [(True, False), (False, False), (False, True)]

@@ -1,0 +1,105 @@
+"""Nodes that fall silent, commands that get lost, schedulers that die."""
+
+import asyncio
+
+import pytest
+from redis.exceptions import RedisError
+
+from services.kit.redis import connect
+from services.scheduler.leadership import Leadership
+from services.scheduler.relay import Relay
+from tests.scheduler.world import World, a_world
+from tests.support.servers import fresh_database
+
+
+async def test_a_node_is_given_up_only_when_its_lease_is_surely_over(world: World) -> None:
+    await world.node("n1")
+    job = await world.running()
+    margin_s = world.settings.lease_margin_s
+    await world.lease("n1", -margin_s + 2)
+    await world.scheduler.turn()
+    assert await world.state(job) == "running"
+
+    await world.lease("n1", -margin_s - 1)
+    await world.scheduler.turn()
+
+    assert await world.state(job) == "queued"
+    assert await world.claims() == 0
+    (row,) = await world.fetch("SELECT restarts, preemptions, reason FROM jobs WHERE id = $1", job)
+    assert tuple(row) == (0, 0, "no_eligible_node")
+
+
+async def test_the_rest_of_a_gang_is_stopped_before_the_job_waits_again(world: World) -> None:
+    await world.node("n1", 2)
+    await world.node("n2", 2)
+    job = await world.running(4)
+    await world.lease("n2", -world.settings.lease_margin_s - 1)
+    await world.scheduler.turn()
+    assert await world.state(job) == "preempting"
+    assert await world.claims() == 4
+
+    await world.report(await world.allocation(job), "exited", "n1", exit_code=-15, ended_by="stop")
+    await world.scheduler.turn()
+
+    assert await world.state(job) == "queued"
+    assert await world.claims() == 0
+
+
+async def test_a_renewal_that_holds_the_row_keeps_the_node(world: World) -> None:
+    await world.node("n1")
+    job = await world.running()
+    await world.lease("n1", -world.settings.lease_margin_s - 1)
+    async with world.pool.transaction() as heartbeat:
+        await heartbeat.execute("UPDATE nodes SET lease_until = now() + interval '60 s' WHERE id = 'n1'")
+        await world.scheduler.turn()
+        assert await world.state(job) == "running"
+    await world.scheduler.turn()
+    assert await world.state(job) == "running"
+
+
+async def test_a_command_without_effect_is_sent_again(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, republish_after_s=0.05) as world:
+        await world.node("n1", 2)
+        await world.node("n2", 2)
+        job = await world.job(4)
+        await world.scheduler.turn()
+        await Relay(world.pool, world.redis).publish()
+        await world.report(await world.allocation(job), "running", "n1")
+        await asyncio.sleep(0.1)  # the age of the command is what counts
+        await world.scheduler.turn()
+        await Relay(world.pool, world.redis).publish()
+
+        assert [command.type for command in await world.published("n1")] == ["start_gang"]
+        first, again = await world.published("n2")
+        assert first == again
+
+
+async def test_what_redis_did_not_take_stays_in_the_outbox(world: World) -> None:
+    await world.node("n1")
+    await world.job()
+    await world.scheduler.turn()
+    deaf = connect("redis://127.0.0.1:1/0")
+    with pytest.raises(RedisError):
+        await Relay(world.pool, deaf).publish()
+    await deaf.aclose()
+    assert len(await world.outbox()) == 1
+
+    await Relay(world.pool, world.redis).publish()
+
+    assert await world.outbox() == []
+    assert len(await world.published("n1")) == 1
+
+
+async def test_one_scheduler_leads_and_the_next_takes_over(world: World) -> None:
+    first, second = Leadership(world.settings.database_url), Leadership(world.settings.database_url)
+    assert await first.hold()
+    assert not await second.hold()
+    assert await first.hold()
+
+    await first.release()
+
+    async with asyncio.timeout(10):
+        while not await second.hold():  # noqa: ASYNC110, the server lets go of the lock when it sees the connection end
+            await asyncio.sleep(0.01)
+    assert not await first.hold()
+    await second.release()
