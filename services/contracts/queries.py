@@ -3,13 +3,17 @@ misspelt would otherwise answer with everything."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from services.contracts.carbon import Clock
 from services.contracts.jobs import LogStream
 from services.contracts.schema import Instant, Message, Name, Text
+from services.core.domain.carbon import Signal
 from services.core.domain.jobs import JobState
+
+LONGEST_S = 366 * 86_400.0
 
 Cursor = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,200}$")]
 Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
@@ -53,3 +57,55 @@ class LogQuery(Message):
     offset: int = Field(default=0, ge=0, le=2**53, description="First byte.")
     limit: int = Field(default=65_536, ge=1, le=1_048_576, description="Most bytes; when following, of one piece.")
     follow: bool = Field(default=False, description="Stay and send what is written next, until the gang has ended.")
+
+
+class PlanQuery(Message):
+    """Which rounds to list, newest first."""
+
+    limit: int = Field(default=50, ge=1, le=500)
+    cursor: str | None = Field(default=None, max_length=20, description="`next_cursor` of the page before.")
+
+
+class LedgerQuery(Message):
+    """One page of the ledger's lines."""
+
+    limit: int = Field(default=100, ge=1, le=1_000)
+    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the page before.")
+
+
+class FootprintQuery(LedgerQuery):
+    """Which part of the ledger to sum, and by what."""
+
+    group_by: Literal["job", "project", "tenant", "node"] = "project"
+    start: Instant | None = Field(default=None, description="Lines that begin at or after this moment.")
+    end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
+
+
+class SignalQuery(Message):
+    """A question about one signal of a grid zone."""
+
+    signal: Signal | None = Field(default=None, description="Default: the installation's default signal.")
+
+
+class HistoryQuery(SignalQuery):
+    """Which past."""
+
+    start: Instant | None = Field(default=None, description="Default: a day of the grid before the end.")
+    end: Instant | None = Field(default=None, description="Default: now.")
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the page before.")
+
+
+class ForecastQuery(SignalQuery):
+    """Which future."""
+
+    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="Default: a day of the grid.")
+    clock: Clock = Field(default="real", description="Whose seconds `horizon_s` counts.")
+
+
+class OutlookQuery(SignalQuery):
+    """How far to look both ways."""
+
+    past_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    ahead_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    clock: Clock = Field(default="real", description="Whose seconds `past_s` and `ahead_s` count.")

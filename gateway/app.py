@@ -1,0 +1,159 @@
+"""Composition root of the gateway: ``python -m gateway.app``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import aiohttp
+import orjson
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse, Response
+
+from gateway.edge import Edge, EdgeMiddleware, OpenedEdge
+from gateway.forward import Forwarder
+from gateway.gather import Gatherer
+from gateway.keys import KeyCache
+from gateway.limits import RateLimiter
+from gateway.openapi import describe
+from gateway.reference import render
+from gateway.routes import ROUTES, Upstream
+from gateway.settings import GatewaySettings
+from gateway.wire import BodyReader
+from services.contracts.identity import KeyLookup, ResolvedKey
+from services.kit.app import add_basics, serve
+from services.kit.http import ServiceClient
+from services.kit.problems import ProblemError
+
+STATIC = Path(__file__).parent / "static"
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """Return the gateway: the edge before a small app for what is not in the table of routes."""
+    urls = {
+        Upstream.ADMISSION: settings.admission_url,
+        Upstream.CARBON: settings.carbon_url,
+        Upstream.OPTIMIZER: settings.optimizer_url,
+        Upstream.SCHEDULER: settings.scheduler_url,
+        Upstream.TELEMETRY: settings.telemetry_url,
+    }
+    opened = OpenedEdge()
+    readiness = Readiness(urls)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        async with aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+            opened.edge = create_edge(settings, session, urls)
+            readiness.session = session
+            yield
+
+    app = FastAPI(title="Wattshift", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    add_basics(app, readiness.check)
+    add_pages(app)
+    app.add_middleware(EdgeMiddleware, opened=opened)
+    return app
+
+
+def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str]) -> Edge:
+    """Return the edge with everything it needs."""
+    admission = ServiceClient(session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=3)
+
+    async def resolve(key_sha256: str) -> ResolvedKey | None:
+        try:
+            return await admission.call(
+                *("POST", "/internal/keys/resolve", ResolvedKey),
+                body=KeyLookup(key_sha256=key_sha256),
+                retry=True,
+                attempts=3,
+            )
+        except ProblemError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    return Edge(
+        ROUTES,
+        KeyCache(resolve, max_age_s=settings.key_max_age_s, grace_s=settings.key_grace_s, size=settings.key_cache_size),
+        RateLimiter(),
+        BodyReader(settings.max_buffered_bytes),
+        Gatherer(
+            session,
+            settings.admission_url,
+            token=settings.service_token,
+            group_entries=settings.group_entries,
+            group_bytes=settings.group_bytes,
+            groups_in_flight=settings.groups_in_flight,
+            timeout_s=settings.submit_timeout_s,
+        ),
+        Forwarder(
+            session,
+            urls,
+            token=settings.service_token,
+            connect_timeout_s=settings.connect_timeout_s,
+            timeout_s=settings.upstream_timeout_s,
+            stream_silence_s=settings.stream_silence_s,
+            max_streams_per_tenant=settings.max_streams_per_tenant,
+        ),
+        max_body_bytes=settings.max_body_bytes,
+        max_batch_bytes=settings.max_batch_bytes,
+    )
+
+
+class Readiness:
+    """Whether every service behind the gateway is ready."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, urls: dict[Upstream, str]) -> None:
+        self._urls = urls
+
+    async def check(self) -> None:
+        """Return if all are; otherwise raise, naming those that are not."""
+        found = await asyncio.gather(*(self._is_ready(url) for url in self._urls.values()))
+        missing = [name.value for name, ready in zip(self._urls, found, strict=True) if not ready]
+        if missing:
+            raise RuntimeError(f"not ready: {', '.join(missing)}")
+
+    async def _is_ready(self, url: str) -> bool:
+        try:
+            timeout = aiohttp.ClientTimeout(total=2)
+            async with self.session.get(url.rstrip("/") + "/readyz", timeout=timeout) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+
+def add_pages(app: FastAPI) -> None:
+    """Add the landing page and the two forms of the API's description."""
+    document = describe(version("wattshift"))
+    as_json = orjson.dumps(document)
+    as_html = render(document)
+    landing = (STATIC / "index.html").read_text()
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> HTMLResponse:
+        return HTMLResponse(landing)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(as_json, media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(as_html)
+
+
+def main() -> None:
+    """Run the process."""
+    settings = GatewaySettings()  # pyright: ignore[reportCallIssue]
+    serve(create_app(settings), "gateway", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Examples in the description of the public API, by operation; a test holds them against the models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
+
+PARAMETERS = {
+    "job_id": JOB,
+    "tenant_id": "vision",
+    "key_id": "key_01m7x7bc3bek0m17yf7jgq3ar1",
+    "node_id": "node-1",
+    "name": "green",
+    "round_number": "42",
+    "zone": "US-CAL-CISO",
+    "solve_id": "solve_01m7x7bc3bek0m17yf7jgq3ar1",
+}
+
+_TRAIN: dict[str, Any] = {
+    "name": "resnet50",
+    "command": ["python", "train.py", "--epochs", "90"],
+    "gpus": {"min": 1, "max": 8},
+    "work": {"total": 90, "unit": "epochs"},
+    "progress": {"source": "log", "pattern": "epoch (?P<done>[0-9]+)/(?P<total>[0-9]+)"},
+    "flexibility_s": 86400,
+    "project": "vision",
+    "labels": {"team": "perception"},
+}
+
+BODIES: dict[str, Any] = {
+    "post_jobs": _TRAIN,
+    "post_jobs_batch": {"jobs": [_TRAIN, {"name": "eval", "command": ["python", "eval.py"]}]},
+    "post_tenants": {"id": "vision", "limits": {"max_gpus": 64}},
+    "patch_tenants_tenant_id": {"limits": {"max_gpus": 128}},
+    "post_keys": {"tenant_id": "vision", "role": "user", "label": "CI"},
+    "put_policies_active": {"name": "green", "parameters": {"mu": 2.0}},
+}
+
+_MADE = {"id": JOB, "name": "resnet50", "state": "queued", "submitted_at": "2026-11-20T19:36:20.770244Z"}
+
+ANSWERS: dict[str, Any] = {
+    "post_jobs": _MADE,
+    "post_jobs_batch": {"jobs": [_MADE]},
+    "events": (
+        "id: 760-4\nevent: job.running\n"
+        f'data: {{"id":"760-4","job_id":"{JOB}","at":"2026-11-20T19:36:25Z","type":"job.running","data":{{}}}}\n\n'
+    ),
+}

@@ -1,0 +1,190 @@
+"""Carry a request to the service that owns it, and the answer back as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from gateway.routes import EVENTS, JSON, Route, Upstream
+from gateway.wire import Exchange, Header
+from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
+from services.contracts.problems import ProblemCode
+from services.kit.identity import identity_headers
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, unavailable
+
+log = Log(__name__)
+
+# Nothing else a client sends reaches a service: not its key, and no header by which services know who asks.
+PASSED_IN = (b"accept", b"content-type", b"idempotency-key", b"if-match", b"if-none-match", b"last-event-id")
+NOT_PASSED_OUT = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
+        *("transfer-encoding", "content-length", "date", "server", REQUEST_ID_HEADER),
+    }
+)
+SAFE_TO_REPEAT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+ATTEMPTS = 3
+LARGEST_WHOLE_BYTES = 256 * 1024
+
+
+class Forwarder:
+    """Sends requests to the services."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        urls: dict[Upstream, str],
+        *,
+        token: str,
+        connect_timeout_s: float,
+        timeout_s: float,
+        stream_silence_s: float,
+        max_streams_per_tenant: int,
+    ) -> None:
+        self._session = session
+        self._urls = {name: url.rstrip("/") for name, url in urls.items()}
+        self._authorization = f"Bearer {token}"
+        self._whole = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
+        self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stream_silence_s)
+        self._streams = _StreamCount(max_streams_per_tenant)
+
+    async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
+        """Ask the service and answer the client.
+
+        Raises:
+            ProblemError: 503 when the service does not answer, 429 when the tenant follows too many streams.
+        """
+        headers = self._headers(exchange, key, body)
+        url = self._url(exchange, route, path)
+        method = route.method  # a HEAD asks as a GET; the server leaves the body out
+        if route.media == JSON:
+            answer = await self._ask(route, method, url, headers, body, self._whole)
+            async with answer:
+                await self._pass_on(exchange, route, answer)
+            return
+        with self._streams.one_more(key.identity.tenant_id):
+            answer = await self._ask(route, method, url, headers, body, self._streamed)
+            async with answer:
+                await self._while_connected(exchange, self._pass_on(exchange, route, answer))
+
+    def _headers(self, exchange: Exchange, key: ResolvedKey, body: bytes | None) -> dict[str, str]:
+        headers = {
+            name.decode(): exchange.headers[name].decode("latin-1") for name in PASSED_IN if name in exchange.headers
+        }
+        if body is None:
+            headers.pop("content-type", None)
+        headers.update(identity_headers(key.identity))
+        headers["authorization"] = self._authorization
+        headers[REQUEST_ID_HEADER] = exchange.request_id.decode()
+        return headers
+
+    def _url(self, exchange: Exchange, route: Route, path: str) -> URL:
+        query: bytes = exchange.scope["query_string"]
+        words = quote(query, safe="%&=+;,/?:@!$'()*~-._") if query else ""
+        return URL(self._urls[route.to] + path + ("?" + words if words else ""), encoded=True)
+
+    async def _ask(
+        self,
+        route: Route,
+        method: str,
+        url: URL,
+        headers: dict[str, str],
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        for attempt in range(ATTEMPTS if method in SAFE_TO_REPEAT else 1):
+            if attempt:
+                await asyncio.sleep(0.1 * 2**attempt)
+            try:
+                return await self._session.request(
+                    method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+                )
+            except TimeoutError:
+                break
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                log.warning("upstream.failed", upstream=route.to, error=repr(error))
+        raise unavailable(f"The {route.to}")
+
+    async def _pass_on(self, exchange: Exchange, route: Route, answer: aiohttp.ClientResponse) -> None:
+        if answer.status >= 500 and not answer.content_type.endswith("json"):
+            log.error("upstream.broken", upstream=route.to, status=answer.status, path=exchange.scope["path"])
+            raise unavailable(f"The {route.to}")
+        headers: list[Header] = [
+            (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
+            for name, value in answer.headers.items()
+            if name.lower() not in NOT_PASSED_OUT
+        ]
+        length = answer.content_length
+        if length is not None and length <= LARGEST_WHOLE_BYTES:
+            try:
+                content = await answer.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise unavailable(f"The {route.to}") from error
+            await exchange.answer(answer.status, headers, content)
+            return
+        await self._stream(exchange, route, answer, headers)
+
+    @staticmethod
+    async def _stream(exchange: Exchange, route: Route, answer: aiohttp.ClientResponse, headers: list[Header]) -> None:
+        if answer.content_length is not None:
+            headers.append((b"content-length", b"%d" % answer.content_length))
+        await exchange.begin(answer.status, headers)
+        try:
+            async for piece in answer.content.iter_any():
+                await exchange.send({"type": "http.response.body", "body": piece, "more_body": True})
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("upstream.broke_off", upstream=route.to, path=exchange.scope["path"], error=repr(error))
+            if route.media != EVENTS:
+                return  # without the last chunk, which tells the client that the answer is not whole
+        await exchange.send({"type": "http.response.body", "body": b""})
+
+    @staticmethod
+    async def _while_connected(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work`` until it is done or the client has gone, whichever comes first."""
+
+        async def gone() -> None:
+            while (await exchange.receive())["type"] != "http.disconnect":
+                pass
+
+        working, watching = asyncio.create_task(work), asyncio.create_task(gone())
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+        finally:
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+
+class _StreamCount:
+    """How many streams each tenant follows."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[str, int] = {}
+
+    @contextmanager
+    def one_more(self, tenant_id: str) -> Iterator[None]:
+        count = self._open.get(tenant_id, 0)
+        if count >= self._most:
+            raise ProblemError(
+                429,
+                ProblemCode.RATE_LIMITED,
+                f"Tenant {tenant_id} follows {count} streams already, which is the most it may.",
+                headers={"retry-after": "5"},
+            )
+        self._open[tenant_id] = count + 1
+        try:
+            yield
+        finally:
+            self._open[tenant_id] -= 1
+            if not self._open[tenant_id]:
+                del self._open[tenant_id]

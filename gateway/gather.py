@@ -1,0 +1,163 @@
+"""Submissions on their way to admission: those that come in the same moment travel in one request.
+
+A request between processes costs as much as everything else the gateway does for a submission. Gathering needs no
+timer: while ``groups_in_flight`` requests are on their way, what arrives waits for one of them to come back, so that
+groups grow with the load and a lone submission leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TypedDict
+
+import aiohttp
+import orjson
+
+from services.kit.logging import Log
+from services.kit.problems import unavailable
+
+log = Log(__name__)
+
+ATTEMPTS = 8
+RETRY_EVERY_S = 0.25
+
+
+class Entry(TypedDict):
+    """``services.contracts.jobs.SubmissionEntry``, as it is written."""
+
+    tenant_id: str
+    key_id: str
+    idempotency_key: str | None
+    batch: bool
+    body: str
+
+
+class Answer(TypedDict):
+    """``services.contracts.jobs.SubmissionAnswer``, as it is read."""
+
+    status: int
+    body: str
+    replayed: bool
+    location: str | None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    entry: Entry
+    answer: asyncio.Future[Answer]
+
+
+class Gatherer:
+    """Sends submissions to admission in groups, and each answer to whoever waits for it."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        token: str,
+        group_entries: int,
+        group_bytes: int,
+        groups_in_flight: int,
+        timeout_s: float,
+    ) -> None:
+        self._session = session
+        self._url = url.rstrip("/") + "/internal/submissions"
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._group_entries = group_entries
+        self._group_bytes = group_bytes
+        self._free = groups_in_flight
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._waiting: deque[_Waiting] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_due = False
+
+    async def submit(self, entry: Entry) -> Answer:
+        """Return admission's answer.
+
+        Raises:
+            ProblemError: 503 when admission cannot be reached. Without an idempotency key it is then not known whether
+                the submission was accepted; with one, asking again is safe.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(entry, loop.create_future())
+        self._waiting.append(waiting)
+        if not self._is_due and self._free:
+            self._is_due = True
+            loop.call_soon(self._leave)
+        return await waiting.answer
+
+    def _leave(self) -> None:
+        """Send what waits, as far as requests are free; runs after everything that arrived in this turn of the loop."""
+        self._is_due = False
+        while self._waiting and self._free:
+            self._free -= 1
+            task = asyncio.create_task(self._carry(self._next_group()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next_group(self) -> list[_Waiting]:
+        group = [self._waiting.popleft()]
+        size = len(group[0].entry["body"])
+        while self._waiting and len(group) < self._group_entries:
+            size += len(self._waiting[0].entry["body"])
+            if size > self._group_bytes:
+                break
+            group.append(self._waiting.popleft())
+        return group
+
+    async def _carry(self, group: list[_Waiting]) -> None:
+        try:
+            answers = await self._send(group)  # may shorten the group
+            for waiting, answer in zip(group, answers, strict=True):
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+        except BaseException as error:
+            for waiting in group:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(unavailable("Admission"))
+            if not isinstance(error, _NotAnsweredError):
+                log.exception("submissions.not_carried", entries=len(group))
+                raise
+        finally:
+            self._free += 1
+            self._leave()
+
+    async def _send(self, group: list[_Waiting]) -> list[Answer]:
+        """Return the answers to a group.
+
+        A group that was never sent is sent again. Of one that may have been received, those with idempotency keys are
+        sent again; the others must not be submitted twice, and are told that they were not answered.
+        """
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_EVERY_S)
+            body = orjson.dumps({"entries": [waiting.entry for waiting in group]})
+            try:
+                async with self._session.post(
+                    self._url, data=body, headers=self._headers, timeout=self._timeout
+                ) as answer:
+                    content = await answer.read()
+                    if answer.status == 200:
+                        return orjson.loads(content)["answers"]
+                    log.error("submissions.refused", status=answer.status, entries=len(group))
+                    raise _NotAnsweredError
+            except aiohttp.ClientConnectorError:
+                continue
+            except (aiohttp.ClientError, OSError) as error:
+                log.warning("submissions.lost", entries=len(group), error=repr(error))
+                if isinstance(error, TimeoutError):
+                    raise _NotAnsweredError from error
+                for waiting in group:
+                    if waiting.entry["idempotency_key"] is None and not waiting.answer.done():
+                        waiting.answer.set_exception(unavailable("Admission"))
+                group[:] = [waiting for waiting in group if waiting.entry["idempotency_key"] is not None]
+                if not group:
+                    return []
+        raise _NotAnsweredError
+
+
+class _NotAnsweredError(Exception):
+    """Admission did not answer; that much is in the log."""

@@ -1,0 +1,104 @@
+"""Who asks: API keys, resolved by admission and remembered for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.contracts.identity import ResolvedKey
+from services.contracts.problems import ProblemCode
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +(ws_[A-Za-z0-9_-]{43}) *")
+ASK_AGAIN_S = 1.0
+
+Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What admission said of a key, when, and until when it stands."""
+
+    key: ResolvedKey | None
+    asked_at_s: float
+    fresh_until_s: float
+
+
+def unauthenticated(detail: str) -> ProblemError:
+    """Return the problem of a request without a valid key."""
+    return ProblemError(401, ProblemCode.UNAUTHENTICATED, detail, headers={"www-authenticate": "Bearer"})
+
+
+class KeyCache:
+    """Knows keys by their hash. However many requests bring an unknown key at once, admission is asked once."""
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        max_age_s: float,
+        grace_s: float,
+        size: int,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask ``resolve`` for a key's hash: it returns None for a key that is none, and raises when it cannot tell."""
+        self._resolve = resolve
+        self._max_age_s = max_age_s
+        self._grace_s = grace_s
+        self._size = size
+        self._clock_s = clock_s
+        self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[ResolvedKey | None]] = {}
+
+    async def caller(self, authorization: bytes | None) -> ResolvedKey:
+        """Return who asks.
+
+        Raises:
+            ProblemError: 401 without a valid key, 503 when nobody can tell.
+        """
+        if authorization is None:
+            raise unauthenticated("An API key is needed: Authorization: Bearer ws_...")
+        match = BEARER.fullmatch(authorization)
+        if match is None:
+            raise unauthenticated("The Authorization header does not hold an API key: Bearer ws_...")
+        digest = hashlib.sha256(match[1]).digest()
+        answer = self._answers.get(digest)
+        if answer is not None and self._clock_s() < answer.fresh_until_s:
+            key = answer.key
+        else:
+            key = await self._ask_once(digest)
+        if key is None:
+            raise unauthenticated("The API key is not known, or was revoked.")
+        return key
+
+    async def _ask_once(self, digest: bytes) -> ResolvedKey | None:
+        task = self._asking.get(digest)
+        if task is None:
+            task = self._asking[digest] = asyncio.create_task(self._ask(digest))
+            task.add_done_callback(lambda _: self._asking.pop(digest, None))
+        return await asyncio.shield(task)  # whoever came first may go; the others still wait
+
+    async def _ask(self, digest: bytes) -> ResolvedKey | None:
+        asked_at_s = self._clock_s()
+        try:
+            key = await self._resolve(digest.hex())
+        except ProblemError as error:
+            known = self._answers.get(digest)
+            if known is None or known.key is None or self._clock_s() > known.asked_at_s + self._grace_s:
+                raise
+            log.warning("key.not_confirmed", key_id=known.key.identity.key_id, error=error.detail)
+            known.fresh_until_s = self._clock_s() + ASK_AGAIN_S
+            return known.key
+        self._answers[digest] = _Answer(key, asked_at_s, asked_at_s + self._max_age_s)
+        self._answers.move_to_end(digest)
+        while len(self._answers) > self._size:
+            self._answers.popitem(last=False)
+        return key

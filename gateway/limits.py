@@ -1,0 +1,70 @@
+"""How often a tenant may ask: a token bucket each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.contracts.identity import TenantLimits
+from services.contracts.problems import ProblemCode
+from services.kit.problems import ProblemError
+
+Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    rate: float
+    burst: int
+    tokens: float
+    at_s: float
+    policy: Header
+
+
+class RateLimiter:
+    """Counts requests per tenant in this process; limits that change take effect with the next request."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, tenant_id: str, limits: TenantLimits) -> list[Header]:
+        """Count a request; return the headers that tell its sender how much is left.
+
+        The headers are those of draft-ietf-httpapi-ratelimit-headers.
+
+        Raises:
+            ProblemError: 429, with the time after which there will be room.
+        """
+        now_s = self._clock_s()
+        bucket = self._buckets.get(tenant_id)
+        if bucket is None or bucket.rate != limits.requests_per_s or bucket.burst != limits.burst:
+            bucket = self._buckets[tenant_id] = self._refit(bucket, limits, now_s)
+        tokens = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate)
+        bucket.at_s = now_s
+        if tokens < 1:
+            bucket.tokens = tokens
+            wait_s = max(1, math.ceil((1 - tokens) / bucket.rate))
+            raise ProblemError(
+                429,
+                ProblemCode.RATE_LIMITED,
+                f"Tenant {tenant_id} may make {bucket.rate:g} requests per second; try again in {wait_s} s.",
+                headers={"retry-after": str(wait_s), "ratelimit": f'"tenant";r=0;t={wait_s}'},
+            )
+        bucket.tokens = tokens - 1
+        full_in_s = math.ceil((bucket.burst - bucket.tokens) / bucket.rate)
+        return [bucket.policy, (b"ratelimit", b'"tenant";r=%d;t=%d' % (bucket.tokens, full_in_s))]
+
+    @staticmethod
+    def _refit(old: _Bucket | None, limits: TenantLimits, now_s: float) -> _Bucket:
+        rate, burst = limits.requests_per_s, limits.burst
+        window_s = max(1, math.ceil(burst / rate))
+        return _Bucket(
+            rate=rate,
+            burst=burst,
+            tokens=burst if old is None else min(old.tokens, burst),
+            at_s=now_s,
+            policy=(b"ratelimit-policy", b'"tenant";q=%d;w=%d' % (burst, window_s)),
+        )

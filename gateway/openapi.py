@@ -1,0 +1,280 @@
+"""The description of the public API: OpenAPI 3.1, made from the table of routes and the contracts' models."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from gateway.examples import ANSWERS, BODIES, PARAMETERS
+from gateway.routes import EVENTS, JSON, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
+from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
+from services.contracts.jobs import JobEvent
+from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.problems import MEDIA_TYPE, Problem
+
+Schema = dict[str, Any]
+
+DESCRIPTION = """\
+Wattshift decides when, where, how wide and how fast GPU work runs, so that it finishes on time with the least carbon.
+
+Every error is an RFC 9457 problem with a stable `code`. Lists are read page by page: give `next_cursor` back as
+`cursor`. Send an `Idempotency-Key` with every submission: the same key with the same body is answered the same, however
+often it comes. `RateLimit` headers tell how much a tenant may still ask.
+"""
+
+PROBLEMS = {
+    400: "The body is not JSON, or the request is malformed.",
+    401: "No valid API key.",
+    403: "The key's role, or the tenant's quota, does not allow it.",
+    404: "There is no such thing, or it is another tenant's.",
+    405: "The path does not answer this method.",
+    413: "The body is too large.",
+    414: "The URL is too long.",
+    415: "The body is not `application/json` in UTF-8.",
+    422: "Some field is wrong: `errors` points to it.",
+    429: "Too many requests; `Retry-After` says when to come back.",
+    503: "A service does not answer right now; asking again is safe.",
+}
+
+HEADERS: dict[str, tuple[str, Schema]] = {
+    IDEMPOTENCY_HEADER: (
+        "Makes a submission safe to repeat.",
+        {"type": "string", "pattern": "^[!-~]{1,200}$"},
+    ),
+    "if-none-match": ("The `ETag` of an earlier answer.", {"type": "string"}),
+    "last-event-id": ("Go on after this event.", {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"}),
+}
+NAMES = {IDEMPOTENCY_HEADER: "Idempotency-Key", "if-none-match": "If-None-Match", "last-event-id": "Last-Event-ID"}
+SUBMISSION_HEADERS = {
+    "Idempotency-Replayed": {
+        "description": "`true` when the answer is that of an earlier submission with this key.",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+    "Location": {"description": "Path of the job.", "schema": {"type": "string"}},
+}
+LOG_HEADERS = {
+    LOG_OFFSET_HEADER: "Where the text begins; later than asked for when older output was given up.",
+    LOG_NEXT_OFFSET_HEADER: "Ask with this `offset` for what comes after.",
+    LOG_SIZE_HEADER: "Bytes written so far.",
+    LOG_EOF_HEADER: "`true` when nothing more will be written and this is the end.",
+}
+TAGS = {
+    "jobs": "Training jobs: submit, look, steer.",
+    "events": "What happens to jobs, as it happens.",
+    "footprint": "Energy and emissions, and whether the ledger adds up.",
+    "nodes": "The GPUs.",
+    "policies": "Who decides, and what was decided.",
+    "carbon": "Grid carbon intensity by zone.",
+    "carbon-aware": "The Green Software Foundation's Carbon Aware API.",
+    "optimizer": "Long solves.",
+    "access": "Tenants, keys, and who did what.",
+}
+
+
+def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
+    """Return the description."""
+    models = _Models(routes)
+    paths: Schema = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, models)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Wattshift",
+            "version": version,
+            "description": DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{"apiKey": []}],
+        "tags": [
+            {"name": name, "description": text} for name, text in TAGS.items() if any(r.tag == name for r in routes)
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": models.schemas,
+            "responses": {f"Problem{status}": _problem_response(status, text) for status, text in PROBLEMS.items()},
+            "securitySchemes": {
+                "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key: `Bearer ws_...`"}
+            },
+        },
+    }
+
+
+class _Models:
+    """Every model the routes name, as schemas of one set of components."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization"), (JobEvent, "serialization")]
+        for route in routes:
+            wanted.extend((model, "validation") for model in _models_in(route.body))
+            wanted.extend((model, "serialization") for model in _models_in(route.answer))
+        unique = list(dict.fromkeys(wanted))
+        self._names, definitions = models_json_schema(unique, ref_template="#/components/schemas/{model}")
+        self.schemas: Schema = definitions.get("$defs", {})
+        taken_in = {self._name(model, "validation") for model, mode in unique if mode == "validation"}
+        for name, schema in self.schemas.items():
+            if name not in taken_in and not _is_part_of_input(name, taken_in, self.schemas):
+                schema.pop("additionalProperties", None)  # answers gain fields; a client must not choke on them
+
+    def _name(self, model: type[BaseModel], mode: JsonSchemaMode) -> str:
+        return self._names[model, mode]["$ref"].rsplit("/", 1)[1]
+
+    def schema(self, kind: Any, mode: JsonSchemaMode) -> Schema:
+        """Return a reference to a model, or the schema of a list or mapping of models."""
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return dict(self._names[kind, mode])
+        return _with_references(TypeAdapter(kind).json_schema(mode=mode, ref_template="#/components/schemas/{model}"))
+
+
+def _models_in(kind: Any) -> list[type[BaseModel]]:
+    if kind is None:
+        return []
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for argument in getattr(kind, "__args__", ()) for model in _models_in(argument)]
+
+
+def _with_references(schema: Schema) -> Schema:
+    schema.pop("$defs", None)
+    return schema
+
+
+def _is_part_of_input(name: str, taken_in: set[str], schemas: Schema) -> bool:
+    """Return whether an input model refers to the schema, directly or through others."""
+    seen: set[str] = set()
+    waiting = list(taken_in)
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        waiting += re.findall(r"#/components/schemas/([\w.-]+)", str(schemas.get(current, "")))
+    return name in seen
+
+
+def _operation(route: Route, models: _Models) -> Schema:
+    described: Schema = {
+        "operationId": route.operation_id,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "parameters": [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)],
+        "responses": _responses(route, models),
+    }
+    if route.role is not Role.USER:
+        described["description"] = f"For {route.role}s{' and admins' if route.role is Role.OPERATOR else ''}."
+    if route.body is not None:
+        content: Schema = {"schema": models.schema(route.body, "validation")}
+        if example := BODIES.get(route.operation_id):
+            content["example"] = example
+        described["requestBody"] = {"required": True, "content": {JSON: content}}
+    return described
+
+
+def _path_parameters(route: Route) -> list[Schema]:
+    pattern = "^[A-Za-z0-9][A-Za-z0-9._~:-]{0,254}$"
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "pattern": pattern},
+            "example": PARAMETERS[name],
+        }
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+
+
+def _query_parameters(route: Route) -> list[Schema]:
+    if route.query is None:
+        return []
+    schema = route.query.model_json_schema(ref_template="#/components/schemas/{model}")
+    inlined = _inline(schema, schema.get("$defs", {}))
+    found: list[Schema] = []
+    for name, field in inlined["properties"].items():
+        parameter: Schema = {"name": name, "in": "query", "required": name in inlined.get("required", [])}
+        if text := field.pop("description", None):
+            parameter["description"] = text
+        found.append({**parameter, "schema": _without_null(field)})
+    return found
+
+
+def _inline(schema: Any, definitions: Schema) -> Any:
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if reference := schema.get("$ref"):
+        rest = {name: value for name, value in schema.items() if name != "$ref"}
+        return {**_inline(definitions[reference.rsplit("/", 1)[1]], definitions), **rest}
+    return {name: _inline(value, definitions) for name, value in schema.items() if name not in ("$defs", "title")}
+
+
+def _without_null(field: Schema) -> Schema:
+    """Return the schema of a parameter that is there: one that is null is left out of the address instead."""
+    kinds = [kind for kind in field.pop("anyOf", []) if kind != {"type": "null"}]
+    if field.get("default", 0) is None:
+        field.pop("default")
+    return {**field, **kinds[0]} if len(kinds) == 1 else {**field, "anyOf": kinds} if kinds else field
+
+
+def _header_parameters(route: Route) -> list[Schema]:
+    return [
+        {"name": NAMES[name], "in": "header", "required": False, "description": text, "schema": schema}
+        for name in route.headers
+        for text, schema in [HEADERS[name]]
+    ]
+
+
+def _responses(route: Route, models: _Models) -> Schema:
+    success: Schema = {"description": HTTPStatus(route.status).phrase, "headers": _answer_headers(route)}
+    if route.media == EVENTS:
+        success["content"] = {EVENTS: {"schema": {"type": "string"}, "example": ANSWERS["events"]}}
+    elif route.media == TEXT:
+        success["content"] = {TEXT: {"schema": {"type": "string"}}}
+    elif route.answer is not None:
+        content: Schema = {"schema": models.schema(route.answer, "serialization")}
+        if example := ANSWERS.get(route.operation_id):
+            content["example"] = example
+        success["content"] = {JSON: content}
+    responses: Schema = {str(route.status): success}
+    refused = sorted({*PROBLEMS} - ({413, 415} if route.body is None else set()))
+    for status in refused:
+        responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
+    for status, text in route.statuses:
+        if status >= 400:
+            responses[str(status)] = _problem_response(status, text)
+        elif status == 200:
+            responses["200"] = {**success, "description": text}
+        else:
+            responses[str(status)] = {"description": text}
+    return dict(sorted(responses.items()))
+
+
+def _answer_headers(route: Route) -> Schema:
+    headers: Schema = {
+        REQUEST_ID_HEADER: {"description": "Names the request in our logs.", "schema": {"type": "string"}},
+    }
+    if route in (SUBMIT, SUBMIT_BATCH):
+        headers |= SUBMISSION_HEADERS
+    if "if-none-match" in route.headers:
+        headers["ETag"] = {"description": "Names this state of the answer.", "schema": {"type": "string"}}
+    if route.media == TEXT:
+        headers |= {name: {"description": text, "schema": {"type": "string"}} for name, text in LOG_HEADERS.items()}
+    return headers
+
+
+def _problem_response(status: int, text: str) -> Schema:
+    described: Schema = {
+        "description": text,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    if status in (429, 503):
+        described["headers"] = {
+            "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+        }
+    return described

@@ -1,0 +1,307 @@
+"""The public API as one table: which path goes to which service, who may ask, and what goes in and comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from services.contracts import carbon, identity, jobs, nodes, optimize, policies, queries, reports
+from services.contracts.identity import IDEMPOTENCY_HEADER, Role
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+
+
+class Upstream(StrEnum):
+    """The services behind the gateway."""
+
+    ADMISSION = "admission"
+    CARBON = "carbon service"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    TELEMETRY = "telemetry"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation of the public API.
+
+    Attributes:
+        path: Segments in braces match one segment of ``matching.SEGMENT``.
+        body: Type of the JSON body; None where the operation takes none.
+        answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
+        status: Of success.
+        headers: Request headers the operation reads, besides the usual ones.
+        statuses: What else it answers, besides the problems every operation may answer.
+        has_large_body: Whether the body may be as large as a batch's.
+    """
+
+    method: str
+    path: str
+    to: Upstream
+    summary: str
+    tag: str
+    role: Role = Role.USER
+    query: Any = None
+    body: Any = None
+    answer: Any = None
+    media: str = JSON
+    status: int = 200
+    headers: tuple[str, ...] = ()
+    statuses: tuple[tuple[int, str], ...] = ()
+    has_large_body: bool = False
+
+    @property
+    def operation_id(self) -> str:
+        """A name for generated clients: `get_jobs_job_id_events`."""
+        words = self.path.replace("/v1/", "/").replace("{", "").replace("}", "").replace(":", "_").replace("-", "_")
+        return self.method.lower() + words.replace("/", "_")
+
+
+def _route(method: str, path: str, to: Upstream, tag: str, summary: str, **more: Any) -> Route:
+    return Route(method=method, path=path, to=to, tag=tag, summary=summary, **more)
+
+
+_A, _C, _O, _S, _T = (
+    Upstream.ADMISSION,
+    Upstream.CARBON,
+    Upstream.OPTIMIZER,
+    Upstream.SCHEDULER,
+    Upstream.TELEMETRY,
+)
+_CONFLICT = (409, "The job's state does not allow it: `invalid_transition`.")
+
+SUBMIT = _route(
+    *("POST", "/v1/jobs", _A, "jobs", "Submit a job; a 201 is on disk"),
+    body=jobs.JobSpec,
+    answer=jobs.SubmittedJob,
+    status=201,
+    headers=(IDEMPOTENCY_HEADER,),
+)
+SUBMIT_BATCH = _route(
+    *("POST", "/v1/jobs:batch", _A, "jobs", "Submit up to 1,000 jobs, all or none"),
+    body=jobs.JobBatch,
+    answer=jobs.SubmittedBatch,
+    status=201,
+    headers=(IDEMPOTENCY_HEADER,),
+    has_large_body=True,
+)
+
+JOBS = (
+    SUBMIT,
+    SUBMIT_BATCH,
+    _route("GET", "/v1/jobs", _A, "jobs", "List jobs, newest first", query=queries.JobQuery, answer=jobs.JobList),
+    _route(
+        *("GET", "/v1/jobs/{job_id}", _A, "jobs", "Look at a job"),
+        answer=jobs.Job,
+        headers=("if-none-match",),
+        statuses=((304, "Unchanged since the `ETag` in `If-None-Match`."),),
+    ),
+    _route(
+        *("POST", "/v1/jobs/{job_id}/cancel", _A, "jobs", "Cancel a job; twice is as good as once"),
+        answer=jobs.Job,
+        statuses=(_CONFLICT,),
+    ),
+    _route(
+        *("POST", "/v1/jobs/{job_id}/hold", _A, "jobs", "Hold a job back; one that runs is stopped with its grace"),
+        answer=jobs.Job,
+        statuses=(_CONFLICT,),
+    ),
+    _route(
+        *("POST", "/v1/jobs/{job_id}/release", _A, "jobs", "Let a held job run"),
+        answer=jobs.Job,
+        statuses=(_CONFLICT,),
+    ),
+    _route(
+        *("GET", "/v1/jobs/{job_id}/events", _A, "events", "Follow a job's events to its end"),
+        query=queries.EventQuery,
+        media=EVENTS,
+        headers=("last-event-id",),
+        statuses=((204, "The job has ended and the client has seen it all; it need not come back."),),
+    ),
+    _route(
+        *("GET", "/v1/events", _A, "events", "Follow the events of all one's jobs, from now on"),
+        query=queries.EventQuery,
+        media=EVENTS,
+        headers=("last-event-id",),
+    ),
+    _route(*("GET", "/v1/jobs/{job_id}/logs", _A, "jobs", "Read what a job wrote"), query=queries.LogQuery, media=TEXT),
+    _route(
+        *("GET", "/v1/jobs/{job_id}/footprint", _T, "footprint", "A job's energy and emissions, with the intensities"),
+        query=queries.LedgerQuery,
+        answer=reports.JobFootprintReport,
+    ),
+)
+
+ACCESS = (
+    _route(
+        *("POST", "/v1/tenants", _A, "access", "Make a tenant"),
+        role=Role.ADMIN,
+        body=identity.TenantSpec,
+        answer=identity.Tenant,
+        status=201,
+        statuses=((409, "There is such a tenant: `conflict`."),),
+    ),
+    _route(
+        *("GET", "/v1/tenants", _A, "access", "List tenants"),
+        role=Role.OPERATOR,
+        query=queries.PageQuery,
+        answer=identity.TenantList,
+    ),
+    _route(
+        *("GET", "/v1/tenants/{tenant_id}", _A, "access", "Look at a tenant"),
+        role=Role.OPERATOR,
+        answer=identity.Tenant,
+    ),
+    _route(
+        *("PATCH", "/v1/tenants/{tenant_id}", _A, "access", "Change a tenant's limits"),
+        role=Role.ADMIN,
+        body=identity.TenantChange,
+        answer=identity.Tenant,
+    ),
+    _route(
+        *("POST", "/v1/keys", _A, "access", "Make an API key; only this answer holds its secret"),
+        role=Role.ADMIN,
+        body=identity.KeySpec,
+        answer=identity.NewApiKey,
+        status=201,
+    ),
+    _route(
+        *("GET", "/v1/keys", _A, "access", "List API keys"),
+        role=Role.ADMIN,
+        query=queries.PageQuery,
+        answer=identity.KeyList,
+    ),
+    _route(
+        *("DELETE", "/v1/keys/{key_id}", _A, "access", "Revoke an API key"),
+        role=Role.ADMIN,
+        status=204,
+        statuses=((409, "It is the last admin key: `conflict`."),),
+    ),
+    _route(
+        *("GET", "/v1/audit", _A, "access", "What operators and admins did, newest first"),
+        role=Role.OPERATOR,
+        query=queries.PageQuery,
+        answer=identity.AuditList,
+    ),
+)
+
+CLUSTER = (
+    _route("GET", "/v1/nodes", _T, "nodes", "List the nodes", role=Role.OPERATOR, answer=nodes.NodeList),
+    _route("GET", "/v1/nodes/{node_id}", _T, "nodes", "Look at a node", role=Role.OPERATOR, answer=nodes.Node),
+    _route(
+        *("POST", "/v1/nodes/{node_id}/drain", _T, "nodes", "Start nothing more on a node"),
+        role=Role.OPERATOR,
+        answer=nodes.Node,
+    ),
+    _route(
+        *("POST", "/v1/nodes/{node_id}/resume", _T, "nodes", "Let a drained node take work again"),
+        role=Role.OPERATOR,
+        answer=nodes.Node,
+    ),
+    _route(
+        *("GET", "/v1/reports/footprint", _T, "footprint", "Energy and emissions by job, project, tenant or node"),
+        query=queries.FootprintQuery,
+        answer=reports.FootprintReport,
+    ),
+    _route(
+        *("GET", "/v1/invariants", _T, "footprint", "Hold the live system against its own rules"),
+        role=Role.OPERATOR,
+        answer=reports.InvariantReport,
+    ),
+    _route("GET", "/v1/policies", _S, "policies", "List the policies", answer=policies.PolicyList),
+    _route("GET", "/v1/policies/active", _S, "policies", "Which policy decides now", answer=policies.ActivePolicy),
+    _route(
+        *("PUT", "/v1/policies/active", _S, "policies", "Choose the policy and its parameters"),
+        role=Role.OPERATOR,
+        body=policies.PolicyChoice,
+        answer=policies.ActivePolicy,
+        statuses=((409, "Changed by somebody else meanwhile: `conflict`."),),
+    ),
+    _route("GET", "/v1/policies/{name}", _S, "policies", "Look at a policy", answer=policies.PolicyDescription),
+    _route(
+        *("GET", "/v1/plans", _S, "policies", "List the rounds that were held, newest first"),
+        role=Role.OPERATOR,
+        query=queries.PlanQuery,
+        answer=policies.PlanList,
+    ),
+    _route(
+        *("GET", "/v1/plans/{round_number}", _S, "policies", "Look at a round"),
+        role=Role.OPERATOR,
+        answer=policies.PlanSummary,
+    ),
+)
+
+CARBON = (
+    _route("GET", "/v1/carbon/zones", _C, "carbon", "List the grid zones", answer=carbon.ZoneList),
+    _route(
+        *("GET", "/v1/carbon/{zone}/current", _C, "carbon", "The intensity in force now"),
+        query=queries.SignalQuery,
+        answer=carbon.CurrentIntensity,
+    ),
+    _route(
+        *("GET", "/v1/carbon/{zone}/history", _C, "carbon", "Past intensities, oldest first"),
+        query=queries.HistoryQuery,
+        answer=carbon.IntensityHistory,
+    ),
+    _route(
+        *("GET", "/v1/carbon/{zone}/forecast", _C, "carbon", "Intensities ahead"),
+        query=queries.ForecastQuery,
+        answer=carbon.IntensityForecast,
+    ),
+    _route(
+        *("GET", "/v1/carbon/{zone}/outlook", _C, "carbon", "History, now and forecast as one curve"),
+        query=queries.OutlookQuery,
+        answer=carbon.IntensityOutlook,
+    ),
+)
+
+_NOTHING = ((204, "Nothing was measured in that period."),)
+_NO_FORECAST = ((501, "There is no forecast: `no_forecast`."),)
+
+CARBON_AWARE = tuple(
+    _route(*("GET", path, _C, "carbon-aware", summary), answer=Any, statuses=statuses)
+    for path, summary, statuses in (
+        ("/emissions/bylocation", "What was measured at a location", _NOTHING),
+        ("/emissions/bylocations", "What was measured at several locations", _NOTHING),
+        ("/emissions/bylocations/best", "The cleanest intervals", _NOTHING),
+        ("/emissions/forecasts/current", "Current forecasts in sliding windows", _NO_FORECAST),
+        ("/emissions/average-carbon-intensity", "The mean of a period", _NOTHING),
+        ("/locations", "The locations there are", ()),
+    )
+) + tuple(
+    _route(*("POST", path, _C, "carbon-aware", summary), body=list[Any], answer=Any, statuses=statuses)
+    for path, summary, statuses in (
+        ("/emissions/forecasts/batch", "Forecasts as they were known at other times", _NO_FORECAST),
+        ("/emissions/average-carbon-intensity/batch", "The means of several periods", ()),
+    )
+)
+
+_ENDED = (409, "The solve has ended: `invalid_transition`.")
+
+OPTIMIZER = (
+    _route(
+        *("POST", "/v1/optimize/carbon-bound", _O, "optimizer", "The least carbon any schedule could reach"),
+        body=optimize.CarbonBoundRequest,
+        answer=optimize.SolveSummary,
+        status=202,
+        headers=(IDEMPOTENCY_HEADER,),
+        statuses=((200, "The same problem is solved already."),),
+        has_large_body=True,
+    ),
+    _route(
+        *("GET", "/v1/optimize", _O, "optimizer", "List solves, newest first"),
+        query=optimize.SolveQuery,
+        answer=optimize.SolveList,
+    ),
+    _route("GET", "/v1/optimize/{solve_id}", _O, "optimizer", "Look at a solve", answer=optimize.Solve),
+    _route(
+        *("DELETE", "/v1/optimize/{solve_id}", _O, "optimizer", "Cancel a solve that is queued or running"),
+        answer=optimize.SolveSummary,
+        statuses=(_ENDED,),
+    ),
+)
+
+ROUTES: tuple[Route, ...] = (*JOBS, *ACCESS, *CLUSTER, *CARBON, *CARBON_AWARE, *OPTIMIZER)
