@@ -1,0 +1,35 @@
+"""Cursors: opaque to clients, and checked when they come back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from services.contracts.problems import FieldError, ProblemCode
+from services.kit.problems import ProblemError
+
+
+def write_cursor(position: str) -> str:
+    """Return ``position`` as a cursor."""
+    return base64.urlsafe_b64encode(position.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None, pattern: str) -> str | None:
+    """Return the position in ``cursor``, which must match ``pattern`` as a whole; None where there is no cursor.
+
+    Raises:
+        ProblemError: 422, it is not a cursor of this list.
+    """
+    if cursor is None:
+        return None
+    try:
+        position = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        position = None
+    if position is None or re.fullmatch(pattern, position) is None:
+        detail = "The cursor is not one that this list gave out."
+        raise ProblemError(
+            422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
+        )
+    return position

@@ -1,0 +1,6 @@
+"""The telemetry process: what nodes say, and what their energy costs.
+
+``nodes`` registration, heartbeats and leases; ``ledger`` energy intervals into ledger lines, footprints and profiles
+(``profiles`` is the arithmetic of one); ``intensity`` what the grid emitted while the energy was used; ``reports`` and
+``invariants`` what can be asked of all that; ``retention`` how long raw lines stay.
+"""

@@ -1,0 +1,60 @@
+"""Composition root of telemetry: ``python -m services.telemetry.app``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from services.db.engine import CONNECTION_ERRORS
+from services.db.pool import Pool
+from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.http import ServiceClient, new_session
+from services.kit.redis import connect
+from services.telemetry.endpoints import NODE_PATHS, router
+from services.telemetry.intensity import Intensity, IntensitySource
+from services.telemetry.ledger import Ledger, last_used_intensity
+from services.telemetry.service import Telemetry
+from services.telemetry.settings import TelemetrySettings
+
+
+def create_app(settings: TelemetrySettings) -> FastAPI:
+    """Return the process's HTTP application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pool = await Pool.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
+        redis = connect(settings.redis_url)
+        session = new_session()
+        carbon = ServiceClient(session, settings.carbon_url, "The carbon service", token=settings.service_token)
+
+        async def last_used(zone: str) -> Intensity | None:
+            return await last_used_intensity(pool, zone)
+
+        intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
+        app.state.telemetry = Telemetry(settings, pool, redis, Ledger(pool, intensities, settings.pue))
+        try:
+            yield
+        finally:
+            await session.close()
+            await redis.aclose()
+            await pool.close()
+
+    async def readiness() -> None:
+        await app.state.telemetry.pool.ping()
+
+    app = create_service("Wattshift telemetry", settings, lifespan=lifespan, readiness=readiness, open_paths=NODE_PATHS)
+    answer_unavailable(app, "The database", CONNECTION_ERRORS)
+    app.include_router(router)
+    return app
+
+
+def main() -> None:
+    """Run the process."""
+    settings = TelemetrySettings()  # type: ignore[call-arg]  # the environment fills it
+    serve(create_app(settings), "telemetry", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Telemetry over HTTP: nodes speak with tokens of their own, everyone else through the gateway."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.contracts.nodes import (
+    EnergyReceipt,
+    EnergyReport,
+    Heartbeat,
+    HeartbeatReply,
+    Node,
+    NodeCredentials,
+    NodeList,
+    NodeRegistration,
+)
+from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport
+from services.contracts.schema import Instant, Name, Text
+from services.kit.identity import Caller, Operator
+from services.kit.problems import ProblemError, not_found
+from services.telemetry.invariants import check_invariants
+from services.telemetry.reports import GroupBy, Question, footprint_report, job_footprint, owner_of
+from services.telemetry.service import Telemetry
+
+NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy))")
+"""Paths whose callers show a node's token, or the join token, instead of the services' own."""
+
+router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
+
+
+def read_telemetry(request: Request) -> Telemetry:
+    """Return the use cases of this process."""
+    return request.app.state.telemetry
+
+
+def read_token(request: Request) -> str:
+    """Return the bearer token of the request, or nothing."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+Service = Annotated[Telemetry, Depends(read_telemetry)]
+Token = Annotated[str, Depends(read_token)]
+
+
+class Page(BaseModel):
+    """Which page of a list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=100, ge=1, le=1_000)
+    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the page before.")
+
+
+class ReportQuery(Page):
+    """What a footprint report is about."""
+
+    group_by: GroupBy = "project"
+    start: Instant | None = Field(default=None, description="Lines that begin at or after this moment.")
+    end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
+
+
+@router.post("/nodes/register", tags=["nodes"])
+async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
+    """Register a node; needs the join token. Registering again is how a node gets a new token."""
+    if not hmac.compare_digest(token.encode(), service.settings.join_token.encode()):
+        raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "This is not the join token of the cluster.")
+    return await service.register(registration)
+
+
+@router.post("/nodes/{node_id}/heartbeat", tags=["nodes"])
+async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Service) -> HeartbeatReply:
+    """Report ranks and devices; the answer renews the node's lease and names the gangs it may run."""
+    return await service.heartbeat(node_id, token, body)
+
+
+@router.post("/nodes/{node_id}/energy", tags=["nodes"])
+async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
+    """Report energy intervals; one that was sent before changes nothing."""
+    return await service.store_energy(node_id, token, body)
+
+
+@router.get("/nodes", tags=["nodes"])
+async def list_nodes(_: Operator, service: Service) -> NodeList:
+    """List the nodes."""
+    return await service.list_nodes()
+
+
+@router.get("/nodes/{node_id}", tags=["nodes"], responses={404: {"model": Problem}})
+async def read_node(node_id: Name, _: Operator, service: Service) -> Node:
+    """Read one node."""
+    return await service.node(node_id)
+
+
+@router.post("/nodes/{node_id}/drain", tags=["nodes"], responses={404: {"model": Problem}})
+async def drain(node_id: Name, operator: Operator, service: Service) -> Node:
+    """Start nothing more on a node; what runs there may end."""
+    return await service.set_draining(node_id, True, operator)
+
+
+@router.post("/nodes/{node_id}/resume", tags=["nodes"], responses={404: {"model": Problem}})
+async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
+    """Give a drained node work again."""
+    return await service.set_draining(node_id, False, operator)
+
+
+@router.get("/jobs/{job_id}/footprint", tags=["reports"], responses={404: {"model": Problem}})
+async def read_job_footprint(
+    job_id: Name, page: Annotated[Page, Query()], caller: Caller, service: Service
+) -> JobFootprintReport:
+    """Read what a job used and emitted, with the intensities behind it."""
+    tenant_id = await owner_of(service.pool, job_id)
+    if tenant_id is None or not (caller.is_operator or caller.tenant_id == tenant_id):
+        raise not_found("job")
+    return await job_footprint(service.pool, job_id, page.cursor, page.limit)
+
+
+@router.get("/reports/footprint", tags=["reports"])
+async def read_footprint(query: Annotated[ReportQuery, Query()], caller: Caller, service: Service) -> FootprintReport:
+    """Sum the ledger up; a tenant sees its own jobs, an operator everything and the idle share."""
+    if query.start and query.end and query.start > query.end:
+        detail = "The period starts after it ends."
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
+        )
+    tenant_id = None if caller.is_operator else caller.tenant_id
+    question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
+    return await footprint_report(service.pool, question)
+
+
+@router.get("/invariants", tags=["reports"])
+async def read_invariants(_: Operator, service: Service) -> InvariantReport:
+    """Hold the live system against its own rules."""
+    return await check_invariants(service.pool)

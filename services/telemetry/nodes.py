@@ -1,0 +1,216 @@
+"""Registration, heartbeats and leases: what a node may run, decided under the lock of its row.
+
+The clock of leases is the database's. ``lease_until`` counts from the start of the transaction, which is after the
+agent sent its heartbeat and before it hears the answer: the agent's own deadline is never the later one. The scheduler
+gives a node up under the same row lock, so that a heartbeat either renews the lease before that, or learns from its
+answer that the gangs are no longer the node's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from services.contracts.identity import Identity
+from services.contracts.nodes import Heartbeat, Node, NodeRegistration, RankState, RankStatus
+from services.db.pool import Pool
+
+_ORDER = {state: position for position, state in enumerate(RankState)}
+
+_REGISTER = """
+INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+ON CONFLICT (id) DO UPDATE SET
+    token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
+    zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
+    host_power = excluded.host_power, labels = excluded.labels, devices = excluded.devices,
+    readings = '[]', registered_at = now()
+"""
+
+_RENEW = """
+WITH before AS (
+    SELECT id, state, boot_id FROM nodes WHERE id = $1 AND token_sha256 = $2 FOR UPDATE
+)
+UPDATE nodes SET
+    state = 'up', boot_id = $3, readings = $4, heartbeat_at = now(),
+    lease_until = greatest(lease_until, now() + make_interval(secs => $5))
+FROM before WHERE nodes.id = before.id
+RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 AS changed
+"""
+
+# A share's state only ever advances: a repeated or overtaken heartbeat changes nothing.
+_NOTE_RANKS = """
+INSERT INTO rank_statuses AS known
+    (allocation_id, node_id, state, exit_code, ended_by, detail, started_at, ended_at)
+SELECT a.id, $1, r.state, r.exit_code, r.ended_by, r.detail, r.started_at, r.ended_at
+FROM unnest($2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[])
+    AS r (allocation_id, state, exit_code, ended_by, detail, started_at, ended_at)
+JOIN allocations a ON a.id = r.allocation_id
+    AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+ON CONFLICT (allocation_id, node_id) DO UPDATE SET
+    state = excluded.state, exit_code = excluded.exit_code, ended_by = excluded.ended_by, detail = excluded.detail,
+    started_at = coalesce(excluded.started_at, known.started_at), ended_at = excluded.ended_at, updated_at = now()
+WHERE array_position($9::text[], excluded.state) > array_position($9::text[], known.state)
+RETURNING allocation_id
+"""
+
+_NOTE_PROGRESS = """
+INSERT INTO job_progress AS known (job_id, done, total)
+SELECT a.job_id, max(r.done), max(r.total)
+FROM unnest($2::text[], $3::float8[], $4::float8[]) AS r (allocation_id, done, total)
+JOIN allocations a ON a.id = r.allocation_id
+    AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+GROUP BY a.job_id ORDER BY a.job_id
+ON CONFLICT (job_id) DO UPDATE SET
+    done = greatest(known.done, excluded.done), total = coalesce(excluded.total, known.total), updated_at = now()
+WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.total IS DISTINCT FROM known.total)
+"""
+
+_LIVE_HERE = """
+SELECT DISTINCT c.allocation_id FROM device_claims c JOIN allocations a ON a.id = c.allocation_id
+WHERE c.node_id = $1 AND a.state <> 'ended' ORDER BY 1
+"""
+
+_NODES = """
+SELECT n.*, (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use FROM nodes n
+"""
+
+_DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
+
+_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What came of a heartbeat.
+
+    Attributes:
+        allocations: The gangs the node may run.
+        changed: What the scheduler should look at: ``rank``, ``node``, or nothing.
+    """
+
+    allocations: list[str]
+    changed: str | None
+
+
+def token_sha256(token: str) -> bytes:
+    """Return what is stored of a node's token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+async def register(pool: Pool, registration: NodeRegistration, token: str, default_zone: str) -> None:
+    """Store a node and its new token; the old one is worth nothing from here on.
+
+    Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock.
+    """
+    devices = [device.model_dump(mode="json") for device in registration.devices]
+    async with pool.transaction() as connection:
+        await connection.execute(
+            _REGISTER,
+            registration.node_id,
+            token_sha256(token),
+            registration.address,
+            registration.agent_url,
+            registration.zone or default_zone,
+            registration.driver,
+            registration.containers,
+            registration.host_power,
+            registration.labels,
+            devices,
+        )
+
+
+async def renew(pool: Pool, node_id: str, token: str, heartbeat: Heartbeat, lease_ttl_s: float) -> Renewal | None:
+    """Take in a heartbeat and renew the node's lease, in one transaction; None if the token is not the node's."""
+    readings = [reading.model_dump(mode="json") for reading in heartbeat.devices]
+    ranks = _newest(heartbeat.ranks)
+    progress = [rank for rank in ranks if rank.progress_done is not None]
+    async with pool.transaction() as connection:
+        row = await connection.fetchrow(_RENEW, node_id, token_sha256(token), heartbeat.boot_id, readings, lease_ttl_s)
+        if row is None:
+            return None
+        changed = "node" if row["changed"] else None
+        if ranks and await connection.fetch(_NOTE_RANKS, node_id, *_columns(ranks), list(RankState)):
+            changed = "rank"
+        if progress:
+            await connection.execute(
+                _NOTE_PROGRESS,
+                node_id,
+                [rank.allocation_id for rank in progress],
+                [rank.progress_done for rank in progress],
+                [rank.progress_total for rank in progress],
+            )
+        live = [record["allocation_id"] for record in await connection.fetch(_LIVE_HERE, node_id)]
+    return Renewal(live, changed)
+
+
+def _newest(ranks: list[RankStatus]) -> list[RankStatus]:
+    """Return one status per allocation, the furthest of each; in order of their ids, so that locks are too."""
+    furthest: dict[str, RankStatus] = {}
+    for rank in ranks:
+        known = furthest.get(rank.allocation_id)
+        if known is None or _ORDER[rank.state] > _ORDER[known.state]:
+            furthest[rank.allocation_id] = rank
+    return [furthest[allocation_id] for allocation_id in sorted(furthest)]
+
+
+def _columns(ranks: list[RankStatus]) -> list[list[Any]]:
+    return [
+        [rank.allocation_id for rank in ranks],
+        [rank.state for rank in ranks],
+        [rank.exit_code for rank in ranks],
+        [rank.ended_by for rank in ranks],
+        [rank.detail for rank in ranks],
+        [rank.started_at for rank in ranks],
+        [rank.ended_at for rank in ranks],
+    ]
+
+
+async def known_node(pool: Pool, node_id: str, token: str) -> Any | None:
+    """Return zone and host power source of the node whose token this is, or None."""
+    async with pool.connection() as connection:
+        return await connection.fetchrow(
+            "SELECT zone, host_power FROM nodes WHERE id = $1 AND token_sha256 = $2", node_id, token_sha256(token)
+        )
+
+
+async def list_nodes(pool: Pool) -> list[Node]:
+    """Return every node, by name."""
+    async with pool.connection() as connection:
+        return [_as_node(row) for row in await connection.fetch(f"{_NODES} ORDER BY n.id")]
+
+
+async def find_node(pool: Pool, node_id: str) -> Node | None:
+    """Return one node."""
+    async with pool.connection() as connection:
+        row = await connection.fetchrow(f"{_NODES} WHERE n.id = $1", node_id)
+    return _as_node(row) if row else None
+
+
+async def set_draining(pool: Pool, node_id: str, draining: bool, operator: Identity) -> bool:
+    """Drain a node or give it work again, and note who did; return whether that changed anything."""
+    action = "node.drain" if draining else "node.resume"
+    async with pool.transaction() as connection:
+        changed = await connection.fetchval(_DRAIN, node_id, draining)
+        if changed:
+            await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, action, node_id)
+    return changed is not None
+
+
+def _as_node(row: Any) -> Node:
+    devices, readings = row["devices"], row["readings"]
+    is_up = row["state"] == "up"
+    return Node.model_validate(
+        {
+            **{name: row[name] for name in ("id", "state", "draining", "address", "agent_url", "zone", "driver")},
+            "containers": row["containers"],
+            "devices": devices,
+            "readings": readings,
+            "gpus": len(devices),
+            "gpus_in_use": row["gpus_in_use"],
+            "power_w": sum(reading["power_w"] for reading in readings) if is_up else 0.0,
+            "heartbeat_at": row["heartbeat_at"],
+            "lease_until": row["lease_until"],
+        }
+    )

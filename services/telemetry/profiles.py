@@ -1,0 +1,79 @@
+"""What a job did and used at one gang size: the arithmetic of a ``job_profiles`` row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Progress and energy of one job at one gang size, over all its gangs of that size.
+
+    Attributes:
+        progress: Work done, in the job's unit.
+        energy_j: GPU, CPU and static energy it took.
+        gpu_energy_j: The GPUs' part.
+        duration_s: How long was measured.
+        last_done: The newest gang's last report.
+        generation: The newest gang that counted.
+        since_s: When that gang first reported progress, UTC seconds; what came before does not count.
+    """
+
+    progress: float
+    energy_j: float
+    gpu_energy_j: float
+    duration_s: float
+    last_done: float
+    generation: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node's interval of a gang.
+
+    Attributes:
+        generation: The gang.
+        start_s, end_s: UTC seconds.
+        energy_j: GPU, CPU and static energy of the gang on this node.
+        gpu_energy_j: The GPUs' part.
+        leads: Whether rank 0 sits on this node: it reports progress, and its intervals measure the duration.
+        done: Progress at the end of the interval, where it is known.
+    """
+
+    generation: int
+    start_s: float
+    end_s: float
+    energy_j: float
+    gpu_energy_j: float
+    leads: bool
+    done: float | None
+
+
+def advance(profile: Profile | None, step: Step) -> Profile | None:
+    """Return the profile with one more interval, or None while nothing has been reported yet.
+
+    A gang counts from its first report of progress, so that neither its start nor what it repeats after a restart
+    weighs on its efficiency. Late intervals of a former gang are left out. Progress that falls counts as none.
+    """
+    reports = step.leads and step.done is not None
+    if profile is None or step.generation > profile.generation:
+        if not reports or step.done is None:
+            return profile
+        if profile is None:
+            return Profile(0.0, 0.0, 0.0, 0.0, step.done, step.generation, step.end_s)
+        return replace(profile, last_done=step.done, generation=step.generation, since_s=step.end_s)
+    if step.generation < profile.generation or step.end_s <= profile.since_s:
+        return profile
+    length_s = step.end_s - step.start_s
+    counted_s = step.end_s - max(step.start_s, profile.since_s)
+    share = counted_s / length_s if length_s > 0 else 0.0
+    done = step.done if reports and step.done is not None else profile.last_done
+    return replace(
+        profile,
+        progress=profile.progress + max(done - profile.last_done, 0.0),
+        energy_j=profile.energy_j + share * step.energy_j,
+        gpu_energy_j=profile.gpu_energy_j + share * step.gpu_energy_j,
+        duration_s=profile.duration_s + (counted_s if step.leads else 0.0),
+        last_done=max(done, profile.last_done),
+    )

@@ -1,0 +1,111 @@
+"""What telemetry does for nodes, operators and users."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from services.contracts.identity import Identity
+from services.contracts.nodes import (
+    EnergyReceipt,
+    EnergyReport,
+    EnergySource,
+    Heartbeat,
+    HeartbeatReply,
+    Node,
+    NodeCredentials,
+    NodeList,
+    NodeRegistration,
+)
+from services.contracts.problems import ProblemCode
+from services.db.pool import Pool
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+from services.kit.redis import hint
+from services.telemetry import nodes
+from services.telemetry.ledger import Ledger, Reporter
+from services.telemetry.settings import TelemetrySettings
+
+log = Log(__name__)
+
+UNKNOWN_NODE = ProblemError(
+    401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one."
+)
+
+
+@dataclass
+class Telemetry:
+    """The use cases of the process."""
+
+    settings: TelemetrySettings
+    pool: Pool
+    redis: Redis
+    ledger: Ledger
+
+    async def register(self, registration: NodeRegistration) -> NodeCredentials:
+        """Take a node in, or in again, and give it a token; any token it had before is void."""
+        token = secrets.token_urlsafe(32)
+        await nodes.register(self.pool, registration, token, self.settings.zone)
+        log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
+        await hint(self.redis, "node", node=registration.node_id)
+        return NodeCredentials(
+            node_id=registration.node_id,
+            token=token,
+            heartbeat_interval_s=self.settings.heartbeat_interval_s,
+            lease_ttl_s=self.settings.lease_ttl_s,
+            pue=self.settings.pue,
+        )
+
+    async def heartbeat(self, node_id: str, token: str, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Renew a node's lease and tell it which gangs it may run.
+
+        Raises:
+            ProblemError: 401, the token is not this node's.
+        """
+        renewal = await nodes.renew(self.pool, node_id, token, heartbeat, self.settings.lease_ttl_s)
+        if renewal is None:
+            raise UNKNOWN_NODE
+        if renewal.changed:
+            await hint(self.redis, renewal.changed, node=node_id)
+        return HeartbeatReply(lease_ttl_s=self.settings.lease_ttl_s, allocations=renewal.allocations)
+
+    async def store_energy(self, node_id: str, token: str, report: EnergyReport) -> EnergyReceipt:
+        """Put a node's intervals into the ledger, each once.
+
+        Raises:
+            ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
+        """
+        row = await nodes.known_node(self.pool, node_id, token)
+        if row is None:
+            raise UNKNOWN_NODE
+        reporter = Reporter(node_id, row["zone"], EnergySource(row["host_power"]))
+        return await self.ledger.store(reporter, report.intervals)
+
+    async def list_nodes(self) -> NodeList:
+        """Return every node."""
+        return NodeList(items=await nodes.list_nodes(self.pool))
+
+    async def node(self, node_id: str) -> Node:
+        """Return one node.
+
+        Raises:
+            ProblemError: 404.
+        """
+        found = await nodes.find_node(self.pool, node_id)
+        if found is None:
+            raise not_found("node")
+        return found
+
+    async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> Node:
+        """Drain a node (what runs there may end, nothing starts there) or give it work again.
+
+        Raises:
+            ProblemError: 404.
+        """
+        await self.node(node_id)
+        if await nodes.set_draining(self.pool, node_id, draining, operator):
+            log.info("node.draining" if draining else "node.resumed", node=node_id, by=operator.key_id)
+            await hint(self.redis, "node", node=node_id)
+        return await self.node(node_id)

@@ -1,0 +1,43 @@
+"""Telemetry's settings: `TELEMETRY_...`, and what the whole installation shares."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.core.domain.carbon import Signal
+from services.kit.settings import SharedSettings
+
+
+class TelemetrySettings(SharedSettings):
+    """What the operator of telemetry may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="TELEMETRY_", extra="ignore", frozen=True, populate_by_name=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8060, ge=0, le=65_535)
+    join_token: str = Field(
+        min_length=16, validation_alias="WATTSHIFT_NODE_JOIN_TOKEN", description="Lets a node register itself."
+    )
+    pool_size: int = Field(8, ge=1, le=100, description="Connections to the database.")
+
+    heartbeat_interval_s: float = Field(2.0, gt=0, le=600, description="How often nodes are asked to report.")
+    lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without a word.")
+
+    pue: float = Field(
+        1.0, ge=1, le=10, allow_inf_nan=False, description="Energy of the facility per energy of its devices."
+    )
+    signal: Signal | None = Field(
+        None, description="Carbon signal of the ledger; by default the carbon service's own. Signals are never mixed."
+    )
+    carbon_refresh_s: float = Field(
+        1.0, gt=0, le=600, description="The carbon service is asked at most this often about one zone."
+    )
+
+    retention_s: float | None = Field(
+        None,
+        ge=86_400,
+        description="Age past which raw ledger lines are folded into one line per day, node and owner; "
+        "by default they are kept for ever.",
+    )
+    retention_interval_s: float = Field(3_600.0, gt=0, description="How often that is done.")

@@ -1,0 +1,1 @@
+"""Tests of telemetry: its HTTP API on a real database."""

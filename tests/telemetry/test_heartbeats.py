@@ -1,0 +1,200 @@
+"""Registration, heartbeats and leases."""
+
+import asyncio
+
+import pytest
+
+from services.contracts.nodes import EndedBy, RankState
+from tests.support.control_plane import (
+    JOIN_TOKEN,
+    OPERATOR,
+    USER,
+    FakeAgent,
+    accept_job,
+    allocate,
+    end_allocation,
+    service_headers,
+)
+
+
+async def ranks_of(plane, allocation_id):
+    async with plane.pool.connection() as connection:
+        query = "SELECT node_id, state, exit_code, ended_by FROM rank_statuses WHERE allocation_id = $1 ORDER BY 1"
+        return [tuple(row) for row in await connection.fetch(query, allocation_id)]
+
+
+async def progress_of(plane, job_id):
+    async with plane.pool.connection() as connection:
+        row = await connection.fetchrow("SELECT done, total FROM job_progress WHERE job_id = $1", job_id)
+    return tuple(row) if row else None
+
+
+async def test_a_node_registers_and_is_seen_by_operators(plane) -> None:
+    await plane.agent("n0", gpus=2, labels={"rack": "r1"}, zone=None)
+    found = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()["items"]
+    assert [(n["id"], n["state"], n["gpus"], n["gpus_in_use"], n["power_w"]) for n in found] == [
+        ("n0", "up", 2, 0, 100)
+    ]
+    assert found[0]["zone"] == "Z", "a node that names no zone is in the cluster's own"
+    one = await plane.http.get("/v1/nodes/n0", headers=service_headers(OPERATOR))
+    assert one.json() == found[0]
+    assert (await plane.http.get("/v1/nodes/n1", headers=service_headers(OPERATOR))).status_code == 404
+    assert (await plane.http.get("/v1/nodes", headers=service_headers(USER))).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/n0", "/v1/reports/footprint", "/v1/invariants"])
+async def test_without_the_services_token_nobody_is_believed(plane, path) -> None:
+    headers = service_headers(OPERATOR) | {"authorization": f"Bearer {JOIN_TOKEN}"}
+    answer = await plane.http.get(path, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+
+
+async def test_tokens_act_for_their_own_node_and_only_the_newest(plane) -> None:
+    one, two = await plane.agent("n1"), await plane.agent("n2")
+    for token in ("", "nonsense", JOIN_TOKEN, two.token):
+        for path, body in (("heartbeat", one.heartbeat()), ("energy", {"intervals": []})):
+            answer = await one.post(f"/v1/nodes/n1/{path}", body, token=token)
+            assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+    old = one.token
+    await one.register()
+    assert (await one.post("/v1/nodes/n1/heartbeat", one.heartbeat(), token=old)).status_code == 401
+    await one.beat()
+    refused = await one.post("/v1/nodes/register", one.registration, token=one.token)
+    assert refused.status_code == 401, "a node's token does not let it register others"
+
+
+async def test_a_reply_names_the_live_gangs_of_this_node(plane) -> None:
+    agent, other = await plane.agent("n1"), await plane.agent("n2")
+    one = await allocate(plane.pool, await accept_job(plane.pool), {"n1": [0, 1], "n2": [0]})
+    two = await allocate(plane.pool, await accept_job(plane.pool), {"n2": [1]})
+    assert (await agent.beat()).allocations == [one]
+    assert (await other.beat()).allocations == sorted([one, two])
+    await end_allocation(plane.pool, one)
+    assert (await agent.beat()).allocations == []
+    await agent.register()
+    assert (await agent.beat()).allocations == [], "registering brings nothing back"
+
+
+async def test_ranks_only_advance_whatever_the_order_of_heartbeats(plane) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.pool)
+    gang = await allocate(plane.pool, job, {"n0": [0]})
+    agent.say(gang, RankState.RUNNING, progress_done=5, progress_total=10)
+    running = agent.heartbeat()
+    agent.say(gang, RankState.EXITED, code=3, progress_done=9)
+    await agent.beat()
+    for _ in range(2):
+        assert (await agent.post("/v1/nodes/n0/heartbeat", running)).status_code == 200
+    agent.say(gang, RankState.EXITED, code=0, ended_by=EndedBy.STOP)
+    await agent.beat()
+    assert await ranks_of(plane, gang) == [("n0", "exited", 3, "itself")]
+    assert await progress_of(plane, job) == (9, 10)
+
+
+async def test_one_heartbeat_may_name_a_gang_twice_and_the_furthest_word_counts(plane) -> None:
+    agent = await plane.agent()
+    gang = await allocate(plane.pool, await accept_job(plane.pool), {"n0": [0]})
+    body = agent.heartbeat()
+    body["ranks"] = [
+        {"allocation_id": gang, "state": "exited", "exit_code": 1},
+        {"allocation_id": gang, "state": "running"},
+    ]
+    assert (await agent.post("/v1/nodes/n0/heartbeat", body)).status_code == 200
+    assert await ranks_of(plane, gang) == [("n0", "exited", 1, None)]
+
+
+async def test_a_node_says_nothing_about_gangs_it_has_no_share_of(plane) -> None:
+    agent, stranger = await plane.agent("n1"), await plane.agent("n2")
+    job = await accept_job(plane.pool)
+    gang = await allocate(plane.pool, job, {"n1": [0]})
+    stranger.say(gang, RankState.EXITED, code=0, progress_done=1e9)
+    stranger.say("no-such-gang", RankState.RUNNING)
+    assert (await stranger.beat()).allocations == []
+    assert await ranks_of(plane, gang) == []
+    assert await progress_of(plane, job) is None
+    agent.say(gang, RankState.RUNNING, progress_done=1)
+    await agent.beat()
+    assert await ranks_of(plane, gang) == [("n1", "running", None, None)]
+
+
+LOSE = """
+UPDATE nodes SET state = 'lost' WHERE id = $1 AND state = 'up'
+    AND lease_until + make_interval(secs => $2) < now() RETURNING id
+"""
+
+
+async def test_a_heartbeat_that_races_with_the_loss_never_renews_a_gang_that_was_given_up(plane) -> None:
+    """Whoever takes the node's row first decides, for lease and gangs together."""
+    agent = await plane.agent()
+    for _ in range(20):
+        gang = await allocate(plane.pool, await accept_job(plane.pool), {"n0": [0]})
+        await agent.beat()
+        async with plane.pool.connection() as connection:
+            await connection.execute("UPDATE nodes SET lease_until = now() - interval '1 ms'")
+
+        async def give_up(gang=gang) -> bool:
+            async with plane.pool.transaction() as connection:
+                lost = await connection.fetchval(LOSE, "n0", 0.0)
+                if lost:
+                    await asyncio.sleep(0.005)
+                    await connection.execute("UPDATE allocations SET state = 'ended' WHERE id = $1", gang)
+                    await connection.execute("DELETE FROM device_claims WHERE allocation_id = $1", gang)
+            return lost is not None
+
+        replies = await asyncio.gather(give_up(), agent.beat(), give_up(), agent.beat())
+        lost, named = replies[0] or replies[2], {*replies[1].allocations, *replies[3].allocations}
+        assert lost == (gang not in named), "either the lease was renewed, or nobody was told to go on"
+        assert lost != await gang_lives(plane, gang)
+        await end_allocation(plane.pool, gang)
+
+
+async def gang_lives(plane, gang) -> bool:
+    async with plane.pool.connection() as connection:
+        return await connection.fetchval("SELECT state <> 'ended' FROM allocations WHERE id = $1", gang)
+
+
+async def test_draining_is_audited_once(plane) -> None:
+    await plane.agent()
+    for verb, draining in (("drain", True), ("drain", True), ("resume", False)):
+        answer = await plane.http.post(f"/v1/nodes/n0/{verb}", headers=service_headers(OPERATOR))
+        assert answer.json()["draining"] is draining
+    assert (await plane.http.post("/v1/nodes/n0/drain", headers=service_headers(USER))).status_code == 403
+    assert (await plane.http.post("/v1/nodes/n9/drain", headers=service_headers(OPERATOR))).status_code == 404
+    async with plane.pool.connection() as connection:
+        rows = await connection.fetch("SELECT action, target, key_id FROM audit_log ORDER BY sequence")
+    assert [tuple(row) for row in rows] == [("node.drain", "n0", "key-ops"), ("node.resume", "n0", "key-ops")]
+
+
+BAD_REGISTRATIONS = [
+    {"node_id": "bad name"},
+    {"labels": {"a": "x\x00"}},
+    {"devices": [{"index": -1}]},
+    {"driver": "magic"},
+    {"surprise": 1},
+]
+
+
+@pytest.mark.parametrize("wrong", BAD_REGISTRATIONS)
+async def test_a_bad_registration_is_one_problem_and_changes_nothing(plane, wrong) -> None:
+    agent = FakeAgent(plane.http, "n0")
+    answer = await agent.post("/v1/nodes/register", agent.registration | wrong, token=JOIN_TOKEN)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    found = await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))
+    assert found.json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        {"state": "running"},
+        {"allocation_id": "a\x00", "state": "running"},
+        {"allocation_id": "a", "state": "dancing"},
+        {"allocation_id": "a", "state": "exited", "exit_code": 2**40},
+        {"allocation_id": "a", "state": "exited", "ended_at": "0001-01-01T00:00:00+14:00"},
+        {"allocation_id": "a", "state": "running", "progress_done": 1e300},
+    ],
+)
+async def test_a_bad_heartbeat_is_one_problem(plane, rank) -> None:
+    agent = await plane.agent()
+    answer = await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat() | {"ranks": [rank]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
