@@ -133,6 +133,8 @@ class Ingest:
             if lost:
                 await connection.execute("UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[])", lost)
                 await connection.execute(LOSE_SHARES, lost)
+                # A node may run what it holds devices for: should it come back, it is told of none of these gangs.
+                await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", lost)
         for node in lost:
             log.warning("node.lost", node=node)
         return len(lost)

@@ -36,7 +36,7 @@ async def test_the_rest_of_a_gang_is_stopped_before_the_job_waits_again(world: W
     await world.lease("n2", -world.settings.lease_margin_s - 1)
     await world.scheduler.turn()
     assert await world.state(job) == "preempting"
-    assert await world.claims() == 4
+    assert await world.claims() == 2
 
     await world.report(await world.allocation(job), "exited", "n1", exit_code=-15, ended_by="stop")
     await world.scheduler.turn()

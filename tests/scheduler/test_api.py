@@ -1,0 +1,88 @@
+"""Policies and rounds over HTTP."""
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.contracts.identity import Identity, Role
+from services.kit.identity import identity_headers
+from services.kit.problems import install_problem_handlers
+from services.scheduler import endpoints
+from services.scheduler.repository import Repository
+from tests.scheduler.world import World
+
+
+def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
+    app = FastAPI()
+    install_problem_handlers(app)
+    app.include_router(endpoints.router)
+    app.state.repository, app.state.redis, app.state.settings = Repository(world.pool), world.redis, world.settings
+    identity = Identity(tenant_id="default", role=role, key_id="key-1")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
+    )
+
+
+async def test_an_operator_changes_the_policy_and_is_noted(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world) as api:
+        answer = await api.put("/v1/policies/active", json={"name": "green", "parameters": {"mu": 3}})
+        active = (await api.get("/v1/policies/active")).json()
+        listed = (await api.get("/v1/policies")).json()["items"]
+
+    assert answer.status_code == 200
+    assert (active["name"], active["parameters"]["mu"], active["changed_by"]) == ("green", 3, "key-1")
+    assert [entry["name"] for entry in listed if entry["active"]] == ["green"]
+    (noted,) = await world.fetch("SELECT action, target, data FROM audit_log")
+    assert tuple(noted) == ("policy.set", "green", {"parameters": {"mu": 3}})
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "code", "pointer"),
+    [
+        ({"name": "greed"}, 404, "unknown_policy", "/name"),
+        ({"name": "green", "parameters": {"mu": 0.5}}, 422, "invalid_policy_parameters", "/parameters/mu"),
+        ({"name": "green", "parameters": {"mu": True}}, 422, "invalid_policy_parameters", "/parameters/mu"),
+        ({"name": "green", "parameters": {"nu": 1}}, 422, "invalid_policy_parameters", "/parameters/nu"),
+        ({"parameters": {}}, 422, "invalid_request", "/name"),
+    ],
+)
+async def test_a_bad_choice_changes_nothing(world: World, choice: Any, status: int, code: str, pointer: str) -> None:
+    await world.scheduler.turn()
+    async with client(world) as api:
+        answer = await api.put("/v1/policies/active", json=choice)
+        active = (await api.get("/v1/policies/active")).json()
+
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["errors"][0]["pointer"]) == (status, code, pointer)
+    assert active["name"] == "fifo"
+    assert await world.fetch("SELECT 1 FROM audit_log") == []
+
+
+async def test_a_user_may_look_but_not_steer(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world, Role.USER) as api:
+        assert (await api.get("/v1/policies/green")).status_code == 200
+        assert (await api.put("/v1/policies/active", json={"name": "las"})).status_code == 403
+        assert (await api.get("/v1/plans")).status_code == 403
+
+
+async def test_rounds_are_listed_newest_first(world: World) -> None:
+    await world.node("n1", 4)
+    jobs = []
+    for _ in range(3):
+        jobs.append(await world.job())
+        await world.scheduler.turn()
+    async with client(world) as api:
+        first = (await api.get("/v1/plans?limit=2")).json()
+        rest = (await api.get("/v1/plans", params={"cursor": first["next_cursor"]})).json()
+        one = (await api.get(f"/v1/plans/{first['items'][0]['round']}")).json()
+        missing = await api.get("/v1/plans/999999")
+        nonsense = await api.get("/v1/plans?cursor=x")
+
+    started = [action["job_id"] for plan in first["items"] + rest["items"] for action in plan["actions"]]
+    assert started == jobs[::-1]
+    assert one == first["items"][0]
+    assert (missing.status_code, nonsense.status_code) == (404, 422)
