@@ -1,9 +1,9 @@
 """A small elastic training program: what a job can do so that it may be started, grown, moved and stopped at any time.
 
-It fits a linear model by SGD, really, and takes as long for a step as it is told. What a GPU would do is paced: a gang of
-n GPUs makes `n * scaling ** log2(n)` times the steps of one, so `--scaling 0.95` loses five per cent of each GPU's speed
-at every doubling. Step i uses batch i whoever computes it: however often the job is interrupted and resized, the result
-is the same to the last bit.
+It fits a linear model by SGD, really, and takes as long for a step as it is told. What a GPU would do is paced: a gang
+of n GPUs makes `n * scaling ** log2(n)` times the steps of one, so `--scaling 0.95` loses five per cent of each GPU's
+speed at every doubling. Step i uses batch i whoever computes it: however often the job is interrupted and resized, the
+result is the same to the last bit.
 
 It needs NumPy alone, and these of Wattshift's variables, each of which may be missing:
 
