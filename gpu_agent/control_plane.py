@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 from services.contracts.nodes import (
@@ -33,6 +34,7 @@ class ControlPlane:
         self._join_token = join_token
         self._registration = registration
         self._credentials: NodeCredentials | None = None
+        self._registering = asyncio.Lock()
 
     @property
     def is_registered(self) -> bool:
@@ -60,24 +62,22 @@ class ControlPlane:
         """
         return await self._call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
-    async def register(self) -> NodeCredentials:
-        """Make this node known; return its new credentials.
-
-        Raises:
-            ProblemError: No answer, or a refusal.
-        """
-        self._credentials = await self._client.call(
-            "POST",
-            "/v1/nodes/register",
-            NodeCredentials,
-            body=self._registration,
-            headers={"authorization": f"Bearer {self._join_token}"},
-        )
-        log.info("node.registered", node_id=self._credentials.node_id, lease_ttl_s=self._credentials.lease_ttl_s)
-        return self._credentials
+    async def _register(self) -> NodeCredentials:
+        """Make this node known; one call at a time, as a new token may end the one before."""
+        async with self._registering:
+            if self._credentials is None:
+                self._credentials = await self._client.call(
+                    "POST",
+                    "/v1/nodes/register",
+                    NodeCredentials,
+                    body=self._registration,
+                    headers={"authorization": f"Bearer {self._join_token}"},
+                )
+                log.info("node.registered", lease_ttl_s=self._credentials.lease_ttl_s)
+            return self._credentials
 
     async def _call(self, what: str, body: Heartbeat | EnergyReport, answer: type[M], timeout_s: float) -> M:
-        credentials = self._credentials or await self.register()
+        credentials = self._credentials or await self._register()
         try:
             return await self._client.call(
                 "POST",

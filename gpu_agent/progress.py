@@ -97,7 +97,7 @@ class LogReader:
 
     def __init__(self, path: Path, pattern: str) -> None:
         self._path = path
-        self._offset: int | None = None
+        self._offset = 0
         self._read_at = clock()
         self._skipping = False
         self._strikes = 0
@@ -136,8 +136,8 @@ class LogReader:
         self._read_at = now
         try:
             size = os.fstat(descriptor).st_size
-            if self._offset is None or size - self._offset > 4 * _SCAN_BYTES_PER_S:
-                self._offset = max(0, size - budget)  # only the newest match counts: do not run after the rest
+            if size - self._offset > 4 * _SCAN_BYTES_PER_S:
+                self._offset, self._skipping = size - budget, True  # only the newest counts: leave out the rest
             chunk = os.pread(descriptor, budget, self._offset)
         finally:
             os.close(descriptor)
