@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from services.kit.redis import connect
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
+from services.telemetry.retention import fold_for_ever
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 
@@ -34,9 +36,17 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         app.state.telemetry = Telemetry(settings, pool, redis, Ledger(pool, intensities, settings.pue))
+        folding: asyncio.Task[None] | None = None
+        if settings.retention_s is not None:
+            folding = asyncio.create_task(
+                fold_for_ever(pool, settings.retention_s, settings.retention_interval_s), name="retention"
+            )
         try:
             yield
         finally:
+            if folding is not None:
+                folding.cancel()
+                await asyncio.gather(folding, return_exceptions=True)
             await session.close()
             await redis.aclose()
             await pool.close()

@@ -9,6 +9,7 @@ from typing import Any
 from services.contracts.reports import Invariant, InvariantReport
 from services.db.pool import Pool
 from services.telemetry.ledger import LEDGER_TOLERANCE
+from services.telemetry.lines import LEDGER, METERED
 
 ROUNDING_J = 1e-3
 """What sums of floats may be apart besides."""
@@ -25,11 +26,10 @@ class Rule:
 
 
 _LEDGER_BY_NODE = f"""
-WITH sums AS (
-    SELECT node_id, sum(metered_gpu_energy_j) AS metered_j, 0::float8 AS owners_j
-    FROM energy_intervals GROUP BY node_id
+WITH {LEDGER}, {METERED}, sums AS (
+    SELECT node_id, sum(metered_gpu_energy_j) AS metered_j, 0::float8 AS owners_j FROM metered GROUP BY node_id
     UNION ALL
-    SELECT node_id, 0, sum(gpu_energy_j) FROM energy_usages GROUP BY node_id
+    SELECT node_id, 0, sum(gpu_energy_j) FROM ledger GROUP BY node_id
 ), per_node AS (
     SELECT node_id, sum(metered_j) AS metered_j, sum(owners_j) AS owners_j FROM sums
     GROUP BY GROUPING SETS (node_id, ())
@@ -40,9 +40,9 @@ ORDER BY abs(owners_j - metered_j) DESC
 """
 
 _FOOTPRINTS = f"""
-WITH lines AS (
-    SELECT job_id, sum(gpu_energy_j + cpu_energy_j + static_energy_j) AS energy_j, sum(carbon_gco2) AS carbon_gco2
-    FROM energy_usages WHERE job_id IS NOT NULL GROUP BY job_id
+WITH {LEDGER}, lines AS (
+    SELECT job_id, sum(energy_j) AS energy_j, sum(carbon_gco2) AS carbon_gco2
+    FROM ledger WHERE job_id IS NOT NULL GROUP BY job_id
 )
 SELECT coalesce(l.job_id, f.job_id) AS job, coalesce(l.energy_j, 0) AS lines_j, coalesce(f.energy_j, 0) AS sum_j
 FROM lines l FULL JOIN job_footprints f ON f.job_id = l.job_id
@@ -73,14 +73,14 @@ SELECT c.node_id AS node, c.device, c.allocation_id AS allocation FROM device_cl
 JOIN allocations a ON a.id = c.allocation_id WHERE a.state = 'ended' ORDER BY 1, 2
 """
 
-# A share that has ended for good (its node was given up) has released its devices; all others hold theirs.
+# A share whose node was given up has released its devices; all others hold theirs until the whole gang has ended.
 _CLAIMS_MISSING = """
 SELECT a.id AS allocation, s.node_id AS node, count(c.device) AS claimed, jsonb_array_length(s.devices) AS held
 FROM allocations a
 CROSS JOIN LATERAL jsonb_to_recordset(a.shares) AS s (node_id text, devices jsonb)
 LEFT JOIN rank_ends e ON e.allocation_id = a.id AND e.node_id = s.node_id
 LEFT JOIN device_claims c ON c.allocation_id = a.id AND c.node_id = s.node_id
-WHERE a.state <> 'ended' AND e.ended_by IS DISTINCT FROM 'node_lost'
+WHERE a.state <> 'ended' AND e.node_id IS NULL
 GROUP BY a.id, s.node_id, s.devices HAVING count(c.device) <> jsonb_array_length(s.devices) ORDER BY 1, 2
 """
 

@@ -25,7 +25,11 @@ _LEAST_KNOWN_LAST = list(EnergySource)
 
 _STORE_INTERVALS = """
 INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
-SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
+SELECT $1, i.* FROM unnest($2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
+    AS i (boot_id, sequence, start_at, end_at, metered_j)
+WHERE NOT EXISTS (
+    SELECT FROM folded_intervals f
+    WHERE f.node_id = $1 AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
 ON CONFLICT DO NOTHING RETURNING boot_id, sequence
 """
 

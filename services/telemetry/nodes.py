@@ -19,8 +19,9 @@ from services.db.pool import Pool
 _ORDER = {state: position for position, state in enumerate(RankState)}
 
 _REGISTER = """
-INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+INSERT INTO nodes
+    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
     zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
@@ -69,7 +70,9 @@ WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.tot
 
 _LIVE_HERE = """
 SELECT DISTINCT c.allocation_id FROM device_claims c JOIN allocations a ON a.id = c.allocation_id
-WHERE c.node_id = $1 AND a.state <> 'ended' ORDER BY 1
+WHERE c.node_id = $1 AND a.state <> 'ended'
+  AND NOT EXISTS (SELECT FROM rank_ends e WHERE e.allocation_id = a.id AND e.node_id = $1)
+ORDER BY 1
 """
 
 _NODES = """
@@ -102,7 +105,8 @@ def token_sha256(token: str) -> bytes:
 async def register(pool: Pool, registration: NodeRegistration, token: str, default_zone: str) -> None:
     """Store a node and its new token; the old one is worth nothing from here on.
 
-    Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock.
+    Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock. Until
+    its first one a new node counts as lost.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
     async with pool.transaction() as connection:

@@ -11,23 +11,9 @@ from services.contracts.jobs import JobFootprint
 from services.contracts.reports import FootprintLine, FootprintReport, IntensityUse, JobFootprintReport
 from services.db.pool import Pool
 from services.kit.cursors import read_cursor, write_cursor
+from services.telemetry.lines import LEDGER, METERED
 
 GroupBy = Literal["job", "project", "tenant", "node"]
-
-# Every figure of a report is a sum over these rows: raw ledger lines, and days of those that were folded (retention).
-LEDGER = """
-ledger AS (
-    SELECT node_id, job_id, start_at, end_at, zone, signal, intensity_gco2_per_kwh, pue,
-        gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j, gpu_energy_j,
-        CASE WHEN source IN ('counter', 'sampled') THEN 0 ELSE gpu_energy_j END
-            + CASE WHEN cpu_source IN ('counter', 'sampled') THEN 0 ELSE cpu_energy_j END
-            + static_energy_j AS estimated_energy_j,
-        carbon_gco2,
-        gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
-        intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated
-    FROM energy_usages
-)
-"""
 
 _AMOUNTS = """
     coalesce(sum(l.energy_j), 0) AS energy_j, coalesce(sum(l.gpu_energy_j), 0) AS gpu_energy_j,
@@ -56,7 +42,8 @@ GROUP BY 1
 """
 
 _METERED = """
-SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM energy_intervals l WHERE {period}
+WITH {metered}
+SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 """
 
 # Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes.
@@ -74,7 +61,7 @@ FROM numbered WHERE number > $2 GROUP BY number ORDER BY number LIMIT $3
 """
 
 _LAST_TERMS = """
-SELECT zone, signal, pue FROM energy_usages WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1
+WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1
 """
 
 
@@ -93,12 +80,18 @@ class Question:
 async def footprint_report(pool: Pool, question: Question) -> FootprintReport:
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
-    A line belongs to the period in which it begins. A tenant sees its own jobs, no idle share, and as metered what its
-    lines say.
+    A line belongs to the period in which it begins (a folded one, with its whole day). A tenant sees its own jobs, no
+    idle share, and as metered what its lines say.
     """
     after = read_cursor(question.cursor, r"[^\x00]{1,200}")
     about = (question.start_at, question.end_at, question.tenant_id)
-    parts = {"ledger": LEDGER, "amounts": _AMOUNTS, "period": _PERIOD, "group": _GROUPS[question.group_by]}
+    parts = {
+        "ledger": LEDGER,
+        "amounts": _AMOUNTS,
+        "period": _PERIOD,
+        "metered": METERED,
+        "group": _GROUPS[question.group_by],
+    }
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         rows = await connection.fetch(_LINES.format(**parts), *about, after, question.limit + 1)
         totals = {row["idle"]: row for row in await connection.fetch(_TOTALS.format(**parts), *about)}
@@ -123,7 +116,7 @@ async def job_footprint(pool: Pool, job_id: str, cursor: str | None, limit: int)
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         footprint = await connection.fetchrow("SELECT * FROM job_footprints WHERE job_id = $1", job_id)
-        terms = await connection.fetchrow(_LAST_TERMS, job_id)
+        terms = await connection.fetchrow(_LAST_TERMS.format(ledger=LEDGER), job_id)
         rows = await connection.fetch(_USES.format(ledger=LEDGER), job_id, after, limit + 1)
     page = rows[:limit]
     return JobFootprintReport(

@@ -44,8 +44,8 @@ async def module_plane(database_url: str, redis_url: str) -> AsyncIterator[Plane
 
 
 TABLES = (
-    "energy_usages, energy_intervals, job_footprints, job_profiles, job_progress, rank_statuses, rank_ends, nodes, "
-    "device_claims, allocations, jobs, audit_log"
+    "energy_usages, energy_intervals, energy_days, metered_days, folded_intervals, job_footprints, job_profiles, "
+    "job_progress, rank_statuses, rank_ends, nodes, device_claims, allocations, jobs, audit_log"
 )
 
 

@@ -125,3 +125,43 @@ job_footprints = Table(
     Column("gpu_s", Float, nullable=False),
 )
 """Running sums of the ledger per job, kept in the transaction that writes the lines."""
+
+energy_days = Table(
+    "energy_days",
+    metadata,
+    Column("day", Timestamp, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("zone", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+    Column("pue", Float, primary_key=True),
+    Column("job_id", Text),
+    Column("start_at", Timestamp, nullable=False),
+    Column("end_at", Timestamp, nullable=False),
+    Column("energy_j", Float, nullable=False),
+    Column("gpu_energy_j", Float, nullable=False),
+    Column("estimated_energy_j", Float, nullable=False),
+    Column("carbon_gco2", Float, nullable=False),
+    Column("gpu_s", Float, nullable=False),
+    Column("estimated", Boolean, nullable=False),
+    Index("energy_days_by_job", "job_id", "start_at"),
+)
+"""Ledger lines past their retention, summed up by UTC day; the mean intensity is what carbon and energy say."""
+
+metered_days = Table(
+    "metered_days",
+    metadata,
+    Column("day", Timestamp, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("metered_gpu_energy_j", Float, nullable=False),
+)
+"""The devices' own counters over the same days."""
+
+folded_intervals = Table(
+    "folded_intervals",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("boot_id", Text, primary_key=True),
+    Column("through_sequence", BigInteger, nullable=False),
+)
+"""Up to where a node's intervals were folded: sent again, they are known although their rows are gone."""

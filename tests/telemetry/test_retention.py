@@ -1,0 +1,66 @@
+"""Old lines are folded into days; every sum stays what it was."""
+
+import pytest
+
+from services.kit.ids import utc_now
+from services.telemetry.retention import fold
+from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
+
+DAY_S = 86_400.0
+KWH_J = 3.6e6
+
+
+async def ask(plane, path, identity=OPERATOR, **params):
+    answer = await plane.http.get(path, params=params, headers=service_headers(identity))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def counts(plane) -> tuple[int, int, int]:
+    tables = ("energy_usages", "energy_intervals", "energy_days")
+    async with plane.pool.connection() as connection:
+        return tuple([await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables])
+
+
+async def test_folding_keeps_every_sum_and_knows_what_is_sent_again(plane) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.pool)
+    gang = await allocate(plane.pool, job, {"n0": [0]})
+    midnight = utc_now().timestamp() // DAY_S * DAY_S
+    plane.carbon.steps = [(0, midnight - 5 * DAY_S, 100, "measured"), (midnight - 5 * DAY_S, 4e9, 300, "measured")]
+    times = [midnight - 5.5 * DAY_S, midnight - 4.5 * DAY_S, midnight - 4.4 * DAY_S, midnight - 60]
+    intervals = [
+        agent.interval(t, t + 10, usage(gang, KWH_J, cpu_energy_j=KWH_J / 2), usage(None, KWH_J)) for t in times
+    ]
+    assert (await agent.report(*intervals)).json()["accepted"] == 4
+    before = [await ask(plane, "/v1/reports/footprint", group_by=group) for group in ("job", "node", "tenant")]
+    assert await counts(plane) == (8, 4, 0)
+
+    assert await fold(plane.pool, 2 * DAY_S) == 2
+    assert await fold(plane.pool, 2 * DAY_S) == 0
+
+    assert await counts(plane) == (2, 1, 4)
+    for then, group in zip(before, ("job", "node", "tenant"), strict=True):
+        now = await ask(plane, "/v1/reports/footprint", group_by=group)
+        assert now["metered_gpu_energy_j"] == pytest.approx(then["metered_gpu_energy_j"])
+        for name in ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s"):
+            assert now["total"][name] == pytest.approx(then["total"][name])
+            assert now["lines"][0]["footprint"][name] == pytest.approx(then["lines"][0]["footprint"][name])
+    assert (await ask(plane, "/v1/invariants"))["holds"] is True
+    assert (await agent.report(*intervals)).json() == {"accepted": 0, "duplicates": 4}
+    uses = (await ask(plane, f"/v1/jobs/{job}/footprint", USER))["intervals"]
+    assert [use["intensity_gco2_per_kwh"] for use in uses] == [pytest.approx(100), pytest.approx(300)]
+
+
+async def test_a_very_late_line_joins_its_day(plane) -> None:
+    agent, other = await plane.agent("n1"), await plane.agent("n2")
+    t = (utc_now().timestamp() // DAY_S - 5) * DAY_S + 100
+    for node in (agent, other):
+        await node.report(node.interval(t, t + 10, usage(None, KWH_J)))
+        await fold(plane.pool, 2 * DAY_S)
+        await node.report(node.interval(t + 10, t + 20, usage(None, KWH_J)))
+        await fold(plane.pool, 2 * DAY_S)
+    assert await counts(plane) == (0, 0, 2)
+    report = await ask(plane, "/v1/reports/footprint")
+    assert report["idle"]["gpu_energy_j"] == pytest.approx(4 * KWH_J) == report["metered_gpu_energy_j"]
+    assert (await ask(plane, "/v1/invariants"))["holds"] is True
