@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from carbon_service.providers.protocol import ForecastIssue, Point
 from carbon_service.replay import Replay, next_replay
 from services.core.domain.carbon import Signal
+from services.db import locks
 from services.db.tables.carbon import carbon_forecasts as forecasts
 from services.db.tables.carbon import carbon_points as points
 from services.db.tables.carbon import carbon_replays as replays
@@ -21,7 +22,6 @@ from services.db.tables.carbon import carbon_replays as replays
 ROWS_PER_STATEMENT = 1000
 REPLAY = "replay"
 RECORDED = "recorded"
-_REPLAY_LOCK = 4_269_697_284
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Repository:
         Where the replay is not the one that was known, what the former one had published ahead is taken back.
         """
         async with self._engine.begin() as connection:
-            await connection.execute(select(func.pg_advisory_xact_lock(_REPLAY_LOCK)))
+            await connection.execute(select(func.pg_advisory_xact_lock(locks.REPLAY)))
             row = (await connection.execute(select(replays).where(replays.c.name == REPLAY))).first()
             known = None
             if row is not None:

@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.access import insert_key
 from services.admission.keys import is_secret, new_secret
 from services.contracts.identity import KeySpec, Role, TenantLimits
+from services.db import locks
 from services.db.tables.admission import api_keys, tenants
 from services.kit.logging import Log
 
 log = Log(__name__)
 
-ADVISORY_LOCK = 4_269_697_301
 DEFAULT_TENANT = "default"
 KEY_FILE = "admin.key"
 
@@ -30,7 +30,7 @@ async def ensure_first_admin(engine: AsyncEngine, data_dir: Path) -> str | None:
     finds it there at the next start and stores the same key. The advisory lock lets one process at a time look.
     """
     async with engine.begin() as connection:
-        await connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
+        await connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.FIRST_START})"))
         admins = await connection.execute(select(api_keys.c.id).where(api_keys.c.role == Role.ADMIN).limit(1))
         if admins.one_or_none() is not None:
             return None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncpg
 
+from services.db import locks
 from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import connect
 from services.kit.logging import Log
 
 log = Log(__name__)
-
-LOCK = 4_269_697_284
 
 
 class Leadership:
@@ -37,7 +36,7 @@ class Leadership:
 
     async def _gain(self) -> asyncpg.Connection | None:
         connection = await connect(self._database_url, application_name="scheduler-leader")
-        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK):
+        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", locks.LEADERSHIP):
             log.info("leadership.gained")
             return connection
         await connection.close()

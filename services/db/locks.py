@@ -1,0 +1,13 @@
+"""The advisory locks of the one database, in one place, so that no two purposes ever share a number."""
+
+MIGRATION = 4_269_697_283
+"""Held while the schema changes."""
+
+LEADERSHIP = 4_269_697_284
+"""Held by the scheduler that decides, for as long as it does."""
+
+REPLAY = 4_269_697_285
+"""Held while the start of a replay is looked up or set."""
+
+FIRST_START = 4_269_697_286
+"""Held while the first tenant and the admin key are looked for or made."""

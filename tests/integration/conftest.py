@@ -1,0 +1,87 @@
+"""The whole installation, as `wattshift up` starts it, and the command line's way to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli.client import Gateway
+from services.cli.jobs import FINAL
+from services.standalone import stack
+from services.standalone.data_folder import ProcessStatus
+from tests.support.servers import scratch_folder, wait_until
+
+QUICK = {
+    "CARBON_REPLAY_SPEED": "600",
+    "SCHEDULER_ROUND_INTERVAL_S": "4",
+    "SCHEDULER_MIN_PROFILE_S": "2",
+    "SCHEDULER_LEASE_MARGIN_S": "1",
+    "SCHEDULER_REPUBLISH_AFTER_S": "2",
+    "TELEMETRY_HEARTBEAT_INTERVAL_S": "0.5",
+    "TELEMETRY_LEASE_TTL_S": "12",
+    "GPU_AGENT_ENERGY_INTERVAL_S": "1",
+}
+"""Seconds instead of minutes, so that a test sees rounds, leases and repeats."""
+
+
+class Installation:
+    """One installation of this machine, started and stopped by the commands a person would use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gateway: Gateway
+
+    def up(self) -> None:
+        started = stack.up(self.folder, nodes="2x4", env=QUICK)
+        self.gateway = Gateway(started.gateway_url, (self.folder / "admin.key").read_text().strip())
+        wait_until(lambda: len(self.nodes()) == 2)
+
+    def down(self) -> None:
+        stack.down(self.folder)
+
+    def process(self, name: str) -> ProcessStatus:
+        return next(process for process in stack.read_status(self.folder).processes if process.name == name)
+
+    def kill(self, name: str) -> None:
+        """Kill a process with -9 and return once another has taken its place."""
+        before = self.process(name)
+        assert before.pid
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(lambda: self.process(name).pid != before.pid and self.process(name).state == "running", 60)
+
+    def kill_supervisor(self) -> None:
+        """Kill the supervisor with -9, which takes its children along, and start the installation again."""
+        pid = stack.read_status(self.folder).pid
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: stack.read_status(self.folder).state == "stopped")
+        self.up()
+
+    def nodes(self) -> list[Any]:
+        return [node for node in self.gateway.get("/v1/nodes")["items"] if node["state"] == "up"]
+
+    def job(self, job_id: str) -> Any:
+        return self.gateway.get(f"/v1/jobs/{job_id}")
+
+    def wait_for(self, job_id: str, is_so: Callable[[Any], bool], within_s: float = 60) -> Any:
+        wait_until(lambda: is_so(self.job(job_id)), within_s)
+        return self.job(job_id)
+
+    def wait_for_ends(self, job_ids: list[str], within_s: float) -> list[Any]:
+        wait_until(lambda: all(self.job(job_id)["state"] in FINAL for job_id in job_ids), within_s)
+        return [self.job(job_id) for job_id in job_ids]
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """An installation that the tests of this session share; each leaves it running."""
+    with scratch_folder() as folder:
+        made = Installation(folder / "data")
+        made.up()
+        yield made
+        made.down()
