@@ -42,6 +42,7 @@ async def resolve(request: CarbonBoundRequest, sources: Sources) -> CarbonBoundP
         )
     problem = CarbonBoundProblem(
         capacity_gpus=request.capacity_gpus,
+        capacity_gpus_by_step=request.capacity_gpus_by_step,
         work=request.work,
         pue=request.pue,
         solver=request.solver,
@@ -102,9 +103,10 @@ def _step(points: list[IntensityPoint]) -> timedelta:
 
 
 def _in_core(problem: CarbonBoundProblem) -> carbon.CarbonBoundProblem:
+    capacity = problem.capacity_gpus if problem.capacity_gpus_by_step is None else problem.capacity_gpus_by_step
     return carbon.CarbonBoundProblem(
         curve=problem.intensity.as_curve(),
-        capacity_gpus=np.array(problem.capacity_gpus, dtype=np.float64),
+        capacity_gpus=np.array(capacity, dtype=np.float64),
         work=[
             carbon.Work(
                 gpu_hours=item.gpu_hours,

@@ -11,7 +11,9 @@ from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, or
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from services.contracts.identity import Identity
 from services.contracts.optimize import SolveFailure, SolveFailureCode, SolveState
+from services.db.tables.admission import audit_log
 from services.db.tables.optimizer import solve_submissions as submissions
 from services.db.tables.optimizer import solves
 
@@ -145,11 +147,29 @@ class SolveRepository:
         async with self._engine.connect() as connection:
             return (await connection.execute(query.order_by(solves.c.id.desc()).limit(limit))).all()
 
-    async def cancel(self, solve_id: str, tenant_id: str | None) -> bool:
-        """Cancel a solve that is queued or running and return whether it was; its worker finds out by its lease."""
-        wanted = _visible(and_(solves.c.id == solve_id, solves.c.state.in_(LIVE)), tenant_id)
+    async def cancel(self, solve_id: str, caller: Identity) -> bool:
+        """Cancel a solve that is queued or running and return whether it was; its worker finds out by its lease.
+
+        An operator who cancels another tenant's is written down.
+        """
+        wanted = and_(solves.c.id == solve_id, solves.c.state.in_(LIVE))
+        if not caller.is_operator:
+            wanted = _visible(wanted, caller.tenant_id)
         values = {"state": SolveState.CANCELLED, "ended_at": func.now(), "claim": None, "lease_until": None}
-        return await self._change(update(solves).where(wanted).values(values)) > 0
+        statement = update(solves).where(wanted).values(values).returning(solves.c.tenant_id)
+        async with self._engine.begin() as connection:
+            tenant_id = (await connection.execute(statement)).scalar()
+            if tenant_id not in (None, caller.tenant_id):
+                await connection.execute(
+                    insert(audit_log).values(
+                        tenant_id=caller.tenant_id,
+                        key_id=caller.key_id,
+                        action="solve.cancelled",
+                        target=solve_id,
+                        data={"tenant": tenant_id},
+                    )
+                )
+        return tenant_id is not None
 
     async def mark_enqueued(self, solve_id: str) -> None:
         """Note that a message for the solve is on its way."""

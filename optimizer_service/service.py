@@ -132,9 +132,8 @@ class OptimizerService:
         Raises:
             ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
         """
-        tenant_id = _scope(caller)
-        cancelled = await self._repository.cancel(_checked(solve_id), tenant_id)
-        row = await self._repository.find(solve_id, tenant_id)
+        cancelled = await self._repository.cancel(_checked(solve_id), caller)
+        row = await self._repository.find(solve_id, _scope(caller))
         if row is None:
             raise not_found("solve")
         if cancelled:

@@ -39,11 +39,13 @@ class SolveWorker:
     def __init__(
         self, engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process
     ) -> None:
+        self._engine = engine
         self._repository = SolveRepository(engine)
         self._lease_s = lease_s
         self._on_lost_claim = on_lost_claim
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="claims", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
+        self._thread.start()
 
     def run(self, solve_id: str) -> None:
         """Solve, unless another worker does or did, or nobody wants it any more."""
@@ -62,6 +64,13 @@ class SolveWorker:
         finally:
             keeper.cancel()
         self._write(solve_id, claim, answer, time.monotonic() - began_s)
+
+    def close(self) -> None:
+        """Give back the connections and end the thread."""
+        asyncio.run_coroutine_threadsafe(self._engine.dispose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _write(self, solve_id: str, claim: str, answer: SolveOutcome | SolveFailure, solve_s: float) -> None:
         if isinstance(answer, SolveFailure):

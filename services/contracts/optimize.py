@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.carbon import Clock, IntensityPoint
+from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.solvers.model import Backend, SolveStatus
@@ -124,15 +125,16 @@ class IntensitySeries(Message):
 
 
 class _CarbonBoundTerms(SolveOptions):
-    capacity_gpus: Annotated[Real, Field(ge=0, le=1e7)] | list[Annotated[Real, Field(ge=0, le=1e7)]] = Field(
-        description="GPUs there are; a list has one number for each step of `intensity`."
+    capacity_gpus: Real | None = Field(default=None, ge=0, le=1e7, description="GPUs there are.")
+    capacity_gpus_by_step: list[Annotated[Real, Field(ge=0, le=1e7)]] | None = Field(
+        default=None, description="Instead of `capacity_gpus`: one number for each of `intensity.points`."
     )
     work: list[WorkClass] = Field(min_length=1, max_length=MAX_WORK)
     pue: Real = Field(default=1, ge=1, le=10, description="Power usage effectiveness of the site.")
 
 
 class CarbonBoundRequest(_CarbonBoundTerms):
-    """The least carbon any schedule of `work` on `capacity_gpus` could reach, knowing the grid in advance.
+    """The least carbon any schedule of `work` could reach on so many GPUs, knowing the grid in advance.
 
     Either `intensity` says what the grid emits, or `zone` and `horizon_h` have it forecast; then the horizon begins
     with the forecast's step in force.
@@ -156,12 +158,12 @@ class CarbonBoundRequest(_CarbonBoundTerms):
             raise ValueError("give either intensity or zone")
         if self.idle_power_w is not None and self.idle_power_fraction is not None:
             raise ValueError("give either idle_power_w or idle_power_fraction")
-        if isinstance(self.capacity_gpus, list):
+        if (self.capacity_gpus is None) == (self.capacity_gpus_by_step is None):
+            raise ValueError("give either capacity_gpus or capacity_gpus_by_step")
+        if self.capacity_gpus_by_step is not None:
             steps = len(self.intensity.points) if self.intensity else 0
-            if len(self.capacity_gpus) != steps:
-                raise ValueError(
-                    "a list of capacity_gpus goes with intensity and has one number for each of its points"
-                )
+            if len(self.capacity_gpus_by_step) != steps:
+                raise ValueError("capacity_gpus_by_step goes with intensity and has one number for each of its points")
         return self
 
     @property
@@ -245,11 +247,9 @@ class SolveList(Message):
     next_cursor: str | None = None
 
 
-class SolveQuery(Message):
-    """Which solves to list."""
+class SolveQuery(PageQuery):
+    """Which solves to list, newest first."""
 
-    limit: int = Field(default=50, ge=1, le=500)
-    cursor: str | None = Field(default=None, max_length=200, description="`next_cursor` of the page before.")
     state: list[SolveState] = Field(default_factory=list[SolveState], description="Any of these states; repeatable.")
     kind: Name | None = None
     tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")

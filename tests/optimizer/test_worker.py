@@ -1,0 +1,203 @@
+"""The worker and the sweeper by themselves, on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from optimizer_service import worker as worker_module
+from optimizer_service.kinds import KINDS
+from optimizer_service.repository import Draft, SolveRepository
+from optimizer_service.settings import OptimizerSettings
+from optimizer_service.sweeper import Sweeper
+from optimizer_service.worker import SolveWorker
+from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
+from services.core.domain.errors import DomainError
+from services.db.engine import create_engine
+from services.kit.ids import new_id
+from tests.optimizer.problems import a_bound
+
+
+class Messages:
+    """A queue that notes what is sent; ``lost`` is how many of it the broker has forgotten."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.lost = 0
+        self.works = True
+
+    async def send(self, solve_id: str) -> bool:
+        self.sent += [solve_id] if self.works else []
+        return self.works
+
+    async def waiting(self) -> int:
+        return len(self.sent) - self.lost
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(database_url)
+    async with engine.begin() as connection:
+        await connection.execute(text("DELETE FROM solves"))
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def repository(engine: AsyncEngine) -> SolveRepository:
+    return SolveRepository(engine)
+
+
+@pytest.fixture
+def sweeper(repository: SolveRepository) -> tuple[Sweeper, Messages]:
+    messages = Messages()
+    settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, resend_s=0.001, max_attempts=2, keep_days=1 / 86_400)
+    return Sweeper(repository, messages, settings), messages  # type: ignore[arg-type]
+
+
+async def stored(repository: SolveRepository, *intensities: float) -> str:
+    request = CarbonBoundRequest.model_validate(a_bound(*intensities))
+    assert request.intensity is not None
+    problem = CarbonBoundProblem(
+        capacity_gpus=request.capacity_gpus, work=request.work, intensity=request.intensity, idle_power_w=0
+    )
+    draft = Draft(
+        id=new_id("solve"),
+        tenant_id="acme",
+        key_id="key",
+        kind="carbon-bound",
+        problem=problem.model_dump(mode="json"),
+        problem_sha256=problem.model_dump_json().encode()[-100:] + repr(intensities).encode(),
+        idempotency_key=None,
+        body_sha256=b"",
+    )
+    return (await repository.submit(draft, max_pending=100)).solve_id
+
+
+async def run(database_url: str, solve_id: str, lease_s: float = 30, lost: Callable[[], None] = lambda: None) -> None:
+    """Run a worker's task as the pool does: in a thread that has no event loop."""
+
+    def work() -> None:
+        # The worker's engine belongs to the worker's own loop.
+        worker = SolveWorker(create_engine(database_url, pool_size=1), lease_s, on_lost_claim=lost)
+        worker.run(solve_id)
+        worker.close()
+
+    await asyncio.to_thread(work)
+
+
+def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> None:
+    kind = dataclasses.replace(KINDS["carbon-bound"], solve=function)
+    monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"carbon-bound": kind}))
+
+
+async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, repository: SolveRepository) -> None:
+    solve_id = await stored(repository)
+    await asyncio.gather(run(database_url, solve_id), run(database_url, solve_id))
+    await run(database_url, solve_id)
+    row = await repository.find(solve_id, "acme")
+    assert row is not None
+    assert (row.state, row.attempts, row.objective) == ("succeeded", 1, 400)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SoftTimeLimitExceeded(), "time_limit"),
+        (DomainError("no such thing"), "invalid_problem"),
+        (ZeroDivisionError("secret"), "internal"),
+    ],
+)
+async def test_what_goes_wrong_is_written_down(
+    database_url: str, repository: SolveRepository, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    def broken(_: Any) -> Any:
+        raise error
+
+    solve_by(monkeypatch, broken)
+    solve_id = await stored(repository)
+    await run(database_url, solve_id)
+    row = await repository.summary(solve_id)
+    assert (row.state, row.failure["code"]) == ("failed", code)
+    assert "secret" not in row.failure["detail"]
+    assert await stored(repository) != solve_id, "a problem that failed may be tried again"
+
+
+async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_lost(
+    database_url: str, repository: SolveRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, may_go_on, was_lost = threading.Event(), threading.Event(), threading.Event()
+    result = KINDS["carbon-bound"].solve
+
+    def slow(problem: Any) -> Any:
+        started.set()
+        assert may_go_on.wait(20)
+        return result(problem)
+
+    solve_by(monkeypatch, slow)
+    solve_id = await stored(repository)
+    working = asyncio.create_task(run(database_url, solve_id, lease_s=0.3, lost=was_lost.set))
+    assert await asyncio.to_thread(started.wait, 20)
+    await asyncio.sleep(0.6)  # twice the lease
+    assert await repository.release_abandoned(max_attempts=5) == []
+    async with repository._engine.begin() as connection:
+        await connection.execute(text("UPDATE solves SET claim = 'another'"))
+    assert await asyncio.to_thread(was_lost.wait, 5)
+    may_go_on.set()
+    await working
+    row = await repository.summary(solve_id)
+    assert (row.state, row.status) == ("running", None), "the answer of a lost claim is not written"
+
+
+async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_workers(
+    repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
+) -> None:
+    sweep, messages = sweeper
+    solve_id = await stored(repository)
+    for _ in range(2):
+        assert await repository.claim(solve_id, "lost", lease_s=-1)
+        await sweep.sweep()
+    row = await repository.summary(solve_id)
+    assert (row.state, row.attempts, row.failure["code"]) == ("failed", 2, "worker_lost")
+    assert messages.sent == [solve_id]
+
+
+async def test_only_lost_messages_are_sent_again(
+    repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
+) -> None:
+    sweep, messages = sweeper
+    made = [await stored(repository, float(n)) for n in range(3)]
+    await asyncio.sleep(0.01)
+    messages.works = False
+    await sweep.sweep()
+    assert messages.sent == []
+    messages.works = True
+    await sweep.sweep()
+    assert messages.sent == made
+    await asyncio.sleep(0.01)
+    await sweep.sweep()
+    assert messages.sent == made, "they wait in the queue"
+    messages.lost = 1
+    await sweep.sweep()
+    assert messages.sent == [*made, made[0]], "messages are taken in order: the oldest is the lost one"
+
+
+async def test_what_ended_long_ago_is_forgotten(
+    database_url: str, repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
+) -> None:
+    old, waiting = await stored(repository), await stored(repository, 1.0)
+    await run(database_url, old)
+    async with repository._engine.begin() as connection:
+        await connection.execute(text("UPDATE solves SET ended_at = ended_at - interval '1 hour'"))
+    await sweeper[0].sweep()
+    assert await repository.find(old, None) is None
+    assert (await repository.summary(waiting)).state == "queued"
