@@ -96,21 +96,22 @@ class Poller:
             start_s = max(oldest_s, min(known_until_s, now_s) - feed.revision_s)
             if not feed.revision_s:
                 start_s = max(start_s, known_until_s)
-        reached_s = known_until_s or start_s
+        knows_now = known_until_s is not None and known_until_s > now_s
         batch_s = POINTS_PER_BATCH * feed.step_s
         while start_s < now_s + feed.ahead_s:
             until_s = min(start_s + batch_s, now_s + feed.ahead_s)
             found = await source.provider.history(key.zone, key.signal, start_s, until_s)
-            reached_s = max(reached_s, await self._save(source, found.points, found.skipped, known_until_s))
+            saved = await self._save(source, found.points, found.skipped, known_until_s)
+            knows_now = knows_now or any(point.start_s <= now_s < point.end_s for point in saved)
             start_s = until_s
-        if reached_s <= now_s:
+        if not knows_now:
             newest = await source.provider.latest(key.zone, key.signal)
             await self._save(source, newest.points, newest.skipped, known_until_s)
 
     async def _save(
         self, source: Source, points: tuple[Point, ...], skipped: int, known_until_s: float | None
-    ) -> float:
-        """Store points that can be true; return where they end."""
+    ) -> list[Point]:
+        """Store the points that can be true, and return them."""
         feed, now_s = source.feed, self._now_s()
         # A clock gone wrong at the provider must not make us believe that all is known until the year 9999.
         latest_start_s = now_s + feed.ahead_s + feed.step_s
@@ -120,7 +121,7 @@ class Poller:
             kept = [replace(p, start_s=max(p.start_s, known_until_s)) for p in kept if p.end_s > known_until_s]
         if kept:
             await self._repository.save_points(source.key, kept, now_s)
-        return max((point.end_s for point in kept), default=0.0)
+        return kept
 
     async def _poll_forecast(self, source: Source) -> None:
         now_s, feed, key = self._now_s(), source.feed, source.key

@@ -124,7 +124,7 @@ class CarbonService:
         """
         source = self._zones.find(zone, signal)
         now_s = self._now_s()
-        end_s = now_s if end_s is None else end_s
+        end_s = now_s + 1e-6 if end_s is None else end_s  # what begins right now is history, too
         start_s = end_s - source.feed.day_s if start_s is None else start_s
         if after_s is not None:
             start_s = max(start_s, after_s)
@@ -154,7 +154,7 @@ class CarbonService:
         """
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed
-        length_s = feed.day_s if horizon_s is None else real_length_s(horizon_s, clock, feed)
+        length_s = real_length_s(horizon_s, clock, feed)
         _check_size(length_s, feed, "?horizon_s")
         known = await self.known(source, now_s)
         steps = known.steps(now_s, now_s + length_s)
@@ -176,20 +176,21 @@ class CarbonService:
         )
 
     async def outlook(
-        self, zone: str, signal: Signal | None, past_s: float, ahead_s: float, clock: Clock
+        self, zone: str, signal: Signal | None, past_s: float | None, ahead_s: float | None, clock: Clock
     ) -> IntensityOutlook:
         """Return history, now and forecast as one curve.
 
         Args:
             zone: The zone.
             signal: The signal; the default one if ``None``.
-            past_s: How far back, in seconds of ``clock``.
+            past_s: How far back, in seconds of ``clock``; a day of the grid if ``None``.
             ahead_s: How far ahead, likewise.
             clock: Whose seconds.
         """
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed
-        past_s, ahead_s = real_length_s(past_s, clock, feed), real_length_s(ahead_s, clock, feed)
+        past_s = real_length_s(past_s, clock, feed)
+        ahead_s = real_length_s(ahead_s, clock, feed)
         _check_size(past_s + ahead_s, feed, "?past_s")
         known = await self.known(source, now_s, now_s - past_s)
         # A step more than asked for, so that the curve holds the present even where nothing ahead was asked for.
@@ -268,8 +269,10 @@ class CarbonService:
         return await self._repository.points(source.key, basis_s, last_s, limit=limit, begins_by_s=now_s)
 
 
-def real_length_s(length_s: float, clock: Clock, feed: Feed) -> float:
-    """Return a length of time given in seconds of ``clock`` in real seconds."""
+def real_length_s(length_s: float | None, clock: Clock, feed: Feed) -> float:
+    """Return a length of time given in seconds of ``clock`` in real seconds; ``None`` is a day of the grid."""
+    if length_s is None:
+        return feed.day_s
     return length_s / feed.time_scale if clock == "grid" else length_s
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from carbon_service.providers import electricity_maps, pjm, recorded, uk, watttime
@@ -104,13 +104,6 @@ class Settings(SharedSettings):
         return {
             zone: tuple(name.strip() for name in self.providers.get(zone, "recorded").split("+")) for zone in self.zones
         }
-
-    @field_validator("replay_start")
-    @classmethod
-    def _check_start(cls, value: datetime | None) -> datetime | None:
-        if value is not None and not 1970 <= value.year < 2200:
-            raise ValueError("a replay starts between 1970 and 2199")
-        return value
 
     @model_validator(mode="after")
     def _check_zones(self) -> Settings:

@@ -47,8 +47,10 @@ class Pjm:
         resolution: Literal["fivemin", "hourly"] = "fivemin",
         requests_per_minute: int = 6,
         base_url: str = BASE_URL,
+        rows_per_page: int = ROWS_PER_PAGE,
     ) -> None:
         self._now_s = now_s
+        self._rows_per_page = rows_per_page
         self._pnodes = dict(pnodes)
         self._path, self._step_s = FEEDS[resolution]
         limit = RateLimit(requests_per_minute, 60.0)
@@ -89,13 +91,13 @@ class Pjm:
                 "pnode_id": self._pnodes[zone],
                 "datetime_beginning_ept": span,
                 "fields": "datetime_beginning_utc,pnode_id,marginal_co2_rate",
-                "rowCount": ROWS_PER_PAGE,
-                "startRow": page * ROWS_PER_PAGE + 1,
+                "rowCount": self._rows_per_page,
+                "startRow": page * self._rows_per_page + 1,
             }
             answer = await self._client.get(self._path, params)
             batch = rows(answer, "items") if isinstance(answer, dict) else rows(answer)
             found += batch
-            if len(batch) < ROWS_PER_PAGE:
+            if len(batch) < self._rows_per_page:
                 break
         return _read(found, self._step_s, start_s, end_s)
 

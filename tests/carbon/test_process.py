@@ -1,0 +1,127 @@
+"""The process: restarts, a database that goes away, and settings that do not hold together."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from carbon_service.app import create_app
+from carbon_service.zones import ZoneConfigError
+from services.contracts.carbon import CurrentIntensity
+from services.core.domain.carbon import Signal
+from tests.carbon.door import door_to
+from tests.carbon.harness import NOW_S, TOKEN, Now, running, settings
+from tests.support.servers import ROOT
+
+ZONE = "/v1/carbon/US-CAL-CISO"
+START_S = datetime(2021, 8, 1, tzinfo=UTC).timestamp()
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+async def test_a_restart_goes_on_with_the_same_replay(empty_database: str) -> None:
+    now = Now()
+    for passed_s in (0.0, 3600.0):
+        now.s = NOW_S + passed_s
+        async with running(empty_database, now, replay_speed=600.0) as client:
+            current = CurrentIntensity.model_validate_json((await client.get(f"{ZONE}/current")).content)
+            assert current.grid_now is not None
+            assert current.grid_now.timestamp() == START_S + 600 * passed_s
+
+
+async def test_without_its_database_it_says_so_and_comes_back(empty_database: str) -> None:
+    async with (
+        door_to(empty_database) as door,
+        running(door.database_url, Now(), replay_speed=600.0) as client,
+    ):
+        assert (await client.get(f"{ZONE}/current")).status_code == 200
+        await door.shut()
+        answer = await client.get(f"{ZONE}/current")
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/healthz")).status_code == 200
+        await door.open()
+        assert (await client.get(f"{ZONE}/current")).status_code == 200
+
+
+def started(**environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run the process with these settings until it ends by itself."""
+    chosen = {"WATTSHIFT_SERVICE_TOKEN": TOKEN, "DATABASE_URL": NOWHERE, **environment}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CARBON_")}
+    return subprocess.run(
+        [sys.executable, "-m", "carbon_service.app"],
+        cwd=ROOT,
+        env={**kept, **chosen},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_a_zone_without_credentials_ends_the_start_with_what_is_missing() -> None:
+    ended = started(CARBON_ZONES="DE,US-CAL-CISO", CARBON_PROVIDERS="DE=electricity_maps,US-CAL-CISO=watttime")
+    assert ended.returncode == 1
+    assert "zone DE is to come from electricity_maps, which needs CARBON_ELECTRICITY_MAPS_TOKEN" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"zones": "XX"}, "there is no recording of XX"),
+        ({"zones": ""}, "at least 1 item"),
+        ({"providers": "GB=uk"}, "names GB, which CARBON_ZONES does not"),
+        ({"zones": "GB", "providers": "GB=united_kingdom"}, "the providers are recorded, uk"),
+        ({"zones": "GB", "providers": "GB"}, "expected name=value"),
+        ({"zones": "GB", "providers": "GB=uk,GB=recorded"}, "GB is named twice"),
+        ({"zones": "US-MIDA-PJM", "providers": "US-MIDA-PJM=recorded+pjm"}, "needs CARBON_PJM_KEY"),
+        ({"zones": "DE", "providers": "DE=watttime", "watttime_username": "a"}, "needs CARBON_WATTTIME_PASSWORD"),
+        ({"replay_speed": "0"}, "greater than 0"),
+        ({"replay_speed": "nan"}, "finite"),
+        ({"replay_start": "9999-01-01T00:00:00Z"}, "between the years"),
+        ({"location_aliases": "eastus=DE"}, "points to DE"),
+        ({"default_signal": "red"}, "average_direct"),
+        (
+            {
+                "zones": "DE",
+                "providers": "DE=electricity_maps",
+                "electricity_maps_token": "t",
+                "electricity_maps_signals": "marginal",
+            },
+            "must be among",
+        ),
+    ],
+)
+def test_settings_that_do_not_hold_together(chosen: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        settings(**chosen)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"default_signal": "marginal"}, "marginal is not among the signals of US-CAL-CISO"),
+        ({"zones": "GB", "providers": "GB=recorded+uk"}, "recorded and uk both offer average_direct for GB"),
+        (
+            {"zones": "DE", "providers": "DE=watttime", "watttime_username": "a", "watttime_password": "b"},
+            "watttime has nothing for zone DE",
+        ),
+    ],
+)
+def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ZoneConfigError, match=complaint):
+        create_app(settings(DATABASE_URL=NOWHERE, **chosen))
+
+
+def test_a_zone_may_take_two_signals_from_two_providers() -> None:
+    chosen = settings(zones="US-MIDA-PJM", providers="US-MIDA-PJM=recorded+pjm", pjm_key="k")
+    assert chosen.sources == {"US-MIDA-PJM": ("recorded", "pjm")}
+    assert chosen.default_signal is Signal.AVERAGE_DIRECT
+    create_app(chosen.model_copy(update={"database_url": NOWHERE}))
+
+
+def test_secrets_are_not_shown() -> None:
+    chosen = settings(zones="DE", providers="DE=electricity_maps", electricity_maps_token="hidden")
+    assert "hidden" not in repr(chosen)
