@@ -79,16 +79,6 @@ def build_providers(
     return {name: makers[name]() for name in makers if name in used}
 
 
-def check(settings: Settings) -> None:
-    """Make sure that zones, providers and signals go together, before anything is started.
-
-    Raises:
-        ZoneConfigError: They do not.
-    """
-    providers = build_providers(settings, Replay(0.0, 0.0, 1.0), httpx.AsyncClient(), time.time, Pacing())
-    build_zones(providers, settings.sources, settings.default_signal)
-
-
 def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     """Return the app; it polls its providers while it runs.
 
@@ -99,15 +89,19 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     Raises:
         ZoneConfigError: Zones, providers and signals do not go together.
     """
-    check(settings)
+    http = httpx.AsyncClient(headers={"user-agent": "wattshift"})
+    pacing = Pacing(timeout_s=settings.provider_timeout_s)
+    # What does not go together is told before anything is started; where the replay stands, only the database knows.
+    build_zones(
+        build_providers(settings, Replay(0.0, 0.0, 1.0), http, now_s, pacing), settings.sources, settings.default_signal
+    )
     engine = create_engine(settings.database_url, application_name="carbon")
     repository = Repository(engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         replay = await _started(repository, settings, now_s)
-        async with httpx.AsyncClient(headers={"user-agent": "wattshift"}) as http:
-            pacing = Pacing(timeout_s=settings.provider_timeout_s)
+        async with http:
             providers = build_providers(settings, replay, http, now_s, pacing)
             zones = build_zones(providers, settings.sources, settings.default_signal)
             app.state.zones = zones

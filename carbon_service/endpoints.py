@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from carbon_service.instants import AwareInstant
 from carbon_service.service import CarbonService
+from services.contracts import queries
 from services.contracts.carbon import (
-    Clock,
     CurrentIntensity,
     IntensityForecast,
     IntensityHistory,
@@ -22,10 +22,8 @@ from services.contracts.carbon import (
     ZoneList,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 
-LONGEST_S = 366 * 86_400.0
 PROBLEMS: dict[int | str, dict[str, object]] = {
     404: {"model": Problem, "description": "`unknown_zone`, or `no_data` for a signal the zone lacks."},
     422: {"model": Problem, "description": "`invalid_request`, with a pointer to what is wrong."},
@@ -42,36 +40,11 @@ def read_service(request: Request) -> CarbonService:
 Service = Annotated[CarbonService, Depends(read_service)]
 
 
-class SignalQuery(BaseModel):
-    """A question about one signal."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    signal: Signal | None = Field(default=None, description="Default: the installation's default signal.")
-
-
-class HistoryQuery(SignalQuery):
-    """Which past."""
+class HistoryQuery(queries.HistoryQuery):
+    """Which past; an instant is ISO 8601 and names its time zone."""
 
     start: AwareInstant | None = Field(default=None, description="Default: a day of the grid before the end.")
     end: AwareInstant | None = Field(default=None, description="Default: now.")
-    limit: int = Field(default=1000, ge=1, le=10_000)
-    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the page before.")
-
-
-class ForecastQuery(SignalQuery):
-    """Which future."""
-
-    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="Default: a day of the grid.")
-    clock: Clock = Field(default="real", description="Whose seconds `horizon_s` counts.")
-
-
-class OutlookQuery(SignalQuery):
-    """How far to look both ways."""
-
-    past_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
-    ahead_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
-    clock: Clock = Field(default="real", description="Whose seconds `past_s` and `ahead_s` count.")
 
 
 @router.get("/zones")
@@ -81,7 +54,7 @@ async def list_zones(service: Service) -> ZoneList:
 
 
 @router.get("/{zone}/current")
-async def read_current(zone: str, query: Annotated[SignalQuery, Query()], service: Service) -> CurrentIntensity:
+async def read_current(zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service) -> CurrentIntensity:
     """Read the intensity in force now."""
     return await service.current(zone, query.signal)
 
@@ -101,13 +74,17 @@ async def read_history(zone: str, query: Annotated[HistoryQuery, Query()], servi
 
 
 @router.get("/{zone}/forecast")
-async def read_forecast(zone: str, query: Annotated[ForecastQuery, Query()], service: Service) -> IntensityForecast:
+async def read_forecast(
+    zone: str, query: Annotated[queries.ForecastQuery, Query()], service: Service
+) -> IntensityForecast:
     """Read intensities ahead: the provider's forecast as far as it reaches, then persistence."""
     return await service.forecast(zone, query.signal, query.horizon_s, query.clock)
 
 
 @router.get("/{zone}/outlook")
-async def read_outlook(zone: str, query: Annotated[OutlookQuery, Query()], service: Service) -> IntensityOutlook:
+async def read_outlook(
+    zone: str, query: Annotated[queries.OutlookQuery, Query()], service: Service
+) -> IntensityOutlook:
     """Read history, now and forecast as one curve of contiguous steps.
 
     With `clock=grid` the lengths are seconds of the grid's own clock: `past_s=86400` is the grid's last day, however

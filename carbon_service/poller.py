@@ -57,7 +57,7 @@ class Poller:
             except ProviderError as error:
                 failures += 1
                 wait_s = min(wait_s * 2 ** min(failures - 1, 10), max(wait_s, LONGEST_BACKOFF_S))
-                wait_s = max(wait_s, error.retry_after_s)
+                wait_s = max(wait_s, min(error.retry_after_s, DAY_S))
                 log.warning("source.failed", **_name(source), error=str(error), failures=failures)
             except Exception as error:
                 # The database is away, or we have a bug: this zone goes stale, says so, and the next turn tries again.

@@ -126,9 +126,12 @@ class Repository:
         return None if end_at is None else end_at.timestamp()
 
     async def points(
-        self, key: SourceKey, start_s: float, end_s: float, *, limit: int, begins_by_s: float
+        self, key: SourceKey, start_s: float, end_s: float, *, limit: int, begins_by_s: float, newest: bool = False
     ) -> StoredPoints:
-        """Return the oldest ``limit`` intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``."""
+        """Return intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``, in order of time.
+
+        Of more than ``limit`` the oldest, or with ``newest`` the newest.
+        """
         found = points.alias()
         first = (
             select(func.max(found.c.start_at)).where(_of(key, found), found.c.start_at <= at(start_s)).scalar_subquery()
@@ -142,11 +145,13 @@ class Repository:
                 points.c.start_at <= at(begins_by_s),
                 points.c.end_at > at(start_s),
             )
-            .order_by(points.c.start_at)
+            .order_by(points.c.start_at.desc() if newest else points.c.start_at)
             .limit(limit)
         )
         async with self._engine.connect() as connection:
-            rows = (await connection.execute(query)).all()
+            rows = list((await connection.execute(query)).all())
+        if newest:
+            rows.reverse()
         return StoredPoints(
             tuple(
                 Point(row.start_at.timestamp(), row.end_at.timestamp(), row.gco2_per_kwh, row.is_estimated)

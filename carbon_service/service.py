@@ -258,15 +258,16 @@ class CarbonService:
 
     async def _points_until(self, source: Source, since_s: float, now_s: float) -> StoredPoints:
         """Return the points since ``since_s``; after a long outage, the last two days there are."""
-        limit = 2 * MOST_STEPS
-        found = await self._repository.points(source.key, since_s, now_s + 1e-6, limit=limit, begins_by_s=now_s)
+        feed, key = source.feed, source.key
+        basis_s = PERSISTENCE_DAYS * feed.day_s
+        limit = MOST_STEPS + math.ceil(basis_s / feed.step_s)
+        found = await self._repository.points(key, since_s, now_s + 1e-6, limit=limit, begins_by_s=now_s, newest=True)
         if found.points:
             return found
-        last_s = await self._repository.known_until_s(source.key)
+        last_s = await self._repository.known_until_s(key)
         if last_s is None:
             return found
-        basis_s = last_s - PERSISTENCE_DAYS * source.feed.day_s
-        return await self._repository.points(source.key, basis_s, last_s, limit=limit, begins_by_s=now_s)
+        return await self._repository.points(key, last_s - basis_s, last_s, limit=limit, begins_by_s=now_s, newest=True)
 
 
 def real_length_s(length_s: float | None, clock: Clock, feed: Feed) -> float:

@@ -26,8 +26,8 @@ FEED = Feed(
     step_s=HOUR_S,
     max_age_s=3 * HOUR_S,
     poll_interval_s=900.0,
-    history_s=DAY_S,
-    revision_s=DAY_S,
+    history_s=LONGEST_RANGE_S,
+    revision_s=DAY_S / 2,
     forecast_interval_s=HOUR_S,
     forecast_max_age_s=3 * HOUR_S,
 )
@@ -66,7 +66,7 @@ class ElectricityMaps:
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
         """Return the hours of the range: the last 24 with any plan, up to 10 days of them with a commercial one."""
-        if start_s < self._now_s() - DAY_S:
+        if start_s < self._now_s() - DAY_S - HOUR_S:
             start_s = max(start_s, end_s - LONGEST_RANGE_S)
             try:
                 past = await self._get("past-range", zone, signal, start=_iso(start_s), end=_iso(end_s))

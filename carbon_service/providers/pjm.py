@@ -67,7 +67,7 @@ class Pjm:
             step_s=self._step_s,
             max_age_s=max(12 * 300.0, 3 * self._step_s),
             poll_interval_s=300.0,
-            history_s=2 * DAY_S,
+            history_s=30 * DAY_S,
             revision_s=RECENT_S,
         )
 

@@ -64,7 +64,7 @@ class WattTime:
             step_s=STEP_S,
             max_age_s=6 * STEP_S,
             poll_interval_s=STEP_S,
-            history_s=2 * DAY_S,
+            history_s=CHUNK_S,
             revision_s=RECENT_S,
             forecast_interval_s=2 * STEP_S,
             forecast_max_age_s=3600.0,

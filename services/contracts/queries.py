@@ -106,6 +106,6 @@ class ForecastQuery(SignalQuery):
 class OutlookQuery(SignalQuery):
     """How far to look both ways."""
 
-    past_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
-    ahead_s: float = Field(default=86_400.0, ge=0, le=LONGEST_S)
+    past_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
+    ahead_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
     clock: Clock = Field(default="real", description="Whose seconds `past_s` and `ahead_s` count.")

@@ -48,6 +48,15 @@ async def test_a_range_takes_the_interval_it_begins_in(repository: Repository) -
     assert await stored(repository, start_s=NOW_S + 4 * HOUR_S) == []
 
 
+async def test_of_more_than_the_limit_the_oldest_or_the_newest(repository: Repository) -> None:
+    await repository.save_points(KEY, [hour(index, float(index)) for index in range(4)], NOW_S)
+    found = [
+        await repository.points(KEY, 0.0, NOW_S + 1e6, limit=2, begins_by_s=NOW_S + 1e6, newest=newest)
+        for newest in (False, True)
+    ]
+    assert [[point.gco2_per_kwh for point in one.points] for one in found] == [[0.0, 1.0], [2.0, 3.0]]
+
+
 async def test_providers_and_signals_are_kept_apart(repository: Repository) -> None:
     await repository.save_points(KEY, [hour(0, 1.0)], NOW_S)
     await repository.save_points(RECORDED, [hour(0, 2.0)], NOW_S)
