@@ -102,8 +102,8 @@ class Meter:
         self._usage: dict[str | None, _Owner] = {}
         self._cpu_s: dict[str, float] = {}
         self._alive_share: dict[str, float] = {}
-        self._opened_at = utc_now()
-        self._opened = clock()
+        self._sampled_at = self._opened_at = utc_now()
+        self._sampled = self._opened = clock()
 
     def readings(self) -> list[DeviceReading]:
         """Return what the devices last showed."""
@@ -158,10 +158,9 @@ class Meter:
 
     async def _sample(self) -> None:
         samples = await asyncio.to_thread(self._read_all)
-        now = clock()
         for device, sample in zip(self._devices, samples, strict=True):
             if sample is not None:
-                self._advance(device, sample, now)
+                self._advance(device, sample, self._sampled)
 
     def _read_all(self) -> list[Sample | None]:
         samples: list[Sample | None] = []
@@ -173,6 +172,7 @@ class Meter:
                     log.warning("device.unreadable", index=device.info.index, error=str(error))
                 device.last = None
                 samples.append(None)
+        self._sampled, self._sampled_at = clock(), utc_now()  # at once: a busy host may not return here for a while
         return samples
 
     def _advance(self, device: _Device, sample: Sample, now: float) -> None:
@@ -209,15 +209,14 @@ class Meter:
         usage.add(device.info.index, energy_j, source)
 
     async def _close(self, next_owners: dict[int, str]) -> None:
-        now = clock()
-        elapsed_s = now - self._opened
+        elapsed_s = self._sampled - self._opened
         if elapsed_s > 0:
             interval = self._interval(elapsed_s, await asyncio.to_thread(cpu_seconds, self._shim_pids()))
             self._sequence += 1
             self._opened_at = interval.end_at
         else:
             interval = None
-        self._opened = now
+        self._opened = self._sampled
         self._owners = dict(next_owners)
         self._usage = {}
         for device in self._devices:
@@ -270,7 +269,7 @@ class Meter:
 
     def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
         """Return when the interval began and ended by the calendar, which somebody may have set meanwhile."""
-        end_at, length = utc_now(), timedelta(seconds=elapsed_s)
+        end_at, length = self._sampled_at, timedelta(seconds=elapsed_s)
         start_at = self._opened_at
         if abs((end_at - start_at - length).total_seconds()) > _CLOCK_STEP_S:
             start_at = end_at - length

@@ -136,6 +136,7 @@ class LogReader:
         self._read_at = now
         try:
             size = os.fstat(descriptor).st_size
+            self._offset = min(self._offset, size)
             if size - self._offset > 4 * _SCAN_BYTES_PER_S:
                 self._offset, self._skipping = size - budget, True  # only the newest counts: leave out the rest
             chunk = os.pread(descriptor, budget, self._offset)

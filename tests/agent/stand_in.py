@@ -31,7 +31,7 @@ class StandIn:
         refuses_energy: Answer 422 to energy reports that this returns True for.
     """
 
-    def __init__(self, *, lease_ttl_s: float = 6.0, heartbeat_interval_s: float = 0.15) -> None:
+    def __init__(self, *, lease_ttl_s: float = 30.0, heartbeat_interval_s: float = 0.15) -> None:
         self.lease_ttl_s = lease_ttl_s
         self.heartbeat_interval_s = heartbeat_interval_s
         self.named: set[str] = set()

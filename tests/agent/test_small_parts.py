@@ -1,0 +1,195 @@
+"""Containers, retention, controls, settings, processes: each on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from gpu_agent import containers, retention
+from gpu_agent.containers import Engine
+from gpu_agent.controls import Controls
+from gpu_agent.devices.driver import DeviceLostError
+from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.processes import cpu_seconds, kill_marked
+from gpu_agent.ranks import RankFolder
+from gpu_agent.settings import AgentSettings
+from services.contracts.commands import StartGang
+from services.contracts.jobs import JobSpec
+
+DOCKER = Engine("docker", "/usr/bin/docker", "nvidia")
+
+
+def a_start(**spec: object) -> StartGang:
+    return StartGang(
+        allocation_id="job_1.2",
+        job_id="job_1",
+        generation=2,
+        tenant_id="t",
+        spec=JobSpec.model_validate({"name": "x", "image": "example.org/train:1", **spec}),
+        devices=[2, 3],
+        node_rank=1,
+        nnodes=2,
+        world_size=4,
+        rank_offset=2,
+        master_addr="10.0.0.1",
+        master_port=29_500,
+    )
+
+
+def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() -> None:
+    start = a_start(command=["python", "train.py"], working_dir="/work", environment={"A": "1", "DOCKER_HOST": "x"})
+    variables = containers.container_variables(start, {"WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2,3", "N": "a\nb"})
+    argv = containers.run_argv(DOCKER, start, variables, "/r/env", ["/ckpt", "/r"])
+    assert argv == [
+        *("/usr/bin/docker", "run", "--rm", "--init", "--name", "wattshift-job_1.2-1"),
+        *("--network", "host", "--ipc", "host", "--gpus", '"device=2,3"', "--env-file", "/r/env", "--env", "N=a\nb"),
+        *("--volume", "/ckpt:/ckpt", "--volume", "/r:/r", "--workdir", "/work"),
+        *("example.org/train:1", "python", "train.py"),
+    ]
+    text = "A=1\nDOCKER_HOST=x\nWORLD_SIZE=4\nCUDA_VISIBLE_DEVICES=0,1\n"
+    assert containers.env_file_text(variables) == text
+    assert containers.remove_argv(DOCKER, start) == ["/usr/bin/docker", "rm", "--force", "wattshift-job_1.2-1"]
+
+
+def test_podman_names_devices_its_own_way_and_simulated_nodes_have_none() -> None:
+    podman = containers.run_argv(Engine("podman", "podman", "nvidia"), a_start(), {}, "/e", [])
+    assert podman[10:14] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
+    assert podman[-1] == "example.org/train:1"
+    simulated = containers.run_argv(Engine("docker", "docker", "none"), a_start(), {}, "/e", [])
+    assert not {"--gpus", "--device"} & set(simulated)
+
+
+def test_an_engine_counts_only_if_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert containers.find_engine(with_gpus=True) is None
+    for name, status in (("docker", 1), ("podman", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    found = containers.find_engine(with_gpus=True)
+    assert found == Engine("podman", str(tmp_path / "podman"), "nvidia")
+
+
+def test_settled_folders_go_by_age_and_then_by_size(tmp_path: Path) -> None:
+    now = time.time()
+    ages_s = {"oldest": 900, "old": 500, "young": 100, "unsettled": 9_000}
+    for name, age_s in ages_s.items():
+        folder = RankFolder(tmp_path / name)
+        folder.path.mkdir()
+        folder.stream("stdout").write_bytes(b"x" * 40_000)
+        if name != "unsettled":
+            folder.release()
+        os.utime(folder.path, (now - age_s, now - age_s))
+    (tmp_path / "generations").mkdir()
+    retention.clean(tmp_path, tmp_path / "generations", retention.Limits(age_s=700, total_bytes=1 << 30))
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "young", "unsettled", "generations"}
+    retention.clean(tmp_path, tmp_path / "generations", retention.Limits(age_s=700, total_bytes=60_000))
+    assert {path.name for path in tmp_path.iterdir()} == {"young", "unsettled", "generations"}
+
+
+def test_old_generations_are_forgotten(tmp_path: Path) -> None:
+    for name, age_s in (("job_old", 40 * 86_400), ("job_new", 86_400)):
+        (tmp_path / name).write_text("1")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    retention.clean(tmp_path / "none", tmp_path, retention.Limits(1, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["job_new"]
+
+
+async def test_controls_take_back_only_what_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SimulatedDriver("A100-SXM4-40GB", 3, lambda _: 1.0, tmp_path / "devices.json", "n")
+    driver.set_power_limit(2, 200)  # an operator's own
+    controls = Controls(driver, tmp_path / "controls.json", asyncio.Lock())
+    await controls.restore()
+    await controls.set_clock(0, 705)
+    await controls.set_power_limit(1, 150)
+    later = Controls(driver, tmp_path / "controls.json", asyncio.Lock())
+    assert later.in_force, "an agent that starts anew knows what the one before has set"
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "reset_clock", _lose)
+        await later.restore()
+        assert later.in_force, "to be tried again"
+    await later.restore()
+    assert not later.in_force
+    samples = [driver.read(index) for index in range(3)]
+    assert [sample.power_w for sample in samples] == pytest.approx([400, 400, 200])
+    assert samples[0].clock_mhz == 1_410
+
+
+def _lose(_index: int) -> None:
+    raise DeviceLostError("gone")
+
+
+def test_settings_read_lists_and_fill_in_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "GPU_AGENT_NODE_ID": "gpu-17",
+        "GPU_AGENT_ZONE": "DE",
+        "GPU_AGENT_CPU_POWER_CURVE": "0:80,1:300",
+        "GPU_AGENT_PASS_ENVIRONMENT": "A, B,",
+        "GPU_AGENT_LABELS": '{"rack": "r1"}',
+        "WATTSHIFT_DATA_DIR": str(tmp_path),
+        "WATTSHIFT_SERVICE_TOKEN": "",
+        "GPU_AGENT_STATE_DIR": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings = AgentSettings()  # pyright: ignore[reportCallIssue]
+    assert settings.cpu_power_curve == [(0, 80), (1, 300)]
+    assert settings.pass_environment == ["A", "B"]
+    assert (settings.own_zone, settings.labels) == ("DE", {"rack": "r1"})
+    assert settings.state_folder == tmp_path / "nodes" / "gpu-17"
+    assert len(settings.service_token) == 64
+    assert settings.service_token != AgentSettings().service_token  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CPU_POWER_CURVE", "0.1:80,1:300"),
+        ("CPU_POWER_CURVE", "0:80,0.5:90,0.5:95,1:300"),
+        ("CPU_POWER_CURVE", "0:80"),
+        ("CPU_POWER_CURVE", "nonsense"),
+        ("NODE_ID", "a b"),
+        ("PORT", "0"),
+        ("DRIVER", "rocm"),
+        ("TICK_S", "-1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"GPU_AGENT_{name}", value)
+    with pytest.raises(ValidationError):
+        AgentSettings()  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_familys_cpu_time_includes_those_who_have_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    script = f"{sys.executable} -I -c '{burn}'; {sys.executable} -I -c '{burn}'; sleep 60"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as family:
+        try:
+            while not any(child.name() == "sleep" for child in psutil.Process(family.pid).children()):
+                time.sleep(0.02)
+            used = cpu_seconds({"a": family.pid, "gone": 2**22 + 1})
+            assert set(used) == {"a"}
+            assert 0.5 < used["a"] < 3
+        finally:
+            os.killpg(family.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_marked_processes_are_killed_wherever_they_went() -> None:
+    mark = f"WATTSHIFT_TEST_MARK={os.getpid()}"
+    name, _, value = mark.partition("=")
+    shell = ["sh", "-c", "setsid sh -c 'sleep 606 & sleep 606' & echo up; wait"]
+    with subprocess.Popen(shell, env={**os.environ, name: value}, stdout=subprocess.PIPE) as family:
+        assert family.stdout
+        family.stdout.readline()
+        assert kill_marked(mark) >= 2
+        assert family.wait(5) == -signal.SIGKILL
+    assert kill_marked(mark) == 0
