@@ -91,7 +91,7 @@ job_events = Table(
     Index("job_events_in_order", "transaction_id", "sequence"),
 )
 """What happened. A reader goes by ``(transaction_id, sequence)`` and stops before the oldest transaction still open:
-a sequence alone is handed out before its row is visible, and a reader would pass over the rows of slower transactions."""
+a sequence alone is handed out before its row is visible, and a reader would pass over rows of slower transactions."""
 
 audit_log = Table(
     "audit_log",
