@@ -40,8 +40,12 @@ def test_shifting_follows_the_table_of_four_quadrants(intensity: float, expected
     assert shifting(power, intensity, 300.0, mu=2.0).tolist() == expected
 
 
-def test_a_job_at_the_median_is_not_a_high_power_job() -> None:
-    assert shifting(np.array([100.0, 200, 300]), 100, 300, mu=2.0).tolist() == [1.0, 1.5, 0.5]
+def test_jobs_that_share_the_median_power_are_high_power_jobs() -> None:
+    most_hungry, most_thrifty = np.array([120.0, 340, 340]), np.array([120.0, 120, 340])
+
+    assert shifting(most_hungry, 500, 300, mu=2.0).tolist() == [1.0, 2.0, 2.0]
+    assert shifting(most_hungry, 100, 300, mu=2.0).tolist() == [1.0, 0.5, 0.5]
+    assert shifting(most_thrifty, 500, 300, mu=2.0).tolist() == [1.0, 1.0, 2.0]
 
 
 def test_a_job_of_unknown_power_is_not_shifted() -> None:

@@ -35,15 +35,20 @@ def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float
 
     Our reading of the table that Fig. 5a shows and our copy has lost, after the sense given with Fig. 6:
 
-    ==============================  ==================  ===============
-    hour                            P above the median  P at or below it
-    ==============================  ==================  ===============
-    green: intensity below average  1 / P*              P*
-    dirty: intensity at or above    P*                  1 / P*
-    ==============================  ==================  ===============
+    ==============================  =====================  ==================
+    hour                            P at least the median  P below the median
+    ==============================  =====================  ==================
+    green: intensity below average  1 / P*                 P*
+    dirty: intensity at or above    P*                     1 / P*
+    ==============================  =====================  ==================
 
     A job whose power is unobserved has the neutral factor 1. Shown by
     ``tests/unit/core/test_green_carbon.py::test_shifting_follows_the_table_of_four_quadrants``.
+
+    The paper calls jobs above the median high-power jobs; here those at the median are, too. Jobs of one kind draw the
+    same power, so the median is often the draw of many; were these the most power-hungry ones, there would be no
+    high-power job at all, and the table would bring them forward in dirty hours. Shown by
+    ``tests/unit/core/test_green_carbon.py::test_jobs_that_share_the_median_power_are_high_power_jobs``.
 
     Args:
         power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
@@ -56,7 +61,7 @@ def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float
     known = np.isfinite(power_w)
     if not known.any():
         return np.ones_like(power_w)
-    high = power_w > np.median(power_w[known])
+    high = power_w >= np.median(power_w[known])
     factor = rescaled_power(power_w, mu)
     late = high == (intensity >= mean_intensity)
     return np.where(known, np.where(late, factor, 1.0 / factor), 1.0)
