@@ -1,0 +1,16 @@
+"""The day's metrics are the ones checked in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.golden.day import HERE, VARIANTS, metrics_of, run
+
+GOLDEN = json.loads((HERE / "metrics.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_day_comes_out_as_before(name: str) -> None:
+    assert metrics_of(run(*VARIANTS[name])) == GOLDEN[name]
