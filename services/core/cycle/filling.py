@@ -14,6 +14,8 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Ints, Phase, Snapshot
 
+QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)  # an enum member costs a loop more than the rest of a step
+
 
 class Verdict(IntEnum):
     """What filling decides about a ranked job."""
@@ -34,6 +36,9 @@ class Verdict(IntEnum):
     """Waits, and better-ranked jobs have the devices it could use."""
     NOWHERE = 7
     """Waits, and no GPU model it may use has as many devices."""
+
+
+KEEP, START, AWAIT, RESIZE, OUT, OVER_QUOTA, SHORT, NOWHERE = map(int, Verdict)
 
 
 class Ranked:
@@ -61,23 +66,23 @@ class Ranked:
         self.models: Ints = usable @ bits
         self.model = capacity.model[order]
         self.held = capacity.held[order]
-        self.resizable = (self.phase == Phase.RUNNING) & capacity.movable[order]
+        self.resizable = (self.phase == RUNNING) & capacity.movable[order]
         self._preemptible = table.preemptible[order]
 
     def waiting(self) -> Ints:
         """Return the positions of jobs without devices, or about to be without."""
-        return np.flatnonzero((self.phase == Phase.QUEUED) | (self.phase == Phase.PREEMPTING))
+        return np.flatnonzero((self.phase == QUEUED) | (self.phase == PREEMPTING))
 
     def movable(self) -> Ints:
         """Return the positions of all jobs but those that run and may not be preempted."""
-        waiting = (self.phase == Phase.QUEUED) | (self.phase == Phase.PREEMPTING)
+        waiting = (self.phase == QUEUED) | (self.phase == PREEMPTING)
         return np.flatnonzero(waiting | self._preemptible)
 
     def unfilled(self) -> Ints:
         """Return the verdicts if there is nothing to give: (n_ranked,)."""
-        waits = np.where(self.models == 0, Verdict.NOWHERE, Verdict.SHORT)
-        runs = np.where(self.held > 0, Verdict.OUT, Verdict.KEEP)
-        return np.where(self.phase == Phase.QUEUED, waits, np.where(self.phase == Phase.PREEMPTING, Verdict.KEEP, runs))
+        waits = np.where(self.models == 0, NOWHERE, SHORT)
+        runs = np.where(self.held > 0, OUT, KEEP)
+        return np.where(self.phase == QUEUED, waits, np.where(self.phase == PREEMPTING, KEEP, runs))
 
 
 class Quota:
@@ -144,6 +149,8 @@ class Filler:
 
     def fill(self, positions: Ints) -> None:
         """Visit these positions of the ranking, ascending, until nothing is left to give."""
+        if not self._left and self._quota is None:
+            return
         ranked = self._ranked
         every_model = (1 << len(self._room)) - 1
         columns = (positions, ranked.jobs[positions], ranked.phase[positions], ranked.wanted[positions])
@@ -153,14 +160,14 @@ class Filler:
             if not self._left or self._blocked == every_model:
                 break
             visited += 1
-            if phase in (Phase.RUNNING, Phase.STARTING):
+            if phase in (RUNNING, STARTING):
                 self._keep(position, job, wanted, models)
             elif models:
-                self._admit(position, job, phase == Phase.QUEUED, wanted, models)
+                self._admit(position, job, phase == QUEUED, wanted, models)
         if self._quota is not None:
             for position, job, phase, wanted, models in rows[visited:]:
-                if phase == Phase.QUEUED and models and not self._quota.allows(job, wanted):
-                    self.verdicts[position] = Verdict.OVER_QUOTA
+                if phase == QUEUED and models and not self._quota.allows(job, wanted):
+                    self.verdicts[position] = OVER_QUOTA
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
@@ -171,14 +178,14 @@ class Filler:
         room = self._room[model]
         resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and bool(ranked.resizable[position])
         if resizes and (quota is None or quota.allows(job, wanted)):
-            verdict, held, gpus = Verdict.RESIZE, wanted, wanted
+            verdict, held, gpus = RESIZE, wanted, wanted
         elif quota is not None and not quota.allows(job, gpus):
-            self.verdicts[position] = Verdict.OVER_QUOTA
+            self.verdicts[position] = OVER_QUOTA
             return
         elif held > room:
             return
         else:
-            verdict = Verdict.KEEP
+            verdict = KEEP
         self.verdicts[position] = verdict
         self._room[model] -= held
         self._left -= held
@@ -190,7 +197,7 @@ class Filler:
         quota = self._quota
         if quota is not None and not quota.allows(job, wanted):
             if queued:
-                self.verdicts[position] = Verdict.OVER_QUOTA
+                self.verdicts[position] = OVER_QUOTA
             return
         best = self._model_for(wanted, models)
         if best < 0:
@@ -204,11 +211,11 @@ class Filler:
         if not queued:
             return
         if self._free[best] < wanted:
-            self.verdicts[position] = Verdict.AWAIT
+            self.verdicts[position] = AWAIT
         elif quota is not None and not quota.take_now(job, wanted):
-            self.verdicts[position] = Verdict.OVER_QUOTA
+            self.verdicts[position] = OVER_QUOTA
         else:
-            self.verdicts[position] = Verdict.START
+            self.verdicts[position] = START
             self._free[best] -= wanted
             self.starts.append((position, best))
 

@@ -80,7 +80,7 @@ def reconcile(
         del reasons[start[0]]
     preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
     ids = snapshot.jobs.ids
-    holds = map(_hold, (ids[job] for job in reasons), reasons.values())
+    holds = map(_hold, map(ids.__getitem__, reasons), reasons.values())
     actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)
     return Plan(snapshot.version, actions)
 
@@ -146,11 +146,10 @@ def _name_those_for_the_next_round(
     if Reason.NOT_ENOUGH_FREE_GPUS not in reasons.values():
         return
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
-    for position, verdict in enumerate(filler.verdicts):
-        if verdict in (Verdict.START, Verdict.AWAIT):
-            job = int(ranked.jobs[position])
-            if reasons.get(job) is Reason.NOT_ENOUGH_FREE_GPUS:
-                reasons[job] = Reason.WAITING_FOR_ROUND
+    codes = np.array(filler.verdicts, dtype=np.int64)
+    placed = ranked.jobs[(codes == Verdict.START) | (codes == Verdict.AWAIT)]
+    short, later = Reason.NOT_ENOUGH_FREE_GPUS, Reason.WAITING_FOR_ROUND
+    reasons.update((job, later) for job in placed.tolist() if reasons[job] is short)
 
 
 def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> list[Preempt]:

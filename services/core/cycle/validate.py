@@ -15,6 +15,8 @@ from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
 
+HOLDING = {int(Phase.QUEUED): False, int(Phase.STARTING): True, int(Phase.RUNNING): True, int(Phase.PREEMPTING): False}
+
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
@@ -34,10 +36,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     named = [*held, *(action.job_id for action in changed)]
     if len(set(named)) != len(named) or not index.keys() >= set(named):
         _refuse_names(named, index)
-    phase: list[int] = snapshot.jobs.phase.tolist()
-    for job_id in held:
-        if phase[index[job_id]]:
-            raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
+    phase = snapshot.jobs.phase
+    waits = phase[list(map(index.__getitem__, held))] == Phase.QUEUED
+    if not waits.all():
+        job_id = held[int(waits.argmin())]
+        raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
     starts: list[Start] = []
     for action in changed:
         job = index[action.job_id]
@@ -53,8 +56,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         _check_quotas(snapshot, index, starts)
 
 
-def _phase_name(code: int) -> str:
-    return Phase(code).name.lower()
+def _phase_name(code: np.int64) -> str:
+    return Phase(int(code)).name.lower()
 
 
 def _refuse_names(named: list[JobId], index: dict[JobId, int]) -> NoReturn:
@@ -77,8 +80,8 @@ def _check_size(snapshot: Snapshot, job: int, gpus: int) -> None:
 
 def _check_preempt(snapshot: Snapshot, job: int, action: Preempt) -> None:
     jobs = snapshot.jobs
-    if jobs.phase[job] not in (Phase.STARTING, Phase.RUNNING):
-        raise PlanError(f"job {action.job_id} cannot be preempted: it is {_phase_name(int(jobs.phase[job]))}")
+    if not HOLDING[jobs.phase[job]]:
+        raise PlanError(f"job {action.job_id} cannot be preempted: it is {_phase_name(jobs.phase[job])}")
     if not jobs.preemptible[job]:
         raise PlanError(f"job {action.job_id} may not be preempted")
     _check_size(snapshot, job, action.next_gpus)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Annotated, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Las:
         """Return the plan of discretised LAS; jobs are promoted in active rounds only."""
         jobs = snapshot.jobs
         sizes = fixed_sizes(snapshot, self.config.gang)
-        started = np.fromiter((memory.started_s.get(job_id, np.inf) for job_id in jobs.ids), np.float64, len(jobs))
+        started = np.fromiter(map(memory.started_s.get, jobs.ids, repeat(np.inf)), np.float64, len(jobs))
         if snapshot.trigger is Trigger.ACTIVE:
             holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
             started = np.where(np.isinf(started) & holds, jobs.waiting_since_s, started)

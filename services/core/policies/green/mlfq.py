@@ -15,6 +15,7 @@ Source: GREEN section 6, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     queue keep within theta; the rest of them come last.
     """
     jobs = snapshot.jobs
-    rank = np.fromiter((memory.rank.get(job_id, -1) for job_id in jobs.ids), np.int64, len(jobs))
+    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
     gangs = _present_gangs(snapshot, memory)
     arrived = rank < 0
     if not arrived.any():
@@ -144,7 +145,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     """
     jobs = snapshot.jobs
     present = _present_gangs(snapshot, memory)
-    known_lower = np.fromiter((job_id in memory.lower for job_id in jobs.ids), np.bool_, len(jobs))
+    known_lower = np.fromiter(map(memory.lower.__contains__, jobs.ids), np.bool_, len(jobs))
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == Phase.RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
@@ -206,7 +207,7 @@ def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
 def _present_gangs(snapshot: Snapshot, memory: GreenMemory) -> Ints:
     """Return the size each job has, or waits to have; a job never seen has its minimum: (n_jobs,)."""
     jobs = snapshot.jobs
-    gangs = np.fromiter((memory.gangs.get(job_id, 0) for job_id in jobs.ids), np.int64, len(jobs))
+    gangs = np.fromiter(map(memory.gangs.get, jobs.ids, repeat(0)), np.int64, len(jobs))
     holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
     return np.where(holds, jobs.gpus, possible_sizes(snapshot, gangs))
 
