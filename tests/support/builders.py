@@ -162,7 +162,7 @@ class _Seats:
 
     def _find(self, job: JobRow) -> dict[str, tuple[int, ...]]:
         for model in dict.fromkeys(node.model for node in self.nodes):
-            if job.models is not None and model not in job.models:
+            if job.models and model not in job.models:
                 continue
             chosen: dict[str, tuple[int, ...]] = {}
             left = job.gpus

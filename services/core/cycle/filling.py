@@ -174,6 +174,8 @@ class Filler:
         ranked, quota = self._ranked, self._quota
         model, held, gpus = int(ranked.model[position]), int(ranked.held[position]), int(ranked.gpus[position])
         if model < 0 or not held:
+            if quota is not None:
+                quota.claim(job, gpus)
             return
         room = self._room[model]
         resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and bool(ranked.resizable[position])

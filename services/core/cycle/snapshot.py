@@ -54,7 +54,8 @@ class JobTable:
         phase: ``Phase`` codes.
         min_gpus, max_gpus, step_gpus: The sizes the gang may have.
         gpus: Devices held now, 0 for a queued job.
-        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model.
+        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. None at all for a job that
+            is stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
         preemptible: Whether the job may be stopped once it runs.
         priority: The user's wish, higher first; 0 is usual.
         deadline_s: UTC seconds, +inf where there is none.

@@ -122,6 +122,12 @@ def test_a_job_that_cannot_grow_leaves_the_upper_queue_once_it_runs() -> None:
     assert memory.lower == {"inelastic"}
 
 
+def test_a_job_that_may_not_be_preempted_does_not_grow() -> None:
+    snapshot = a_snapshot([a_measured_job("a", 1.0, preemptible=False)])
+
+    assert run_cycle(Green(FIXED_GAMMA), snapshot, Green(FIXED_GAMMA).initial()).memory.lower == {"a"}
+
+
 def test_growing_waits_for_a_free_gpu_and_keeps_its_place() -> None:
     config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, theta=1.0)
     jobs = [a_measured_job("a", 1.0, gpus=2), a_job("rock", gpus=2, preemptible=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Ranking
@@ -121,6 +122,22 @@ def test_a_stopping_job_claims_its_next_size_at_its_rank() -> None:
     assert story(plan) == {"arrival": "hold not_enough_free_gpus"}
 
 
+def test_a_job_that_stops_for_good_claims_nothing() -> None:
+    jobs = [a_job("cancelled", gpus=4, phase=Phase.PREEMPTING, models=()), a_job("next", min_gpus=4)]
+    snapshot = a_snapshot(jobs, trigger=Trigger.PASSIVE)
+
+    plan = plan_for(snapshot, [("cancelled", 4), ("next", 4)], LATER)
+
+    assert story(plan) == {"next": "hold waiting_for_release"}
+
+
+@pytest.mark.parametrize("preemption", list(Preemption))
+def test_an_empty_house_makes_empty_plans(preemption: Preemption) -> None:
+    assert story(plan_for(a_snapshot([], []), [], preemption)) == {}
+    assert story(plan_for(a_snapshot([]), [], preemption)) == {}
+    assert story(plan_for(a_snapshot([a_job("a")], []), [("a", 1)], preemption)) == {"a": "hold no_eligible_node"}
+
+
 def test_a_running_job_grows_only_if_its_new_size_fits() -> None:
     jobs = [a_job("a", gpus=2, max_gpus=4), a_job("b", gpus=1, max_gpus=4)]
 
@@ -185,6 +202,19 @@ def test_drained_nodes_take_nothing_and_what_runs_there_may_end() -> None:
     plan = plan_for(a_snapshot(jobs, nodes), [("a", 1), ("b", 1), ("old", 2)], NOW)
 
     assert story(plan) == {"a": "start n1:0", "b": "hold not_enough_free_gpus"}
+
+
+def test_what_a_tenant_holds_on_a_drained_node_counts() -> None:
+    nodes = [a_node("n0", gpus=2, schedulable=False), a_node("n1", gpus=4)]
+    jobs = [
+        a_job("old", on={"n0": (0,)}, tenant="a"),
+        a_job("low", on={"n1": (0,)}, tenant="a"),
+        a_job("new", tenant="a"),
+    ]
+
+    plan = plan_for(a_snapshot(jobs, nodes, quota={"a": 2}), [("old", 1), ("low", 1), ("new", 1)], NOW)
+
+    assert story(plan) == {"new": "hold tenant_quota"}
 
 
 def test_a_tenant_holds_no_more_than_its_quota() -> None:

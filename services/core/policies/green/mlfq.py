@@ -136,10 +136,10 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
     """Apply the upper queue's rules: who grows by a step, who has finished scaling and moves to the lower queue.
 
-    A job grows if it runs, its degradation has been measured at its present size and is at least gamma, and a step
-    keeps it within its cap. It leaves the upper queue, at the size it has, when it runs and may not grow, or when its
-    efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike Algorithm 1 as
-    printed, which stops at theta, every job of the queue is examined.
+    A job grows if it runs and may be restarted, its degradation has been measured at its present size and is at least
+    gamma, and a step keeps it within its cap. It leaves the upper queue, at the size it has, when it runs and may not
+    grow, or when its efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike
+    Algorithm 1 as printed, which stops at theta, every job of the queue is examined.
 
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
@@ -153,7 +153,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
         return Scaling(present, fixed, known_lower | runs, degraded)
     gamma = gamma_at(occupancy_of(snapshot), config.gamma_empty, config.gamma_full)
     cap = possible_sizes(snapshot, largest_gang(jobs.min_gpus, jobs.max_gpus, config.job_cap_gpus))
-    may_grow = present + jobs.step_gpus <= cap
+    may_grow = jobs.preemptible & (present + jobs.step_gpus <= cap)
     measured = np.isfinite(degraded)
     grows = runs & may_grow & measured & (degraded >= gamma)
     waits = runs & may_grow & ~measured & (snapshot.now_s - jobs.waiting_since_s < config.unmeasured_s)
@@ -221,9 +221,10 @@ def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> di
     jobs = snapshot.jobs
     known = memory.counted_from
     counted = {job_id: known[job_id] for job_id in jobs.ids if job_id in known} if known else {}
-    for job in np.flatnonzero(starves).tolist():
-        amounts = np.nan_to_num(np.array([jobs.carbon_gco2[job], jobs.attained_gpu_s[job]]))
-        counted[jobs.ids[job]] = (float(amounts[0]), float(amounts[1]))
+    which = np.flatnonzero(starves)
+    amounts = np.nan_to_num(np.column_stack((jobs.carbon_gco2[which], jobs.attained_gpu_s[which])), nan=0.0)
+    for job, (carbon_gco2, gpu_s) in zip(which.tolist(), amounts.tolist(), strict=True):
+        counted[jobs.ids[job]] = (carbon_gco2, gpu_s)
     return counted
 
 
