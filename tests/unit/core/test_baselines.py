@@ -111,6 +111,16 @@ def test_las_promotes_a_job_that_waited_a_multiple_of_what_it_ran() -> None:
     assert story(run_cycle(policy, a_snapshot([demoted, rival]), promoted).plan)["a"] == "preempt outranked -> 2"
 
 
+def test_las_counts_waiting_from_the_last_promotion() -> None:
+    # Promoted an hour ago; since then half an hour on 2 GPUs and half an hour of waiting.
+    job = waiting("a", 900, min_gpus=2, attained_gpu_s=7_200 + 3_600)
+    memory = LasMemory({JobId("a"): NOON_S - 10 * 3600}, {JobId("a"): (7_200, NOON_S - 3_600)})
+
+    assert run_cycle(Las(LasConfig(promote_knob=1.01)), a_snapshot([job]), memory).memory == memory
+    again = run_cycle(Las(LasConfig(promote_knob=1.0)), a_snapshot([job]), memory).memory
+    assert again.promoted == {"a": (10_800, NOON_S)}
+
+
 def test_las_forgets_jobs_that_ended() -> None:
     memory = LasMemory(started_s={JobId("gone"): 1.0}, promoted={JobId("gone"): (1.0, 1.0)})
 

@@ -84,6 +84,14 @@ def test_a_job_grows_step_by_step_until_its_efficiency_falls_below_gamma() -> No
     assert memory.gangs["a"] == 4
 
 
+def test_a_job_at_gamma_grows() -> None:
+    job = a_job("a", gpus=1, max_gpus=2, efficiency_base=1.0, efficiency_now=0.9)
+
+    assert story(run_cycle(Green(FIXED_GAMMA), a_snapshot([job]), Green(FIXED_GAMMA).initial()).plan) == {
+        "a": "preempt scale_out -> 2"
+    }
+
+
 def test_a_job_grows_by_its_own_step() -> None:
     job = a_job("a", gpus=2, min_gpus=2, max_gpus=8, step_gpus=2, efficiency_base=1.0, efficiency_now=1.0)
     snapshot = a_snapshot([job], [a_node(gpus=16)])

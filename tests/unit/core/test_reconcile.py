@@ -146,6 +146,12 @@ def test_a_running_job_grows_only_if_its_new_size_fits() -> None:
     assert story(plan) == {"a": "preempt scale_out -> 3"}
 
 
+def test_a_running_job_may_grow_to_the_last_device() -> None:
+    snapshot = a_snapshot([a_job("a", gpus=2, max_gpus=4)])
+
+    assert story(plan_for(snapshot, [("a", 4)], NOW)) == {"a": "preempt scale_out -> 4"}
+
+
 def test_a_running_job_shrinks() -> None:
     snapshot = a_snapshot([a_job("a", gpus=3, min_gpus=1)])
 
@@ -195,6 +201,16 @@ def test_a_job_of_two_models_goes_where_it_can_start_now() -> None:
     assert story(plan_for(a_snapshot(jobs, nodes), [("any", 1)], LATER)) == {"any": "start n1:0"}
 
 
+def test_what_one_job_starts_on_is_not_free_for_the_next() -> None:
+    nodes = [a_node("n0", gpus=2, model="A100"), a_node("n1", gpus=1, model="V100")]
+    jobs = [a_job("stopping", on={"n0": (0,)}, phase=Phase.PREEMPTING), a_job("a"), a_job("b")]
+
+    assert story(plan_for(a_snapshot(jobs, nodes), [("a", 1), ("b", 1)], LATER)) == {
+        "a": "start n0:1",
+        "b": "start n1:0",
+    }
+
+
 def test_drained_nodes_take_nothing_and_what_runs_there_may_end() -> None:
     nodes = [a_node("n0", gpus=2, schedulable=False), a_node("n1", gpus=1)]
     jobs = [a_job("old", on={"n0": (0,)}, max_gpus=2), a_job("a"), a_job("b")]
@@ -205,14 +221,14 @@ def test_drained_nodes_take_nothing_and_what_runs_there_may_end() -> None:
 
 
 def test_what_a_tenant_holds_on_a_drained_node_counts() -> None:
-    nodes = [a_node("n0", gpus=2, schedulable=False), a_node("n1", gpus=4)]
+    nodes = [a_node("n0", gpus=2, schedulable=False), a_node("n1", gpus=2)]
     jobs = [
         a_job("old", on={"n0": (0,)}, tenant="a"),
-        a_job("low", on={"n1": (0,)}, tenant="a"),
-        a_job("new", tenant="a"),
+        a_job("new", min_gpus=2, tenant="a"),
+        a_job("low", on={"n1": (0, 1)}),
     ]
 
-    plan = plan_for(a_snapshot(jobs, nodes, quota={"a": 2}), [("old", 1), ("low", 1), ("new", 1)], NOW)
+    plan = plan_for(a_snapshot(jobs, nodes, quota={"a": 2}), [("old", 1), ("new", 2), ("low", 2)], NOW)
 
     assert story(plan) == {"new": "hold tenant_quota"}
 
