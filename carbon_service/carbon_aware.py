@@ -311,8 +311,8 @@ async def _forecast(
 ) -> EmissionsForecast:
     if asked.data_start_at and asked.data_end_at and asked.data_start_at >= asked.data_end_at:
         raise _bad(pointer, "The data starts at or after its end.")
-    as_of_s = asked.requested_at.timestamp()
-    known = await service.known_at(aliases.get(asked.location, asked.location), as_of_s)
+    known = await service.known_at(aliases.get(asked.location, asked.location), asked.requested_at.timestamp())
+    as_of_s = known.now_s
     start_s, end_s = as_of_s, as_of_s + _reach_s(known)
     if asked.data_start_at:
         start_s = min(max(start_s, asked.data_start_at.timestamp()), end_s)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from carbon_service.curve import Kind, Step, as_curve, filled
+from carbon_service.curve import Kind, Step
 from carbon_service.forecast import is_stale, merged
 from carbon_service.providers.protocol import Feed, ForecastIssue, Point
 from carbon_service.repository import Repository, StoredPoints, at
@@ -236,16 +236,16 @@ class CarbonService:
 
     async def mean(self, zone: str, start_s: float, end_s: float) -> float | None:
         """Return the time-weighted mean of what was measured in ``[start_s, end_s)``, gCO2/kWh; ``None`` if nothing."""
-        points = await self.measured(zone, start_s, end_s)
-        if not points:
-            return None
-        feed = self.feed(zone)
-        begins_s, ends_s = max(start_s, points[0].start_s), min(end_s, points[-1].end_s)
-        return as_curve(filled(points, begins_s, ends_s, feed)).mean(begins_s, ends_s)
+        total_s = total = 0.0
+        for point in await self.measured(zone, start_s, end_s):
+            overlap_s = min(point.end_s, end_s) - max(point.start_s, start_s)
+            total_s += overlap_s
+            total += overlap_s * point.gco2_per_kwh
+        return total / total_s if total_s else None
 
     async def known_at(self, zone: str, as_of_s: float) -> Knowledge:
-        """Return what was known of the default signal at an instant, now or past."""
-        return await self.known(self._zones.find(zone, None), as_of_s)
+        """Return what was known of the default signal at an instant; of a future one, what is known now."""
+        return await self.known(self._zones.find(zone, None), min(as_of_s, self._now_s()))
 
     async def known(self, source: Source, now_s: float, since_s: float | None = None) -> Knowledge:
         """Return what is known at ``now_s``, with history since ``since_s`` or two days of the grid."""

@@ -147,6 +147,13 @@ async def test_a_forecast_as_it_was_known_earlier(api: httpx.AsyncClient) -> Non
     assert ahead["value"] == load("GB").measured[row("GB", NOW - 33 * HOUR)]
 
 
+async def test_the_future_is_forecast_from_now(api: httpx.AsyncClient) -> None:
+    asked = {"requestedAt": "2199-01-01T00:00:00Z", "location": "GB"}
+    (forecast,) = (await api.post("/emissions/forecasts/batch", json=[asked])).json()
+    assert forecast["dataStartAt"] == f"{NOW:%Y-%m-%dT%H:%M:%SZ}"
+    assert len(forecast["forecastData"]) == 48
+
+
 async def test_no_forecast_from_before_anything_was_known_is_501(api: httpx.AsyncClient) -> None:
     asked = {"requestedAt": "2020-01-01T00:00:00Z", "location": "GB"}
     answer = await api.post("/emissions/forecasts/batch", json=[asked])

@@ -115,6 +115,18 @@ async def test_an_outage_makes_values_stale_and_the_forecast_takes_over(uk: Benc
     assert zone.sources[0].last_success_at is not None
 
 
+async def test_an_average_is_over_what_was_measured(uk: Bench, britain: Britain) -> None:
+    await uk.poll()
+    uk.now.s += 50 * 86_400  # an outage longer than the provider remembers
+    britain.update()
+    await uk.poll()
+    latest_s = uk.now.s // HALF_HOUR_S * HALF_HOUR_S
+    before, after = NOW_S // HALF_HOUR_S * HALF_HOUR_S - HALF_HOUR_S, latest_s - HALF_HOUR_S
+    assert await uk.service.mean("GB", before, before + HALF_HOUR_S) == 1.0
+    assert await uk.service.mean("GB", after - HALF_HOUR_S, after + HALF_HOUR_S) == 1.5
+    assert await uk.service.mean("GB", before + 20 * 86_400, before + 21 * 86_400) is None
+
+
 async def test_a_provider_that_never_answered_leaves_no_data(uk: Bench, britain: Britain) -> None:
     britain.upstream.answers.clear()
     with pytest.raises(ProviderError):
