@@ -167,15 +167,15 @@ class View:
         """Print what each job took and emitted; return whether every job succeeded and the ledger adds up."""
         self._await_ledger()
         jobs = self.jobs()
-        figures = ("JCT", "energy", "CO2", "gCO2/kWh")
-        shown = output.table("job", "end", "gangs", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
+        figures = ("preempted", "JCT", "energy", "CO2", "gCO2/kWh")
+        shown = output.table("job", "end", "preempted", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
         for job in jobs:
             footprint = job["footprint"]
             kwh = footprint["energy_j"] / J_PER_KWH
             shown.add_row(
                 job["name"],
                 output.state(job["state"]),
-                f"{job['generation']}" + (f" ({job['preemptions']} preempted)" if job["preemptions"] else ""),
+                f"{job['preemptions']} x" if job["preemptions"] else "",
                 output.duration(output.completion_s(job) or 0),
                 output.energy(footprint["energy_j"]),
                 output.carbon(footprint["carbon_gco2"]),
