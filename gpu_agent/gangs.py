@@ -351,7 +351,7 @@ class Gangs:
             log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
         except OSError as error:
             log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
-            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.ITSELF, f"it cannot be started: {error}")
+            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error}")
             self._on_change()
 
     def _stop(self, gang: Gang, cause: EndedBy, grace_s: float, detail: str) -> None:

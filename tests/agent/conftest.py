@@ -123,7 +123,8 @@ class Node:
         job = job or f"job_{next(_numbers)}"
         generation = options.pop("generation", 1)
         devices = options.pop("devices", [0])
-        placed = {name: options.pop(name) for name in ("node_rank", "nnodes", "master_port") if name in options}
+        fields = ("node_rank", "nnodes", "master_port", "world_size")
+        placed = {name: options.pop(name) for name in fields if name in options}
         spec: dict[str, Any] = {"name": "test", "command": list(argv), "grace_s": 1.0, **options}
         return StartGang(
             allocation_id=allocation or f"{job}.{generation}",
@@ -132,10 +133,9 @@ class Node:
             tenant_id="t",
             spec=JobSpec.model_validate(spec),
             devices=devices,
-            world_size=options.pop("world_size", len(devices)),
             rank_offset=0,
             master_addr="127.0.0.1",
-            **{"node_rank": 0, "nnodes": 1, "master_port": 29_500} | placed,
+            **{"node_rank": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)} | placed,
         )
 
     async def get(self, path: str, *, token: str = SERVICE_TOKEN) -> tuple[int, Any, bytes]:

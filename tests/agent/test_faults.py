@@ -1,0 +1,215 @@
+"""What surrounds the agent fails: Redis forgets, the disk refuses, two agents want one folder, the host shuts down."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpu_agent.gangs import Gangs
+from gpu_agent.inbox import Inbox
+from gpu_agent.launch import Launcher
+from services.contracts.commands import StopGang
+from services.contracts.nodes import EndedBy
+from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
+from services.kit.redis import connect
+from services.standalone import valkey
+from services.standalone.ports import Ports
+from tests.agent.conftest import Node, eventually
+from tests.agent.stand_in import StandIn
+from tests.agent.test_ranks import SAVING, SLEEP
+from tests.support.servers import running, scratch_folder
+
+
+@pytest.fixture
+async def node_on_own_valkey(tmp_path: Path, plane: StandIn) -> AsyncIterator[tuple[Node, Any]]:
+    """A node whose Valkey a test may kill; yields it and the server's description."""
+    ports = Ports()
+    with scratch_folder() as folder:
+        server = valkey.prepare(folder / "valkey", password="secret", port=ports.take(27_500))
+        redis = connect(url := valkey.url("secret", server.port or 0))
+        node = Node(tmp_path, plane, redis, url, ports.take(31_500))
+        try:
+            yield node, server
+        finally:
+            if node.process is not None:
+                node.kill()
+            for process in node.processes():
+                process.send_signal(signal.SIGKILL)
+            await redis.aclose()
+            ports.release()
+
+
+async def test_commands_come_through_after_redis_was_killed(node_on_own_valkey: tuple[Node, Any]) -> None:
+    node, server = node_on_own_valkey
+    with running(server) as valkey_process:
+        await node.start()
+        first = await node.run(*SLEEP, devices=[0])
+        await eventually(lambda: node.plane.state(first) == "running")
+        valkey_process.kill()
+        valkey_process.wait()
+    await eventually(lambda: node.plane.state(first) == "running")
+    with running(server):
+        second = await node.run(*SLEEP, devices=[1])
+        await eventually(lambda: node.plane.state(second) == "running")
+        await node.redis.flushall()  # as a server without persistence would come back
+        third = await node.run(*SLEEP, devices=[2])
+        await eventually(lambda: node.plane.state(third) == "running")
+        await node.redis.xgroup_destroy(command_stream(node.id), AGENT_GROUP)
+        fourth = await node.run(*SLEEP, devices=[3])
+        await eventually(lambda: node.plane.state(fourth) == "running")
+        assert {rank.state for rank in node.plane.heartbeats[-1].ranks} == {"running"}
+
+
+async def test_an_agent_starts_without_redis_and_without_a_control_plane(
+    node_on_own_valkey: tuple[Node, Any],
+) -> None:
+    node, server = node_on_own_valkey
+    node.plane.is_away = True
+    node._spawn(node.environment)
+    while not await _answers(node, "/healthz"):
+        assert node.process
+        assert node.process.poll() is None
+    assert (await node.get("/readyz"))[0] == 503
+    node.plane.is_away = False
+    await eventually(lambda: node.plane.heartbeats)
+    with running(server):
+        gang = await node.run("true")
+        await eventually(lambda: node.plane.state(gang) == "exited")
+
+
+async def test_a_command_that_cannot_be_written_down_comes_again(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = connect(redis_url)
+    node = f"full-disk-{os.getpid()}"
+    gangs = Gangs(tmp_path, _launcher(tmp_path))
+    gangs.load()
+    inbox = Inbox(redis, node, gangs, retry_s=0.02)
+    failures = itertools.count()
+    real = gangs.stop
+
+    def full(command: StopGang) -> None:
+        if next(failures) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(command)
+
+    monkeypatch.setattr(gangs, "stop", full)
+    reading = asyncio.create_task(inbox.run())
+    command = StopGang(allocation_id="job_1.1", grace_s=1, reason="test")
+    await redis.xadd(command_stream(node), {COMMAND_FIELD: command.model_dump_json()})
+    await redis.xadd(command_stream(node), {COMMAND_FIELD: "no command at all"})
+    await eventually(lambda: gangs.get("job_1.1"))
+    while await redis.xlen(command_stream(node)):  # noqa: ASYNC110  the inbox says nothing when it is done
+        await asyncio.sleep(0.01)
+    reading.cancel()
+    assert next(failures) == 4
+    await redis.aclose()
+
+
+async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> None:
+    node.state_dir.mkdir()
+    if not _run("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(node.state_dir)):
+        pytest.skip("mounting a small file system takes root")
+    try:
+        node.plane.lease_ttl_s = 3
+        await node.start()
+        gang = await node.run(*SLEEP)
+        await eventually(lambda: node.plane.state(gang) == "running")
+        _fill(node.state_dir / "ballast")
+        heard = len(node.plane.heartbeats)
+        await eventually(lambda: len(node.plane.heartbeats) > heard + 30)
+        assert node.plane.state(gang) == "running", "leases are renewed in place"
+        refused = await node.run("true", devices=[1])
+        assert (await node.get("/readyz"))[0] == 503
+        (node.state_dir / "ballast").unlink()
+        await eventually(lambda: node.plane.state(refused) == "exited")
+        node.plane.named.discard(gang)
+        await eventually(lambda: node.plane.rank(gang) is None)
+    finally:
+        if node.process is not None:
+            node.kill()
+        for process in node.processes():
+            process.kill()
+            process.wait(5)
+        assert _run("umount", "--lazy", str(node.state_dir))
+
+
+async def test_an_upgrade_leaves_the_ranks_running(node: Node) -> None:
+    await node.start()
+    gang = await node.run(*SLEEP)
+    await eventually(lambda: node.plane.state(gang) == "running")
+    before = {process.pid for process in node.processes()}
+    await node.stop()
+    await node.start()
+    await eventually(lambda: node.plane.state(gang) == "running")
+    assert {process.pid for process in node.processes()} == before
+
+
+async def test_an_agent_may_take_its_ranks_with_it_and_says_so(node: Node) -> None:
+    node.plane.heartbeat_interval_s = 10
+    await node.start(GPU_AGENT_STOP_RANKS_ON_EXIT="true", GPU_AGENT_EXIT_GRACE_S="5")
+    saving = await node.run(*SAVING, devices=[0], grace_s=120)
+    waiting = node.gang(*SLEEP, devices=[0])
+    node.plane.named.add(waiting.allocation_id)
+    await node.send(waiting)
+    stdout = node.rank_dir(saving) / "stdout"
+    await eventually(lambda: stdout.exists() and "ready" in stdout.read_text())
+    await eventually(lambda: node.plane.state(waiting.allocation_id) == "starting")
+    await node.stop()
+    rank = node.plane.rank(saving)
+    assert rank is not None
+    assert (rank.state, rank.exit_code, rank.ended_by) == ("exited", 7, EndedBy.AGENT)
+    assert not node.processes()
+    assert node.plane.gpu_energy_j(saving) > 0
+
+
+async def test_two_agents_never_share_a_folder(node: Node) -> None:
+    await node.start()
+    assert not _run(sys.executable, "-c", _TAKE_FOLDER, str(node.state_dir))
+    assert "another agent" in (node.folder / "refusal").read_text()
+
+
+_TAKE_FOLDER = """
+import sys, pathlib, gpu_agent.agent as agent
+agent._LOCK_PATIENCE_S = 0.2
+folder = pathlib.Path(sys.argv[1])
+try:
+    agent._take_state_folder(folder)
+except agent.StateFolderTakenError as error:
+    (folder.parent / "refusal").write_text(str(error))
+    sys.exit(1)
+"""
+
+
+def _launcher(folder: Path) -> Launcher:
+    return Launcher(checkpoint_folders=[folder], agent_url="http://x", pass_environment=[], engine=None, device_count=4)
+
+
+def _run(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+
+
+async def _answers(node: Node, path: str) -> bool:
+    await asyncio.sleep(0.02)
+    try:
+        return (await node.get(path))[0] == 200
+    except aiohttp.ClientError:
+        return False
