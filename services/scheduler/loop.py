@@ -80,6 +80,7 @@ class Scheduler:
         self._leadership = Leadership(settings.database_url)
         self._ingest = Ingest(pool, settings)
         self._relay = Relay(pool, redis)
+        self._prepared = False
         self._seen: tuple[Any, ...] | None = None
         self._last_hint = f"{time.time_ns() // 1_000_000}-0"
         self._passive_at_s = 0.0
@@ -117,10 +118,16 @@ class Scheduler:
             log.exception("turn.failed")
             await asyncio.sleep(self._settings.tick_s)
 
+    async def prepare(self) -> None:
+        """Make sure that there is a policy; only a new installation has none."""
+        if not self._prepared:
+            async with self._pool.connection() as connection:
+                await connection.execute(FIRST_STATE, self._settings.policy)
+            self._prepared = True
+
     async def turn(self) -> None:
         """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change."""
-        async with self._pool.connection() as connection:
-            await connection.execute(FIRST_STATE, self._settings.policy)
+        await self.prepare()
         ingested = await self._ingest.look(time.monotonic())
         if ingested:
             self._relay.wake()

@@ -23,6 +23,7 @@ SELECT j.id, j.tenant_id, j.state,
        j.spec #>> '{gpus,model}' AS model,
        (j.spec #>> '{gpus,memory_gib}')::float8 AS memory_gib,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
+       j.cancel_requested OR j.hold_requested AS leaves,
        coalesce((j.spec ->> 'preemptible')::bool, true) AS preemptible,
        coalesce((j.spec ->> 'priority')::int, 0) AS priority,
        coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
@@ -173,7 +174,10 @@ def _eligible(rows: list[Any], kinds: list[Kind]) -> Any:
                 for name, memory, containers in kinds
             ]
         table.append(answers[asked])
-    return np.array(table, dtype=np.bool_).reshape(len(rows), len(kinds))
+    eligible = np.array(table, dtype=np.bool_).reshape(len(rows), len(kinds))
+    # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
+    eligible[np.array([row["leaves"] for row in rows], dtype=np.bool_)] = False
+    return eligible
 
 
 def _efficiencies(rows: list[Any], profiles: list[Any]) -> tuple[Floats, Floats]:

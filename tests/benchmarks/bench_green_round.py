@@ -6,12 +6,10 @@ second) and those a simulated year needs (a small passive round in well under a 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,9 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.policies.green.memory import GreenMemory
 from services.core.policies.registry import build_policy
+from tests.benchmarks.results import write_result
 from tests.support.builders import NOON_S, hourly_curve
 
-RESULTS = Path(__file__).parents[2] / "results" / "benchmarks" / "green_round.json"
 ACTIVE_LIMIT_S = 1.0
 LARGE, SMALL = (10_000, 625, 8), (500, 32, 2)
 
@@ -135,13 +133,7 @@ def main() -> int:
     print(f"small: {SMALL[0]} jobs, {SMALL[1] * SMALL[2]} GPUs)")
     for name, taken in seconds.items():
         print(f"{name:<24}{taken * 1000:>9.3f} ms")
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    results = {
-        "benchmark": "green_round",
-        "unit": "s",
-        "median_s": {name: round(at, 6) for name, at in seconds.items()},
-    }
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_result("green_round", {"median_s": {name: round(at, 6) for name, at in seconds.items()}})
     return int(max(taken for name, taken in seconds.items() if name.startswith("large")) > ACTIVE_LIMIT_S)
 
 

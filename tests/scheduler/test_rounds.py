@@ -10,7 +10,6 @@ from services.core.cycle.recording import plan_to_json, snapshot_from_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.policies.registry import build_policy
-from services.scheduler import loop
 from services.scheduler.apply import StalePlanError, apply
 from services.scheduler.snapshot import load
 from tests.scheduler.world import World, a_world
@@ -139,8 +138,7 @@ async def test_an_exit_told_twice_counts_once(world: World) -> None:
 async def test_a_plan_is_written_whole_or_not_at_all(world: World) -> None:
     await world.node("n1", 2)
     first, second = await world.job(), await world.job()
-    async with world.pool.connection() as connection:
-        await connection.execute(loop.FIRST_STATE, "fifo")
+    await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
     loaded = await load(world.pool, Trigger.PASSIVE, carbon, 60)
     decided = world.scheduler._decide(loaded, 0)
@@ -158,8 +156,7 @@ async def test_a_plan_is_written_whole_or_not_at_all(world: World) -> None:
 async def test_of_two_plans_from_one_version_one_is_written(world: World) -> None:
     await world.node("n1", 4)
     await world.job()
-    async with world.pool.connection() as connection:
-        await connection.execute(loop.FIRST_STATE, "fifo")
+    await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
     decided = [world.scheduler._decide(await load(world.pool, Trigger.PASSIVE, carbon, 60), 0) for _ in range(2)]
     outcomes = await asyncio.gather(

@@ -67,9 +67,9 @@ def running(process: Process) -> Iterator["subprocess.Popen[bytes]"]:
             started.wait()
 
 
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """The address of an empty database on a server of this test process's own; it outlives no test run."""
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Run a PostgreSQL of this process's own and yield the address of its empty database."""
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(20_000 + os.getpid() % 5_000)
@@ -79,15 +79,29 @@ def postgres_url() -> Iterator[str]:
     ports.release()
 
 
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """The address of a Valkey of this test process's own; a test that needs it empty says FLUSHDB."""
+@contextmanager
+def valkey_server() -> Iterator[str]:
+    """Run a Valkey of this process's own and yield its address."""
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(26_000 + os.getpid() % 5_000)
         with running(valkey.prepare(folder / "valkey", password="secret", port=port)):
             yield valkey.url("secret", port)
     ports.release()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The address of an empty database on a server of this test process's own; it outlives no test run."""
+    with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The address of a Valkey of this test process's own; a test that needs it empty says FLUSHDB."""
+    with valkey_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

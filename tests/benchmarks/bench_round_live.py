@@ -1,0 +1,98 @@
+"""A live round over 10,000 jobs and 5,000 GPUs: load from PostgreSQL, decide, apply.
+
+    ./test --bench
+
+Half of the GPUs are taken by running jobs, the rest of the jobs wait. Reports each part's time in ms; the first round,
+which starts what fits, is reported apart from the following ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from typing import Any
+
+from services.core.cycle.snapshot import Trigger
+from tests.benchmarks.results import write_result
+from tests.scheduler.world import World, a_world
+from tests.support.servers import fresh_database, postgres_server, valkey_server
+
+NODES, GPUS_PER_NODE, JOBS, RUNNING, ROUNDS = 625, 8, 10_000, 1_250, 5
+
+FILL = """
+INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at, generation)
+SELECT 'job_' || lpad(n::text, 26, '0'), 'default', 'j', 'default', '{}',
+       jsonb_build_object('name', 'j', 'command', '["true"]'::jsonb,
+                          'gpus', jsonb_build_object('min', 1 + n % 4, 'max', 8 + n % 4 , 'step', 1)),
+       CASE WHEN n <= $2 THEN 'running' ELSE 'queued' END, now(), (n <= $2)::int
+  FROM generate_series(1, $1) AS n
+"""
+
+NODES_SQL = """
+INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, lease_until)
+SELECT 'node-' || lpad(n::text, 4, '0'), '', '10.0.0.1', '', 'Z', 'simulated', false, 'modelled',
+       (SELECT jsonb_agg(jsonb_build_object('index', d, 'model', 'A100', 'memory_gib', 40.0))
+          FROM generate_series(0, $2 - 1) AS d), now() + interval '1 hour'
+  FROM generate_series(1, $1) AS n
+"""
+
+RUNNING_SQL = """
+WITH made AS (
+    INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
+    SELECT j.id || '.1', j.id, 1, 'running', (j.spec #>> '{gpus,min}')::int,
+           jsonb_build_array(jsonb_build_object(
+               'node_id', 'node-' || lpad((1 + n / 2)::text, 4, '0'),
+               'devices', (SELECT jsonb_agg(4 * (n % 2) + d)
+                             FROM generate_series(0, (j.spec #>> '{gpus,min}')::int - 1) AS d))),
+           29500
+      FROM (SELECT *, row_number() OVER (ORDER BY id) - 1 AS n FROM jobs WHERE state = 'running') AS j
+    RETURNING id, shares
+)
+INSERT INTO device_claims (node_id, device, allocation_id)
+SELECT shares -> 0 ->> 'node_id', d::int, id FROM made, jsonb_array_elements_text(shares -> 0 -> 'devices') AS d
+"""
+
+
+async def measure(database_url: str, redis_url: str) -> dict[str, Any]:
+    """Return the times of rounds on a database filled as the module says."""
+    async with a_world(database_url, redis_url, policy="green") as world:
+        await world.fetch(NODES_SQL, NODES, GPUS_PER_NODE)
+        await world.fetch(FILL, JOBS, RUNNING)
+        await world.fetch(RUNNING_SQL)
+        await world.fetch("ANALYZE")
+        await world.scheduler.prepare()
+        first = await _round(world, Trigger.ACTIVE)
+        later = [await _round(world, Trigger.ACTIVE) for _ in range(ROUNDS)]
+        passive = [await _round(world, Trigger.PASSIVE) for _ in range(ROUNDS)]
+    return {
+        "jobs": JOBS,
+        "gpus": NODES * GPUS_PER_NODE,
+        "first": first,
+        "active_median": _median(later),
+        "passive_median": _median(passive),
+    }
+
+
+async def _round(world: World, trigger: Trigger) -> dict[str, float]:
+    held = await world.scheduler.hold(trigger)
+    assert held is not None, "the plan was never accepted"
+    parts = {"load_ms": held.load_ms, "decide_ms": held.decide_ms, "apply_ms": held.apply_ms}
+    return {**parts, "total_ms": sum(parts.values()), "starts": held.applied.starts}
+
+
+def _median(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {part: round(statistics.median(one[part] for one in rounds), 1) for part in rounds[0]}
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    with postgres_server() as postgres_url, valkey_server() as redis_url:
+        figures = asyncio.run(measure(fresh_database(postgres_url), redis_url))
+    print(f"{figures['jobs']:,} jobs, {figures['gpus']:,} GPUs, in ms:")
+    for kind in ("first", "active_median", "passive_median"):
+        print(f"{kind:<16}" + "  ".join(f"{part} {value:8.1f}" for part, value in figures[kind].items()))
+    write_result("round_live", figures)
+
+
+if __name__ == "__main__":
+    main()
