@@ -35,15 +35,17 @@ async def test_a_gangs_energy_follows_its_load_and_the_rest_is_idle(node: Node) 
     gang = await node.run(*LOADED, environment={"LOAD": "0.5"}, devices=[1])
     await eventually(lambda: _intervals_of(node.plane, gang) >= 8)
     whole = [i for i in node.plane.intervals if any(u.allocation_id == gang for u in i.usages)][3:]
-    for interval in whole:
-        seconds = (interval.end_at - interval.start_at).total_seconds()
-        used = {usage.allocation_id: usage for usage in interval.usages}
-        assert used[gang].gpu_energy_j / seconds == pytest.approx(IDLE_W + 0.5 * (PEAK_W - IDLE_W), rel=0.02)
-        assert used[None].gpu_energy_j / seconds == pytest.approx(IDLE_W, rel=0.02)
-        assert used[gang].static_energy_j / seconds == pytest.approx(40, rel=0.02), "one of two devices"
-        assert used[gang].progress_done == 1
-        assert used[gang].source is EnergySource.SIMULATED
-        assert (used[gang].devices, used[None].devices) == ([1], [0])
+    seconds = (whole[-1].end_at - whole[0].start_at).total_seconds()
+    usages = [usage for interval in whole for usage in interval.usages]
+    of_gang = [usage for usage in usages if usage.allocation_id == gang]
+    idle_j = sum(usage.gpu_energy_j for usage in usages if usage.allocation_id is None)
+    gang_w = sum(usage.gpu_energy_j for usage in of_gang) / seconds
+    assert gang_w == pytest.approx(IDLE_W + 0.5 * (PEAK_W - IDLE_W), rel=0.05)
+    assert idle_j / seconds == pytest.approx(IDLE_W, rel=0.05)
+    static_w = sum(usage.static_energy_j for usage in of_gang) / seconds
+    assert static_w == pytest.approx(40, rel=0.001), "one of two devices"
+    told = {(usage.progress_done, usage.source, tuple(usage.devices)) for usage in of_gang}
+    assert told == {(1, EnergySource.SIMULATED, (1,))}
     assert split_error(node.plane) < 0.001
     assert_gapless(node.plane)
 

@@ -31,19 +31,13 @@ async def test_output_is_read_piece_by_piece_to_its_end(node: Node) -> None:
     assert (await _read(node, gang, ""))[0] == b"0123456789abc", "kept after everybody has forgotten the gang"
 
 
-@pytest.mark.parametrize(
-    ("path", "token", "status"),
-    [
-        ("/v1/allocations/job_1.1/logs", "", 401),
-        ("/v1/allocations/job_1.1/logs", "wrong", 401),
-        ("/v1/state", "", 401),
-        ("/healthz", "", 200),
-        ("/readyz", "", 200),
-    ],
-)
-async def test_only_the_control_plane_reads(node: Node, path: str, token: str, status: int) -> None:
+async def test_only_the_control_plane_reads(node: Node) -> None:
     await node.start()
-    assert (await node.get(path, token=token))[0] == status
+    for path in ("/v1/allocations/job_1.1/logs", "/v1/state"):
+        for token in ("", "wrong"):
+            assert (await node.get(path, token=token))[0] == 401
+    for path in ("/healthz", "/readyz"):
+        assert (await node.get(path, token=""))[0] == 200
 
 
 async def test_what_is_not_there_or_asked_wrongly(node: Node) -> None:

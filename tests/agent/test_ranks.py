@@ -8,7 +8,6 @@ import stat
 import sys
 
 import psutil
-import pytest
 
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
@@ -91,25 +90,20 @@ async def test_what_a_rank_leaves_behind_is_killed(node: Node) -> None:
     assert not [p for p in node.processes() if p.name() in ("sleep", "sh")]
 
 
-@pytest.mark.parametrize(
-    ("argv", "working_dir", "code", "words"),
-    [
-        (["no-such-program"], None, 127, "cannot run no-such-program: No such file or directory"),
-        (["./tool"], "FOLDER", 126, "cannot run ./tool: Permission denied"),
-        (["true"], "/no/such/folder", 127, "cannot enter the working directory /no/such/folder"),
-    ],
-)
-async def test_a_command_that_cannot_run_says_why(
-    node: Node, argv: list[str], working_dir: str | None, code: int, words: str
-) -> None:
+async def test_a_command_that_cannot_run_says_why(node: Node) -> None:
     (node.folder / "tool").write_text("#!/bin/sh\n")
     await node.start()
-    gang = await node.run(*argv, working_dir=str(node.folder) if working_dir == "FOLDER" else working_dir)
-    await eventually(lambda: node.plane.state(gang) == "exited")
-    rank = node.plane.rank(gang)
-    assert rank is not None
-    assert rank.exit_code == code
-    assert words in (rank.detail or "")
+    for command, working_dir, code, words in (
+        ("no-such-program", None, 127, "cannot run no-such-program: No such file or directory"),
+        ("./tool", str(node.folder), 126, "cannot run ./tool: Permission denied"),
+        ("true", "/no/such/folder", 127, "cannot enter the working directory /no/such/folder"),
+    ):
+        gang = await node.run(command, working_dir=working_dir)
+        await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
+        rank = node.plane.rank(gang)
+        assert rank is not None
+        assert (rank.exit_code, rank.ended_by) == (code, EndedBy.ITSELF)
+        assert words in (rank.detail or "")
 
 
 async def test_a_command_this_node_cannot_carry_out_is_refused(node: Node) -> None:
