@@ -113,19 +113,17 @@ class Stack:
                 processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
             )
             ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
-            stage = processes.service_processes(self._services, ports, self.environment, work_folder)
+            services = processes.service_processes(self._services, ports, self.environment, work_folder)
             if self._with_worker:
-                stage.append(processes.command_process("worker", processes.WORKER, self.environment, work_folder))
-            await self._supervisor.start(stage)
+                services.append(processes.command_process("worker", processes.WORKER, self.environment, work_folder))
             first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
-            await self._supervisor.start(
-                [
-                    processes.agent_process(
-                        node, self._ports.take(first + number), self.environment, self.folder.path / "nodes"
-                    )
-                    for number, node in enumerate(nodes)
-                ]
-            )
+            agents = [
+                processes.agent_process(
+                    node, self._ports.take(first + number), self.environment, self.folder.path / "nodes"
+                )
+                for number, node in enumerate(nodes)
+            ]
+            await self._supervisor.start(services, agents)
             self._become("running")
         except BaseException as error:
             await self.stop("failed" if isinstance(error, Exception) else "stopped")

@@ -38,7 +38,7 @@ class Supervisor:
         Args:
             log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
             on_change: Called whenever `status` would answer differently.
-            start_within_s: How long a stage may take until all its processes are ready.
+            start_within_s: How long one call of `start` may take until all is ready.
         """
         self._log_folder = log_folder
         self._on_change = on_change
@@ -50,17 +50,18 @@ class Supervisor:
         """Return every process, in the order of their start."""
         return tuple(child.status() for stage in self._stages for child in stage)
 
-    async def start(self, stage: Sequence[Process]) -> None:
-        """Start one more stage and return when all of it is ready.
+    async def start(self, *stages: Sequence[Process]) -> None:
+        """Start further stages at once and return when all of them are ready; only their stopping has an order.
 
         Raises:
             StackError: a process is not ready in time or keeps ending; `stop` then still has to be called.
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
-        children = [_Child(process, self._log_folder, self._on_change) for process in stage]
+        added = [[_Child(process, self._log_folder, self._on_change) for process in stage] for stage in stages]
+        self._stages += added
+        children = [child for stage in added for child in stage]
         if not children:
             return
-        self._stages.append(children)
         for child in children:
             child.start()
         ready = [child.ready for child in children]
