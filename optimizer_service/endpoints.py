@@ -17,6 +17,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 SUBMIT_PROBLEMS: dict[int | str, dict[str, Any]] = {
     200: {"model": SolveSummary, "description": "The same problem is solved already."},
+    400: {"model": Problem, "description": "`body_not_json`."},
+    413: {"model": Problem, "description": "`body_too_large`."},
     429: {"model": Problem, "description": "`quota_exceeded`: too many solves queued or running."},
 }
 

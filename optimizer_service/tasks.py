@@ -7,10 +7,11 @@ import functools
 from optimizer_service.queue import TASK, optimizer_celery
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import SolveWorker
-from services.db.engine import create_engine
+from services.db.engine import async_url, create_engine
 from services.kit.celery import prepare_worker
 
 settings = OptimizerSettings()  # type: ignore[call-arg]
+async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 app = optimizer_celery(settings)
 prepare_worker("optimizer-worker", settings)
 

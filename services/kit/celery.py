@@ -7,12 +7,14 @@ time-out; kombu looks for such messages every ``interval x throttle`` seconds, b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import psutil
 from billiard.common import human_status
 from billiard.pool import EX_RECYCLE
 from billiard.util import get_logger
@@ -82,8 +84,12 @@ def queue_key(queue: str) -> str:
 def leave_process() -> NoReturn:
     """End the pool's process that runs a task, and so the task, at once; the pool starts another.
 
-    For a task that nobody waits for any more: a solver in the middle of its work has no other way out.
+    For a task that nobody waits for any more: a solver in the middle of its work has no other way out. Programs that
+    the task runs end with it.
     """
+    for program in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            program.kill()
     os._exit(EX_RECYCLE)
 
 

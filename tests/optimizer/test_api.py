@@ -7,12 +7,14 @@ from typing import Any
 
 import asyncpg
 import httpx
+import psutil
 import pytest
 
 from services.contracts.identity import Role
 from services.contracts.problems import Problem
 from tests.optimizer.installation import Installation
 from tests.optimizer.problems import START, a_bound, a_long_bound, points
+from tests.support.servers import wait_until
 
 
 def problem_of(answer: httpx.Response) -> Problem:
@@ -130,6 +132,19 @@ async def test_a_running_solve_is_cancelled_and_stops(optimizer: Installation) -
     assert (again.status_code, again.json()["state"]) == (200, "cancelled")
     over = problem_of(await optimizer.call("DELETE", f"/v1/optimize/{waiting_id}"))
     assert (over.status, over.code) == (409, "invalid_transition")
+
+
+async def test_a_program_that_a_cancelled_solve_runs_ends_with_it(optimizer: Installation) -> None:
+    def programs() -> set[int]:
+        running = psutil.process_iter(["name", "status"])
+        return {found.pid for found in running if found.info["name"] == "cbc" and found.info["status"] != "zombie"}
+
+    before = programs()
+    solve_id = await optimizer.accepted({**a_long_bound(hours=900, window_h=48, seed=4), "solver": "cbc"})
+    await asyncio.to_thread(wait_until, lambda: bool(programs() - before))
+    started = programs() - before
+    await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
+    await asyncio.to_thread(wait_until, lambda: not (programs() & started), 10)
 
 
 async def test_a_cancelled_problem_may_be_asked_for_anew(optimizer: Installation) -> None:
