@@ -41,6 +41,8 @@ FRONT_DOORS = {
 }
 MIGRATIONS = {"migrations": {*LIBRARIES}, "migrations.versions": set[str]()}
 ENGINE = "services.simulator.engine"
+WORKLOAD = "services.simulator.workload"
+"""What the engine is given; as pure as the engine itself."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     **LIBRARIES,
@@ -48,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{process: {*LIBRARIES, process} - {"services.db"} for process in WITHOUT_DB},
     **{door: {*allowed, door} for door, allowed in FRONT_DOORS.items()},
     **{room: {*allowed, room} for room, allowed in MIGRATIONS.items()},
-    ENGINE: {"services.core", ENGINE},
+    ENGINE: {"services.core", ENGINE, WORKLOAD},
+    WORKLOAD: {"services.core", WORKLOAD},
 }
 """Per room, the rooms of ours that it may import. The longest name that fits a module is its room."""
 

@@ -1,0 +1,1 @@
+"""The event-driven engine: a simulated cluster that carries out the plans of the live round."""

@@ -1,0 +1,305 @@
+"""What a simulation is given: jobs as columns, how they behave, the cluster, and the grid.
+
+Readers and recipes make these; the engine runs them. True and predicted behaviour are kept apart: the engine runs on
+the true one and shows policies the predicted one only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.carbon import CarbonCurve, Signal
+from services.core.domain.errors import DomainError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+ANY_MODEL = "*"
+"""The key of a profile's behaviour on GPU models it does not name."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How a job of some kind runs on one GPU model, by gang size. Between sizes, linear; outside, the nearest.
+
+    Attributes:
+        gpus: (n_sizes,) gang sizes, ascending.
+        speed: (n_sizes,) seconds of ``Workload.work_s`` done per second, on one node. 1 is the reference gang.
+        gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
+        spread_speed: (n_sizes,) speed of a gang that spans nodes; None where that costs nothing.
+    """
+
+    gpus: Ints
+    speed: Floats
+    gpu_power_w: Floats
+    spread_speed: Floats | None = None
+
+    def __post_init__(self) -> None:
+        columns = [self.speed, self.gpu_power_w, *([] if self.spread_speed is None else [self.spread_speed])]
+        if self.gpus.ndim != 1 or not self.gpus.size or any(column.shape != self.gpus.shape for column in columns):
+            raise DomainError("a behaviour needs one speed and one power per gang size")
+        if self.gpus[0] < 1 or bool((np.diff(self.gpus) <= 0).any()):
+            raise DomainError("gang sizes ascend from at least 1")
+        if not all(np.isfinite(column).all() and (column > 0).all() for column in columns):
+            raise DomainError("speeds and powers are finite and above 0")
+
+    def speed_at(self, gpus: Ints, *, spread: bool = False) -> Floats:
+        """Return the speed at each size, work seconds per second; same shape."""
+        speed = self.spread_speed if spread and self.spread_speed is not None else self.speed
+        return np.interp(gpus, self.gpus, speed)
+
+    def power_w_at(self, gpus: Ints) -> Floats:
+        """Return the draw of one of the gang's GPUs at each size, watts; same shape."""
+        return np.interp(gpus, self.gpus, self.gpu_power_w)
+
+
+@dataclass(frozen=True)
+class JobProfile:
+    """A kind of job.
+
+    Attributes:
+        name: For reports, such as ``bert, batch 12``.
+        true: Behaviour by GPU model, ``ANY_MODEL`` for the others; what really happens.
+        predicted: The same as a predictor sees it; what policies that need speeds ahead are shown. Equal to ``true``
+            unless given.
+        host_power_w: CPU and static draw of the host per GPU the job holds, watts, beside ``gpu_power_w``.
+        checkpoint_s: Time to write a checkpoint when stopped; the gang holds its GPUs, works on nothing, draws power.
+        restart_s: Time from getting GPUs to the first step of work; also paid by the first start.
+    """
+
+    name: str
+    true: Mapping[str, Behaviour]
+    predicted: Mapping[str, Behaviour] = field(default_factory=dict[str, Behaviour])
+    host_power_w: float = 0.0
+    checkpoint_s: float = 10.0
+    restart_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.true:
+            raise DomainError(f"profile {self.name} says nothing of any GPU model")
+        if not (self.host_power_w >= 0 and self.checkpoint_s >= 0 and self.restart_s >= 0):
+            raise DomainError(f"profile {self.name} has a negative power or duration")
+
+    def truth(self, gpu_model: str) -> Behaviour | None:
+        """Return the true behaviour on a GPU model, None where the job cannot run on it."""
+        return self.true.get(gpu_model) or self.true.get(ANY_MODEL)
+
+    def prediction(self, gpu_model: str) -> Behaviour | None:
+        """Return the predicted behaviour on a GPU model: the true one where no prediction is kept."""
+        return self.predicted.get(gpu_model) or self.predicted.get(ANY_MODEL) or self.truth(gpu_model)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Jobs in order of submission. Every column is (n_jobs,).
+
+    Attributes:
+        ids: Unique.
+        tenants: Owners.
+        submitted_s: UTC seconds, ascending.
+        work_s: Seconds the job takes at its profile's reference gang (speed 1), without start and checkpoints; > 0.
+        requested_gpus: What the user asked for: the size of policies that do not scale jobs.
+        min_gpus, max_gpus, step_gpus: The sizes an elastic policy may give it.
+        profile: Index into ``profiles``.
+        profiles: The kinds of jobs.
+        predicted_work_s: ``work_s`` as a predictor sees it, NaN where it cannot tell. None: exactly ``work_s``.
+        priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
+        gpu_model: Per job the model it must have, empty for any; None: any for all.
+        name: For reports.
+        notes: What was dropped or mapped on the way here, and why; for people.
+    """
+
+    ids: tuple[str, ...]
+    tenants: tuple[str, ...]
+    submitted_s: Floats
+    work_s: Floats
+    requested_gpus: Ints
+    min_gpus: Ints
+    max_gpus: Ints
+    step_gpus: Ints
+    profile: Ints
+    profiles: tuple[JobProfile, ...]
+    predicted_work_s: Floats | None = None
+    priority: Ints | None = None
+    preemptible: Bools | None = None
+    deadline_s: Floats | None = None
+    gpu_model: tuple[str, ...] | None = None
+    name: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        optional = [self.predicted_work_s, self.priority, self.preemptible, self.deadline_s, self.gpu_model]
+        columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
+        columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
+        if any(len(column) != len(self.ids) for column in columns):
+            raise DomainError("every column of a workload has one row per job")
+        if len(set(self.ids)) != len(self.ids):
+            raise DomainError("the ids of a workload's jobs are unique")
+        if not np.isfinite(self.submitted_s).all() or bool((np.diff(self.submitted_s) < 0).any()):
+            raise DomainError("a workload's jobs stand in order of submission")
+        if not (np.isfinite(self.work_s).all() and (self.work_s > 0).all()):
+            raise DomainError("every job of a workload has work above 0 s")
+        low, high, step = self.min_gpus, self.max_gpus, self.step_gpus
+        if bool(((low < 1) | (step < 1) | (high < low) | ((high - low) % np.maximum(step, 1) != 0)).any()):
+            raise DomainError("a gang's sizes go from min to max in whole steps")
+        asked = self.requested_gpus
+        if bool(((asked < low) | (asked > high) | ((asked - low) % step != 0)).any()):
+            raise DomainError("the size a user asked for is one of the gang's sizes")
+        if len(self.ids) and not (0 <= int(self.profile.min()) <= int(self.profile.max()) < len(self.profiles)):
+            raise DomainError("every job names one of the workload's profiles")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rigid(self) -> Workload:
+        """Return the same jobs fixed at the sizes their users asked for."""
+        asked = self.requested_gpus
+        return replace(self, min_gpus=asked, max_gpus=asked, step_gpus=np.ones_like(asked))
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """A kind of GPU.
+
+    Attributes:
+        name: As nodes and jobs name it.
+        idle_w: Draw while nobody uses it, watts.
+        peak_w: Draw at the board's limit, watts.
+        memory_gib: Device memory.
+    """
+
+    name: str
+    idle_w: float
+    peak_w: float
+    memory_gib: float
+
+
+GPU_MODELS: dict[str, GpuModel] = {
+    model.name: model
+    for model in (
+        GpuModel("RTX3090", 30.0, 350.0, 24.0),
+        GpuModel("RTX2080Ti", 20.0, 250.0, 11.0),
+        GpuModel("RTX4090", 25.0, 450.0, 24.0),
+        GpuModel("T4", 10.0, 70.0, 16.0),
+        GpuModel("A10", 20.0, 150.0, 24.0),
+        GpuModel("K80", 30.0, 150.0, 12.0),
+        GpuModel("P100", 30.0, 250.0, 16.0),
+        GpuModel("V100", 40.0, 300.0, 32.0),
+        GpuModel("A100", 55.0, 400.0, 40.0),
+        GpuModel("H100", 70.0, 700.0, 80.0),
+        GpuModel("H200", 75.0, 700.0, 141.0),
+    )
+}
+"""Board limits of the data sheets; idle draws are typical readings of an idle board and can be set per run."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes."""
+
+    count: int
+    gpus: int
+    model: GpuModel
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The nodes of a cluster, heterogeneous by group."""
+
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def gpus(self) -> int:
+        """All devices."""
+        return sum(group.count * group.gpus for group in self.groups)
+
+    @classmethod
+    def parse(cls, text: str, models: Mapping[str, GpuModel] = GPU_MODELS) -> ClusterSpec:
+        """Return the cluster that ``32x2:RTX3090[,4x8:A100]`` names: nodes x GPUs of each, and the model.
+
+        Raises:
+            DomainError: not of that form, an unknown model, or no GPU at all.
+        """
+        groups: list[NodeGroup] = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3}):([\w.-]+)\s*", part)
+            if match is None:
+                raise DomainError(f"{part!r} is no node group; write NODESxGPUS:MODEL, such as 32x2:RTX3090")
+            count, gpus, name = int(match[1]), int(match[2]), match[3]
+            if name not in models:
+                raise DomainError(f"unknown GPU model {name!r}; known: {', '.join(models)}")
+            if not count or not gpus:
+                raise DomainError(f"{part!r} has no GPU")
+            groups.append(NodeGroup(count, gpus, models[name]))
+        return cls(tuple(groups))
+
+
+class ForecastKind(StrEnum):
+    """What a policy is told of the hours ahead."""
+
+    PERFECT = "perfect"
+    """What will really be."""
+    PERSISTENCE = "persistence"
+    """The same hour of the last day that is known."""
+    FILE = "file"
+    """Forecasts as they were issued at the time."""
+
+
+@dataclass(frozen=True)
+class IssuedForecasts:
+    """Forecasts as issued. Before the first issue a policy sees persistence.
+
+    Attributes:
+        issued_s: (k,) when each was published, UTC seconds, ascending.
+        starts_s: (k,) when the first value of each begins to hold.
+        step_s: How long each value holds.
+        intensity_gco2_per_kwh: (k, steps).
+    """
+
+    issued_s: Floats
+    starts_s: Floats
+    step_s: float
+    intensity_gco2_per_kwh: Floats
+
+
+@dataclass(frozen=True)
+class CarbonTrace:
+    """The grid over the simulated time; it should begin a day before the first job, so that the past is known.
+
+    A simulation that outlasts the trace goes on with its last day, over and over; the result says for how long.
+
+    Attributes:
+        zone: Such as ``SE``.
+        signal: What the intensities measure.
+        times_s: (n,) UTC seconds, strictly increasing.
+        intensity_gco2_per_kwh: (n,) in force from each time to the next.
+        end_s: When the last value stops holding.
+        forecast: What policies are told of the hours ahead.
+        issued: The forecasts of ``ForecastKind.FILE``.
+        notes: Gaps filled, rows dropped, the source and its licence; for people.
+    """
+
+    zone: str
+    signal: Signal
+    times_s: Floats
+    intensity_gco2_per_kwh: Floats
+    end_s: float
+    forecast: ForecastKind = ForecastKind.PERFECT
+    issued: IssuedForecasts | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.forecast is ForecastKind.FILE and self.issued is None:
+            raise DomainError("a trace with issued forecasts needs them")
+        self.curve()
+
+    def curve(self) -> CarbonCurve:
+        """Return the true intensity as a step curve."""
+        return CarbonCurve(self.times_s, self.intensity_gco2_per_kwh, self.end_s)
