@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +68,8 @@ def demo(
         if not exit_after:
             console.print(f"\n[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs); Ctrl-C stops it")
             console.print("in another terminal: .venv/bin/wattshift jobs | nodes | carbon | policy | report | submit")
-            stop.wait()
+            with suppress(local.StopAskedError):
+                stop.wait()
         return 0 if succeeded else EXIT_FAILED
 
     raise typer.Exit(local.run_with_stack(show, folder=folder, nodes=nodes, port=port, environment=ENVIRONMENT))
