@@ -33,7 +33,7 @@ def test_compose_runs_what_the_supervisor_runs() -> None:
 def test_compose_checks_health_and_keeps_data() -> None:
     for name, service in COMPOSE["services"].items():
         assert "healthcheck" in service or name in ("migrations", "worker"), name
-    assert {"postgres", "valkey", "gateway", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
+    assert {"postgres", "valkey", "admission", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
     assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway"]
 
 
