@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli import local, output
-from services.cli.client import EXIT_FAILED, CliError, Gateway
+from services.cli.client import EXIT_FAILED, CliError, Gateway, data_dir
 from services.cli.cluster import sparkline
 from services.cli.jobs import FINAL, read_specs, submit_all
 from services.cli.output import console
@@ -57,8 +57,12 @@ def demo(
 ) -> None:
     """Start everything on this machine, submit the example workload and show it live."""
 
+    key_file = (folder or data_dir()) / "admin.key"
+    is_first_start = not key_file.exists()
+
     def show(gateway: Gateway, stop: local.Stop) -> int:
-        console.print(f"[green]up[/] at [bold]{gateway.url}[/]")
+        console.print(f"[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs)")
+        local.print_admin_key(key_file, is_first_start)
         gateway.call("PUT", "/v1/policies/active", body=POLICY)
         accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
         console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")

@@ -53,6 +53,11 @@ def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: 
         output.print_json(asdict(started))
         return
     console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
+    print_admin_key(key_file, is_first_start)
+
+
+def print_admin_key(key_file: Path, is_first_start: bool) -> None:
+    """Say where the admin key is kept; the key itself only once."""
     console.print(f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""))
 
 
