@@ -1,0 +1,130 @@
+"""Services as processes of their own, as a supervisor would run them."""
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.standalone.ports import Ports
+from services.standalone.process import Process
+from tests.support.servers import ROOT, wait_until
+
+TOKEN = "a-token-for-tests-only"
+PREFIXES = {"gateway.app": "GATEWAY", "services.admission.app": "ADMISSION"}
+
+
+@dataclass
+class Services:
+    """Starts services that know each other's addresses; what was started is stopped at the end of the block."""
+
+    folder: Path
+    environment: dict[str, str]
+    ports: Ports = field(default_factory=Ports)
+    urls: dict[str, str] = field(default_factory=dict)
+
+    def process(self, module: str, ready_path: str = "/readyz", **settings: str) -> Process:
+        """Return a service to run; started again it has the same address."""
+        prefix = PREFIXES[module]
+        if prefix not in self.urls:
+            port = self.ports.take(24_000 + os.getpid() % 5_000)
+            self.urls[prefix] = f"http://127.0.0.1:{port}"
+            self.environment |= {f"{prefix}_PORT": str(port), f"WATTSHIFT_{prefix}_URL": self.urls[prefix]}
+        port = int(self.environment[f"{prefix}_PORT"])
+        return Process(
+            name=prefix.lower(),
+            command=(sys.executable, "-m", module),
+            environment={**self.environment, **settings},
+            folder=ROOT,
+            is_ready=lambda: _answers(port, ready_path),
+            port=port,
+        )
+
+    @contextlib.contextmanager
+    def started(self, module: str, ready_path: str = "/readyz", **settings: str) -> Iterator["Running"]:
+        """Run a service until the end of the block; ``Running.kill`` and ``start`` in between are for its tests."""
+        process = self.process(module, ready_path, **settings)
+        service = Running(process, self.folder / f"{process.name}.log")
+        service.start()
+        try:
+            yield service
+        finally:
+            service.stop()
+
+    def admin_key(self) -> str:
+        """Return the key that admission made when it first started."""
+        return (self.folder / "admin.key").read_text().strip()
+
+
+def _answers(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class Running:
+    """A service that runs, or was killed and may be started again."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and return when it is ready; what it printed is part of the error if it does not get there."""
+        with self.log.open("ab") as output:
+            self._popen = subprocess.Popen(self.process.command, **self.process.popen_options(output.fileno()))
+        ready = self.process.is_ready
+        assert ready
+        try:
+            wait_until(lambda: self._has_ended() or ready())
+        except TimeoutError:
+            self.kill()
+            raise TimeoutError(f"{self.process.name} is not ready:\n{self.log.read_text()[-3000:]}") from None
+        if self._has_ended():
+            raise RuntimeError(f"{self.process.name} ended:\n{self.log.read_text()[-3000:]}")
+
+    def _has_ended(self) -> bool:
+        return self._popen is None or self._popen.poll() is not None
+
+    def kill(self) -> None:
+        """End it as the kernel does a process that is out of memory."""
+        if self._popen:
+            self._popen.kill()
+            self._popen.wait()
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self._popen and self._popen.poll() is None:
+            self._popen.terminate()
+            try:
+                self._popen.wait(timeout=self.process.stop_within_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@contextlib.contextmanager
+def services(folder: Path, database_url: str, redis_url: str, **settings: str) -> Iterator[Services]:
+    """Yield what starts services on these servers, with ``folder`` for their files."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("WATTSHIFT_", "GATEWAY_"))},
+        "DATABASE_URL": database_url,
+        "REDIS_URL": redis_url,
+        "WATTSHIFT_SERVICE_TOKEN": TOKEN,
+        "WATTSHIFT_DATA_DIR": str(folder),
+        "PYTHONUNBUFFERED": "1",
+        **settings,
+    }
+    found = Services(folder, environment)
+    try:
+        yield found
+    finally:
+        found.ports.release()
