@@ -1,0 +1,137 @@
+"""Tenants, keys and the audit log."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from services.contracts.identity import NewApiKey, ResolvedKey, Role, TenantLimits
+from tests.admission.desk import Desk
+
+
+async def _resolve(desk: Desk, secret: str) -> Any:
+    lookup = {"key_sha256": hashlib.sha256(secret.encode()).hexdigest()}
+    return await desk.ask("POST", "/internal/keys/resolve", json=lookup)
+
+
+async def _key(desk: Desk, tenant: str = "default", role: Role = Role.USER) -> NewApiKey:
+    made = await desk.ask("POST", "/v1/keys", role="admin", json={"tenant_id": tenant, "role": role})
+    assert made.status_code == 201, made.text
+    return NewApiKey.model_validate_json(made.content)
+
+
+async def test_a_key_is_told_once_and_stored_hashed(desk: Desk) -> None:
+    key = await _key(desk)
+    assert key.secret.startswith("ws_")
+    listed = (await desk.ask("GET", "/v1/keys", role="admin")).text
+    assert key.id in listed
+    assert key.secret not in listed
+    stored = await desk.database.fetchval("SELECT key_sha256 FROM api_keys WHERE id = $1", key.id)
+    assert stored == hashlib.sha256(key.secret.encode()).digest()
+
+
+async def test_a_key_resolves_to_its_owner_until_it_is_revoked(desk: Desk) -> None:
+    tenant = await desk.make_tenant("resolves", max_gpus=4)
+    key = await _key(desk, tenant, Role.OPERATOR)
+    found = ResolvedKey.model_validate_json((await _resolve(desk, key.secret)).content)
+    assert (found.identity.tenant_id, found.identity.role, found.identity.key_id) == (tenant, "operator", key.id)
+    assert found.limits == TenantLimits(max_gpus=4)
+    for _ in range(2):
+        assert (await desk.ask("DELETE", f"/v1/keys/{key.id}", role="admin")).status_code == 204
+    assert (await _resolve(desk, key.secret)).status_code == 404
+    assert (await _resolve(desk, "ws_" + "x" * 43)).status_code == 404
+
+
+async def test_the_last_admin_key_stays(desk: Desk) -> None:
+    await desk.database.execute("UPDATE api_keys SET revoked_at = now() WHERE role = 'admin' AND label = ''")
+    (first_id,) = [
+        row["id"]
+        for row in await desk.database.fetch("SELECT id FROM api_keys WHERE role = 'admin' AND revoked_at IS NULL")
+    ]
+    refused = await desk.ask("DELETE", f"/v1/keys/{first_id}", role="admin")
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    second = await _key(desk, role=Role.ADMIN)
+    assert (await desk.ask("DELETE", f"/v1/keys/{second.id}", role="admin")).status_code == 204
+
+
+async def test_limits_change_one_by_one(desk: Desk) -> None:
+    tenant = await desk.make_tenant("limits", max_gpus=8, burst=5)
+    path = f"/v1/tenants/{tenant}"
+    answer = await desk.ask("PATCH", path, role="admin", json={"limits": {"max_gpus": None, "requests_per_s": 1.5}})
+    assert answer.json()["limits"] == TenantLimits(requests_per_s=1.5, burst=5).model_dump()
+    assert (await desk.ask("GET", path, role="operator")).json() == answer.json()
+    assert answer.json() in (await desk.ask("GET", "/v1/tenants", role="operator")).json()["items"]
+
+
+async def test_a_tenant_is_made_once(desk: Desk) -> None:
+    await desk.make_tenant("twice")
+    again = await desk.ask("POST", "/v1/tenants", role="admin", json={"id": "twice"})
+    assert (again.status_code, again.json()["code"]) == (409, "conflict")
+    assert again.json()["errors"][0]["pointer"] == "/id"
+
+
+async def test_a_key_needs_its_tenant(desk: Desk) -> None:
+    answer = await desk.ask("POST", "/v1/keys", role="admin", json={"tenant_id": "no-such-tenant"})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/tenant_id")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "least"),
+    [
+        ("POST", "/v1/tenants", "admin"),
+        ("GET", "/v1/tenants", "operator"),
+        ("GET", "/v1/tenants/default", "operator"),
+        ("PATCH", "/v1/tenants/default", "admin"),
+        ("POST", "/v1/keys", "admin"),
+        ("GET", "/v1/keys", "admin"),
+        ("DELETE", "/v1/keys/key_00000000000000000000000000", "admin"),
+        ("GET", "/v1/audit", "operator"),
+    ],
+)
+async def test_roles(desk: Desk, method: str, path: str, least: str) -> None:
+    roles = ["user", "operator", "admin"]
+    for role in roles:
+        answer = await desk.ask(method, path, role=role, json={} if method in ("POST", "PATCH") else None)
+        assert (answer.status_code == 403) == (roles.index(role) < roles.index(least)), (role, answer.text)
+
+
+@pytest.mark.parametrize("path", ["/v1/tenants/a%00b", "/v1/tenants/..", f"/v1/tenants/{'x' * 2000}"])
+async def test_a_name_no_tenant_can_have(desk: Desk, path: str) -> None:
+    assert (await desk.ask("GET", path, role="admin")).status_code == 404
+
+
+async def test_lists_have_pages(desk: Desk) -> None:
+    for path, field in (("/v1/tenants", "id"), ("/v1/keys", "id"), ("/v1/audit", "at")):
+        whole = (await desk.ask("GET", path, role="admin", params={"limit": 500})).json()["items"]
+        found: list[Any] = []
+        cursor = None
+        while not found or cursor:
+            params = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+            page = (await desk.ask("GET", path, role="admin", params=params)).json()
+            found, cursor = found + page["items"], page["next_cursor"]
+        assert [item[field] for item in found] == [item[field] for item in whole]
+        bad = await desk.ask("GET", path, role="admin", params={"cursor": "Zm9vIGJhcg"})
+        assert (bad.status_code, bad.json()["code"]) == (422, "invalid_cursor")
+
+
+async def test_what_admins_do_is_written_down(desk: Desk) -> None:
+    tenant = await desk.make_tenant("written")
+    key = await _key(desk, tenant)
+    await desk.ask("PATCH", f"/v1/tenants/{tenant}", role="admin", json={"limits": {"burst": 7}})
+    await desk.ask("DELETE", f"/v1/keys/{key.id}", role="admin")
+    audit = (await desk.ask("GET", "/v1/audit", role="operator")).json()["items"]
+    assert [(entry["action"], entry["target"]) for entry in audit[:4]] == [
+        ("key.revoked", key.id),
+        ("tenant.changed", tenant),
+        ("key.created", key.id),
+        ("tenant.created", tenant),
+    ]
+    assert audit[1]["data"]["after"]["burst"] == 7
+    assert key.secret not in str(audit)
+
+
+async def test_only_services_come_in(desk: Desk) -> None:
+    answer = await desk.ask("GET", "/v1/jobs", headers={"authorization": "Bearer wrong"})
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+    answer = await desk.http.get("/v1/jobs")
+    assert answer.status_code == 401

@@ -1,0 +1,121 @@
+"""Commits that fail, and commits that only seem to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from services.admission.commits import Committer
+from services.admission.submission_repository import SubmissionRepository
+from services.admission.submissions import Draft, read_submission
+from services.contracts.jobs import SubmissionAnswer
+from tests.admission.desk import Desk, an_entry
+
+
+def _drafts(count: int, key: str | None = None) -> list[Draft]:
+    read = [read_submission(an_entry(key=key and f"{key}-{i}")) for i in range(count)]
+    return [draft for draft in read if isinstance(draft, Draft)]
+
+
+@asynccontextmanager
+async def committing(repository: SubmissionRepository, patience_s: float = 5) -> AsyncIterator[Committer]:
+    committer = Committer(repository, lambda: None, max_jobs=100, patience_s=patience_s)
+    task = asyncio.create_task(committer.run())
+    try:
+        yield committer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _LosesAnswers(SubmissionRepository):
+    """Commits, and then has the connection break before anybody hears of it."""
+
+    left = 1
+
+    async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
+        tried = set(self._attempted)
+        answers = await super().commit(drafts)
+        if self.left:
+            self.left -= 1
+            self._attempted |= tried | {draft.jobs[0].id for draft in drafts}
+            await self.close()
+            raise ConnectionResetError
+        return answers
+
+
+async def test_a_commit_whose_answer_was_lost_is_found_again(desk: Desk, database_url: str) -> None:
+    before = await desk.count("jobs")
+    async with committing(_LosesAnswers(database_url)) as committer:
+        answers = await committer.submit(_drafts(5) + _drafts(5, "lost"))
+    assert [answer.status for answer in answers] == [201] * 10
+    assert await desk.count("jobs") == before + 10
+
+
+async def test_a_backend_that_is_killed_delays_and_loses_nothing(desk: Desk, database_url: str) -> None:
+    before = await desk.count("jobs")
+    killed = asyncio.Event()
+
+    async def kill_backends() -> None:
+        for _ in range(5):
+            await desk.database.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'admission-commits'"
+                " AND datname = current_database()"
+            )
+            await asyncio.sleep(0.05)
+        killed.set()
+
+    accepted = 0
+    async with committing(SubmissionRepository(database_url), patience_s=20) as committer:
+        killer = asyncio.create_task(kill_backends())
+        while not killed.is_set():
+            answers = await committer.submit(_drafts(3))
+            assert [answer.status for answer in answers] == [201] * 3
+            accepted += 3
+        await killer
+    assert await desk.count("jobs") == before + accepted
+
+
+class _Away(SubmissionRepository):
+    async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
+        raise ConnectionRefusedError
+
+
+async def test_without_a_database_everybody_is_told_to_come_back(desk: Desk, database_url: str) -> None:
+    before = await desk.count("jobs")
+    async with committing(_Away(database_url), patience_s=0.01) as committer:
+        answers = await committer.submit(_drafts(3))
+    assert [answer.status for answer in answers] == [503] * 3
+    assert await desk.count("jobs") == before
+
+
+class _Chokes(SubmissionRepository):
+    """Cannot hold one of the jobs, whatever the reason."""
+
+    async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
+        if any(job.spec.name == "bad" for draft in drafts for job in draft.jobs):
+            raise asyncpg.UntranslatableCharacterError("no such character")
+        return await super().commit(drafts)
+
+
+async def test_what_the_database_cannot_hold_spoils_nothing_else(desk: Desk, database_url: str) -> None:
+    bad = read_submission(an_entry({"name": "bad"}))
+    assert isinstance(bad, Draft)
+    async with committing(_Chokes(database_url)) as committer:
+        answers = await committer.submit([*_drafts(2), bad, *_drafts(2)])
+    assert [answer.status for answer in answers] == [201, 201, 422, 201, 201]
+
+
+async def test_commits_stay_below_their_size(database_url: str) -> None:
+    sizes: list[int] = []
+
+    class Counts(SubmissionRepository):
+        async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
+            sizes.append(len(drafts))
+            return await super().commit(drafts)
+
+    async with committing(Counts(database_url)) as committer:
+        await asyncio.gather(*(committer.submit(_drafts(30)) for _ in range(10)))
+    assert sum(sizes) == 300
+    assert max(sizes) <= 100

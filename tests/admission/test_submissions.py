@@ -1,0 +1,166 @@
+"""Submitting: what is accepted, replayed and refused, and that a refusal changes nothing."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from services.contracts.jobs import Job, SubmissionAnswer, SubmittedBatch, SubmittedJob
+from services.core.domain.jobs import JobState
+from tests.admission.desk import SPEC, Desk, an_entry
+
+
+def _code(answer: SubmissionAnswer) -> str:
+    return str(json.loads(answer.body)["code"])
+
+
+def _pointers(answer: SubmissionAnswer) -> list[str]:
+    return [error["pointer"] for error in json.loads(answer.body)["errors"]]
+
+
+async def test_an_accepted_job_is_there_with_its_event(desk: Desk) -> None:
+    (answer,) = await desk.submit_all(an_entry({"labels": {"a": "b"}, "project": "vision"}))
+    made = SubmittedJob.model_validate_json(answer.body)
+    assert (answer.status, answer.location, made.state) == (201, f"/v1/jobs/{made.id}", JobState.QUEUED)
+    found = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{made.id}")).content)
+    assert (found.submitted_at, found.project, found.spec.labels) == (made.submitted_at, "vision", {"a": "b"})
+    assert await desk.count("job_events", f"job_id = '{made.id}' AND type = 'job.submitted'") == 1
+
+
+async def test_a_job_may_begin_on_hold(desk: Desk) -> None:
+    job_id = await desk.submit({"hold": True})
+    found = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{job_id}")).content)
+    assert (found.state, found.reason) == (JobState.HELD, "held")
+
+
+async def test_a_batch_is_answered_in_its_order(desk: Desk) -> None:
+    (answer,) = await desk.submit_all(an_entry([SPEC | {"name": f"job-{i}"} for i in range(20)]))
+    made = SubmittedBatch.model_validate_json(answer.body).jobs
+    assert [job.name for job in made] == [f"job-{i}" for i in range(20)]
+    assert sorted(job.id for job in made) == [job.id for job in made]
+
+
+async def test_a_batch_is_all_or_none(desk: Desk) -> None:
+    before = await desk.count("jobs")
+    (answer,) = await desk.submit_all(an_entry([SPEC, SPEC | {"gpus": {"min": 0}}, SPEC]))
+    assert (answer.status, _pointers(answer)) == (422, ["/jobs/1/gpus/min"])
+    assert await desk.count("jobs") == before
+
+
+async def test_the_same_key_and_body_are_answered_the_same(desk: Desk) -> None:
+    (first,) = await desk.submit_all(an_entry({"hold": True}, key="same"))
+    await desk.ask("POST", f"{first.location}/release")
+    (again,) = await desk.submit_all(an_entry({"hold": True}, key="same"))
+    assert not first.replayed
+    assert again == first.model_copy(update={"replayed": True})
+    assert await desk.count("jobs", f"id = '{json.loads(first.body)['id']}'") == 1
+
+
+async def test_a_batch_is_replayed_whole(desk: Desk) -> None:
+    entry = an_entry([SPEC | {"name": f"again-{i}"} for i in range(30)], key="batch")
+    (first,), (again,) = await desk.submit_all(entry), await desk.submit_all(entry)
+    assert again == first.model_copy(update={"replayed": True})
+
+
+@pytest.mark.parametrize("other", [{"name": "other"}, [SPEC]])
+async def test_a_key_stands_for_one_body(desk: Desk, other: Any) -> None:
+    key = f"one-body-{type(other).__name__}"
+    await desk.submit_all(an_entry(key=key))
+    before = await desk.count("jobs")
+    (answer,) = await desk.submit_all(an_entry(other, key=key))
+    assert (answer.status, _code(answer), _pointers(answer)) == (
+        422,
+        "idempotency_key_reused",
+        ["#Idempotency-Key"],
+    )
+    assert await desk.count("jobs") == before
+
+
+async def test_keys_of_tenants_are_their_own(desk: Desk) -> None:
+    other = await desk.make_tenant("other-keys")
+    (mine,) = await desk.submit_all(an_entry(key="ours"))
+    (theirs,) = await desk.submit_all(an_entry(key="ours", tenant=other))
+    assert mine.location != theirs.location
+    assert not theirs.replayed
+
+
+async def test_duplicates_in_one_commit_become_one_job(desk: Desk) -> None:
+    entries = [an_entry(key="twins") for _ in range(50)] + [an_entry({"name": "other"}, key="twins")]
+    answers = await desk.submit_all(*entries)
+    assert {answer.location for answer in answers[:50]} == {answers[0].location}
+    assert [answer.replayed for answer in answers[:50]] == [False] + [True] * 49
+    assert answers[50].status == 422
+
+
+async def test_concurrent_duplicates_become_one_job(desk: Desk) -> None:
+    found = await asyncio.gather(*(desk.submit_all(an_entry(key="race")) for _ in range(200)))
+    answers = [answer for group in found for answer in group]
+    assert {answer.status for answer in answers} == {201}
+    assert len({answer.location for answer in answers}) == 1
+    assert sum(not answer.replayed for answer in answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "pointer"),
+    [
+        ("{", 400, "body_not_json", ""),
+        ("", 400, "body_not_json", ""),
+        ("[" * 100_000, 400, "body_not_json", ""),
+        ('{"name": "a", "command": ["\\ud800"]}', 400, "body_not_json", ""),
+        ("[]", 422, "invalid_request", ""),
+        ("null", 422, "invalid_request", ""),
+        ('{"name": "a"}', 422, "invalid_request", ""),
+        ('{"name": "a b", "command": ["x"]}', 422, "invalid_request", "/name"),
+        ('{"name": "a", "command": ["x"], "nmae": 1}', 422, "invalid_request", "/nmae"),
+        ('{"name": "a", "command": ["\\u0000"]}', 422, "invalid_request", "/command/0"),
+        ('{"name": "a", "command": ["x"], "priority": 1e999}', 422, "invalid_request", "/priority"),
+        ('{"name": "a", "command": ["x"], "gpus": {"min": "1"}}', 422, "invalid_request", "/gpus/min"),
+        ('{"name": "a", "command": ["x"], "gpus": {"min": 4, "max": 2}}', 422, "invalid_request", "/gpus"),
+        ('{"name": "a", "command": ["x"], "labels": {"a/b": 1}}', 422, "invalid_request", "/labels/a~1b"),
+        ('{"name": "a", "command": ["x"], "deadline": "0001-01-01T00:00:00+23:59"}', 422, None, "/deadline"),
+        (
+            '{"name": "a", "command": ["x"], "progress": {"source": "log", "pattern": "a{99999999999}"}}',
+            *(422, "invalid_request", "/progress"),
+        ),
+        (
+            '{"name": "a", "command": ["x"], "progress": {"source": "log", "pattern": "\\u0000(?P<done>.)"}}',
+            *(422, "invalid_request", "/progress/pattern"),
+        ),
+    ],
+)
+async def test_a_bad_body_gets_one_problem(desk: Desk, body: str, status: int, code: str | None, pointer: str) -> None:
+    before = await desk.count("jobs")
+    good, bad, also_good = await desk.submit_all(an_entry(), an_entry(body), an_entry())
+    assert (bad.status, _pointers(bad)[0]) == (status, pointer)
+    assert code in (None, _code(bad))
+    assert (good.status, also_good.status) == (201, 201)
+    assert await desk.count("jobs") == before + 2
+
+
+async def test_a_gang_beyond_every_node_is_impossible(desk: Desk) -> None:
+    assert await desk.submit({"gpus": {"min": 999}})  # no node is known yet: nothing can be said
+    await desk.add_node("node-1", "A100", "A100")
+    await desk.add_node("node-2", "H100", "H100", "H100", memory_gib=80)
+    try:
+        cases = [
+            ({"gpus": {"min": 4}}, "/gpus/min"),
+            ({"gpus": {"min": 3, "model": "A100"}}, "/gpus/min"),
+            ({"gpus": {"min": 3, "memory_gib": 80}}, None),
+            ({"gpus": {"memory_gib": 81}}, "/gpus/memory_gib"),
+            ({"gpus": {"model": "V100"}}, "/gpus/model"),
+            ([SPEC, SPEC | {"gpus": {"min": 9}}], "/jobs/1/gpus/min"),
+        ]
+        answers = await desk.submit_all(*(an_entry(spec) for spec, _ in cases))
+        for answer, (_, pointer) in zip(answers, cases, strict=True):
+            assert answer.status == (422 if pointer else 201), answer.body
+            assert pointer is None or (_code(answer), _pointers(answer)) == ("gang_impossible", [pointer])
+        await desk.add_node("node-3", "V100")  # a node counts from the moment it is there
+        assert await desk.submit({"gpus": {"model": "V100"}})
+    finally:
+        await desk.database.execute("DELETE FROM nodes")
+
+
+async def test_a_tenant_that_is_gone_may_not_submit(desk: Desk) -> None:
+    (answer,) = await desk.submit_all(an_entry(tenant="nobody"))
+    assert (answer.status, _code(answer)) == (403, "forbidden")
