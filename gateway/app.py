@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -129,11 +130,16 @@ class Readiness:
             return False
 
 
+@cache
+def described() -> tuple[bytes, str]:
+    """Return the API's description, for programs and for people."""
+    document = describe(version("wattshift"))
+    return orjson.dumps(document), render(document)
+
+
 def add_pages(app: FastAPI) -> None:
     """Add the landing page and the two forms of the API's description."""
-    document = describe(version("wattshift"))
-    as_json = orjson.dumps(document)
-    as_html = render(document)
+    as_json, as_html = described()
     landing = (STATIC / "index.html").read_text()
 
     @app.get("/", include_in_schema=False)

@@ -82,6 +82,7 @@ class Forwarder:
             headers.pop("content-type", None)
         headers.update(identity_headers(key.identity))
         headers["authorization"] = self._authorization
+        headers["accept-encoding"] = "identity"  # what is not read cannot be unpacked
         headers[REQUEST_ID_HEADER] = exchange.request_id.decode()
         return headers
 
