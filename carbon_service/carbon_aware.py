@@ -7,27 +7,35 @@ aliases. Only the default signal is told. Errors are problem documents; what .NE
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from datetime import datetime
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from carbon_service.curve import as_curve, window_means
 from carbon_service.endpoints import Service
-from carbon_service.instants import LenientInstant
 from carbon_service.repository import at
 from carbon_service.service import CarbonService, Knowledge
+from services.contracts.carbon_aware import (
+    CarbonIntensity,
+    EmissionsData,
+    EmissionsForecast,
+    ForecastPoint,
+    ForecastRequest,
+    ForecastRequests,
+    ForecastsQuery,
+    IntensityRequest,
+    IntensityRequests,
+    Location,
+    Locations,
+    OneLocation,
+    Period,
+)
 from services.contracts.problems import FieldError, Problem, ProblemCode
 from services.kit.problems import ProblemError, validation_problem
 
-MOST_LOCATIONS = 50
-MOST_REQUESTS = 100
-LONGEST_WINDOW_MIN = 14 * 24 * 60
 LONGEST_RANGE_S = 366 * 86_400.0
 COORDINATES = {
     "DE": (51.17, 10.45),
@@ -61,134 +69,12 @@ router = APIRouter(
 )
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
-
-
-class EmissionsData(_Shape):
-    """What was measured over one interval; ``duration`` is ``[d.]hh:mm:ss``."""
-
-    location: str
-    time: datetime
-    rating: float
-    duration: str
-
-
-class ForecastPoint(_Shape):
-    """The mean over a window of ``duration`` minutes that begins at ``timestamp``."""
-
-    location: str
-    timestamp: datetime
-    duration: float | int
-    value: float
-
-
-class EmissionsForecast(_Shape):
-    """A forecast as means of sliding windows, and the best of them."""
-
-    generated_at: datetime
-    requested_at: datetime
-    location: str
-    data_start_at: datetime
-    data_end_at: datetime
-    window_size: float | int
-    optimal_data_points: list[ForecastPoint]
-    forecast_data: list[ForecastPoint]
-
-
-class ForecastRequest(_Shape):
-    """The forecast that was known at ``requestedAt``."""
-
-    requested_at: LenientInstant
-    location: str = Field(max_length=100)
-    data_start_at: LenientInstant | None = None
-    data_end_at: LenientInstant | None = None
-    window_size: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
-
-
-class IntensityRequest(_Shape):
-    """A period to average over."""
-
-    location: str = Field(max_length=100)
-    start_time: LenientInstant
-    end_time: LenientInstant
-
-
-class CarbonIntensity(_Shape):
-    """A period's time-weighted mean; null where nothing was measured."""
-
-    location: str
-    start_time: datetime
-    end_time: datetime
-    carbon_intensity: float | None
-
-
-class Location(_Shape):
-    """Where a zone is, roughly; null where we do not know."""
-
-    name: str
-    latitude: float | None
-    longitude: float | None
-
-
 def read_aliases(request: Request) -> dict[str, str]:
     """Return the other names of zones."""
     return request.app.state.location_aliases
 
 
 Aliases = Annotated[dict[str, str], Depends(read_aliases)]
-
-
-class Period(BaseModel):
-    """``time`` and ``toTime``; newer clients say ``startTime`` and ``endTime``."""
-
-    time: LenientInstant | None = None
-    toTime: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
-    startTime: LenientInstant | None = None  # noqa: N815
-    endTime: LenientInstant | None = None  # noqa: N815
-
-    def range_s(self, now_s: float, day_s: float) -> tuple[float, float]:
-        """Return the range asked for, UTC seconds; the last day of the grid where none is."""
-        start, end = self.time or self.startTime, self.toTime or self.endTime
-        if start is None and end is not None:
-            raise _bad("?time", "An end needs a start.")
-        end_s = end.timestamp() if end else now_s
-        start_s = start.timestamp() if start else end_s - day_s
-        if start_s > end_s:
-            raise _bad("?time", "The range starts after it ends.")
-        if end_s - start_s > LONGEST_RANGE_S:
-            raise _bad("?time", "The range is longer than a year.")
-        return start_s, end_s
-
-
-class OneLocation(Period):
-    """A location and a period."""
-
-    location: str = Field(max_length=100)
-
-
-class Locations(Period):
-    """Locations, each a parameter of its own, and a period."""
-
-    location: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
-    locations: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
-
-    @property
-    def named(self) -> list[str]:
-        """The locations asked for, each once."""
-        found = list(dict.fromkeys(self.location + self.locations))
-        if not found:
-            raise _bad("?location", "At least one location is needed.")
-        return found
-
-
-class ForecastQuery(BaseModel):
-    """Which part of the current forecasts, in windows of which length."""
-
-    location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
-    dataStartAt: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
-    dataEndAt: LenientInstant | None = None  # noqa: N815
-    windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
 
 
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was measured in that period."}}
@@ -203,20 +89,20 @@ async def by_location(query: Annotated[OneLocation, Query()], service: Service, 
 @router.get("/emissions/bylocations", responses=NO_CONTENT, response_model=list[EmissionsData])
 async def by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
     """List what was measured at several locations."""
-    return await _emissions(service, aliases, query.named, query) or Response(status_code=204)
+    return await _emissions(service, aliases, _named(query), query) or Response(status_code=204)
 
 
 @router.get("/emissions/bylocations/best", responses=NO_CONTENT, response_model=list[EmissionsData])
 async def best_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
     """List the cleanest intervals: those that share the lowest rating."""
-    found = await _emissions(service, aliases, query.named, query)
+    found = await _emissions(service, aliases, _named(query), query)
     lowest = min((one.rating for one in found), default=0.0)
     return [one for one in found if one.rating == lowest] or Response(status_code=204)
 
 
 @router.get("/emissions/forecasts/current", responses={501: {"model": Problem}})
 async def current_forecasts(
-    query: Annotated[ForecastQuery, Query()], service: Service, aliases: Aliases
+    query: Annotated[ForecastsQuery, Query()], service: Service, aliases: Aliases
 ) -> list[EmissionsForecast]:
     """List the current forecast of each location in sliding windows."""
     now_s = service.now_s()
@@ -239,7 +125,7 @@ async def current_forecasts(
 
 @router.post("/emissions/forecasts/batch", responses={501: {"model": Problem}})
 async def past_forecasts(
-    requests: Annotated[list[ForecastRequest], Body(min_length=1, max_length=MOST_REQUESTS)],
+    requests: Annotated[ForecastRequests, Body()],
     service: Service,
     aliases: Aliases,
 ) -> list[EmissionsForecast]:
@@ -260,7 +146,7 @@ async def average_intensity(query: Annotated[OneLocation, Query()], service: Ser
 
 @router.post("/emissions/average-carbon-intensity/batch")
 async def average_intensities(
-    requests: Annotated[list[IntensityRequest], Body(min_length=1, max_length=MOST_REQUESTS)],
+    requests: Annotated[IntensityRequests, Body()],
     service: Service,
     aliases: Aliases,
 ) -> list[CarbonIntensity]:
@@ -281,7 +167,7 @@ async def _emissions(
     found: list[EmissionsData] = []
     for name in names:
         zone = aliases.get(name, name)
-        start_s, end_s = period.range_s(service.now_s(), service.feed(zone).day_s)
+        start_s, end_s = _range_s(period, service.now_s(), service.feed(zone).day_s)
         for point in await service.measured(zone, start_s, max(end_s, start_s + 1e-6)):
             duration_s = point.end_s - point.start_s
             found.append(
@@ -289,6 +175,28 @@ async def _emissions(
                     location=name, time=at(point.start_s), rating=point.gco2_per_kwh, duration=time_span(duration_s)
                 )
             )
+    return found
+
+
+def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
+    """Return the range asked for, UTC seconds; the last day of the grid where none is."""
+    start, end = asked.time or asked.startTime, asked.toTime or asked.endTime
+    if start is None and end is not None:
+        raise _bad("?time", "An end needs a start.")
+    end_s = end.timestamp() if end else now_s
+    start_s = start.timestamp() if start else end_s - day_s
+    if start_s > end_s:
+        raise _bad("?time", "The range starts after it ends.")
+    if end_s - start_s > LONGEST_RANGE_S:
+        raise _bad("?time", "The range is longer than a year.")
+    return start_s, end_s
+
+
+def _named(asked: Locations) -> list[str]:
+    """Return the locations asked for, each once."""
+    found = list(dict.fromkeys(asked.location + asked.locations))
+    if not found:
+        raise _bad("?location", "At least one location is needed.")
     return found
 
 

@@ -9,9 +9,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import Field
 
-from carbon_service.instants import AwareInstant
 from carbon_service.service import CarbonService
 from services.contracts import queries
 from services.contracts.carbon import (
@@ -40,13 +38,6 @@ def read_service(request: Request) -> CarbonService:
 Service = Annotated[CarbonService, Depends(read_service)]
 
 
-class HistoryQuery(queries.HistoryQuery):
-    """Which past; an instant is ISO 8601 and names its time zone."""
-
-    start: AwareInstant | None = Field(default=None, description="Default: a day of the grid before the end.")
-    end: AwareInstant | None = Field(default=None, description="Default: now.")
-
-
 @router.get("/zones")
 async def list_zones(service: Service) -> ZoneList:
     """List the zones, their signals, and how fetching them goes."""
@@ -60,7 +51,9 @@ async def read_current(zone: str, query: Annotated[queries.SignalQuery, Query()]
 
 
 @router.get("/{zone}/history")
-async def read_history(zone: str, query: Annotated[HistoryQuery, Query()], service: Service) -> IntensityHistory:
+async def read_history(
+    zone: str, query: Annotated[queries.HistoryQuery, Query()], service: Service
+) -> IntensityHistory:
     """Read past intensities, oldest first: the intervals that overlap the range."""
     if query.start and query.end and query.start > query.end:
         detail = "The range starts after it ends."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.contracts import carbon, identity, jobs, nodes, optimize, policies, queries, reports
+from services.contracts import carbon, carbon_aware, identity, jobs, nodes, optimize, policies, queries, reports
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 JSON = "application/json"
@@ -261,22 +261,52 @@ CARBON = (
 _NOTHING = ((204, "Nothing was measured in that period."),)
 _NO_FORECAST = ((501, "There is no forecast: `no_forecast`."),)
 
-CARBON_AWARE = tuple(
-    _route(*("GET", path, _C, "carbon-aware", summary), answer=Any, statuses=statuses)
-    for path, summary, statuses in (
-        ("/emissions/bylocation", "What was measured at a location", _NOTHING),
-        ("/emissions/bylocations", "What was measured at several locations", _NOTHING),
-        ("/emissions/bylocations/best", "The cleanest intervals", _NOTHING),
-        ("/emissions/forecasts/current", "Current forecasts in sliding windows", _NO_FORECAST),
-        ("/emissions/average-carbon-intensity", "The mean of a period", _NOTHING),
-        ("/locations", "The locations there are", ()),
-    )
-) + tuple(
-    _route(*("POST", path, _C, "carbon-aware", summary), body=list[Any], answer=Any, statuses=statuses)
-    for path, summary, statuses in (
-        ("/emissions/forecasts/batch", "Forecasts as they were known at other times", _NO_FORECAST),
-        ("/emissions/average-carbon-intensity/batch", "The means of several periods", ()),
-    )
+CARBON_AWARE = (
+    _route(
+        *("GET", "/emissions/bylocation", _C, "carbon-aware", "What was measured at a location"),
+        query=carbon_aware.OneLocation,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=_NOTHING,
+    ),
+    _route(
+        *("GET", "/emissions/bylocations", _C, "carbon-aware", "What was measured at several locations"),
+        query=carbon_aware.Locations,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=_NOTHING,
+    ),
+    _route(
+        *("GET", "/emissions/bylocations/best", _C, "carbon-aware", "The cleanest intervals"),
+        query=carbon_aware.Locations,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=_NOTHING,
+    ),
+    _route(
+        *("GET", "/emissions/forecasts/current", _C, "carbon-aware", "Current forecasts in sliding windows"),
+        query=carbon_aware.ForecastsQuery,
+        answer=list[carbon_aware.EmissionsForecast],
+        statuses=_NO_FORECAST,
+    ),
+    _route(
+        *("POST", "/emissions/forecasts/batch", _C, "carbon-aware", "Forecasts as they were known at other times"),
+        body=carbon_aware.ForecastRequests,
+        answer=list[carbon_aware.EmissionsForecast],
+        statuses=_NO_FORECAST,
+    ),
+    _route(
+        *("GET", "/emissions/average-carbon-intensity", _C, "carbon-aware", "The mean of a period"),
+        query=carbon_aware.OneLocation,
+        answer=carbon_aware.CarbonIntensity,
+        statuses=_NOTHING,
+    ),
+    _route(
+        *("POST", "/emissions/average-carbon-intensity/batch", _C, "carbon-aware", "The means of several periods"),
+        body=carbon_aware.IntensityRequests,
+        answer=list[carbon_aware.CarbonIntensity],
+    ),
+    _route(
+        *("GET", "/locations", _C, "carbon-aware", "The locations there are"),
+        answer=dict[str, carbon_aware.Location],
+    ),
 )
 
 _ENDED = (409, "The solve has ended: `invalid_transition`.")

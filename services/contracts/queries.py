@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from services.contracts.carbon import Clock
+from services.contracts.instants import AwareInstant
 from services.contracts.jobs import LogStream
 from services.contracts.schema import Instant, Message, Name, Text
 from services.core.domain.carbon import Signal
@@ -90,8 +91,8 @@ class SignalQuery(Message):
 class HistoryQuery(SignalQuery):
     """Which past."""
 
-    start: Instant | None = Field(default=None, description="Default: a day of the grid before the end.")
-    end: Instant | None = Field(default=None, description="Default: now.")
+    start: AwareInstant | None = Field(default=None, description="Default: a day of the grid before the end.")
+    end: AwareInstant | None = Field(default=None, description="Default: now.")
     limit: int = Field(default=1000, ge=1, le=10_000)
     cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the page before.")
 

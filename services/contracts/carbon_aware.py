@@ -1,0 +1,120 @@
+"""The shapes of the Green Software Foundation's Carbon Aware Web API: camelCase, g/kWh, durations in minutes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from services.contracts.instants import LenientInstant
+
+MOST_LOCATIONS = 50
+MOST_REQUESTS = 100
+LONGEST_WINDOW_MIN = 14 * 24 * 60
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
+
+
+class EmissionsData(_Shape):
+    """What was measured over one interval; ``duration`` is ``[d.]hh:mm:ss``."""
+
+    location: str
+    time: datetime
+    rating: float
+    duration: str
+
+
+class ForecastPoint(_Shape):
+    """The mean over a window of ``duration`` minutes that begins at ``timestamp``."""
+
+    location: str
+    timestamp: datetime
+    duration: float | int
+    value: float
+
+
+class EmissionsForecast(_Shape):
+    """A forecast as means of sliding windows, and the best of them."""
+
+    generated_at: datetime
+    requested_at: datetime
+    location: str
+    data_start_at: datetime
+    data_end_at: datetime
+    window_size: float | int
+    optimal_data_points: list[ForecastPoint]
+    forecast_data: list[ForecastPoint]
+
+
+class ForecastRequest(_Shape):
+    """The forecast that was known at ``requestedAt``."""
+
+    requested_at: LenientInstant
+    location: str = Field(max_length=100)
+    data_start_at: LenientInstant | None = None
+    data_end_at: LenientInstant | None = None
+    window_size: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
+
+
+class IntensityRequest(_Shape):
+    """A period to average over."""
+
+    location: str = Field(max_length=100)
+    start_time: LenientInstant
+    end_time: LenientInstant
+
+
+class CarbonIntensity(_Shape):
+    """A period's time-weighted mean; null where nothing was measured."""
+
+    location: str
+    start_time: datetime
+    end_time: datetime
+    carbon_intensity: float | None
+
+
+class Location(_Shape):
+    """Where a zone is, roughly; null where we do not know."""
+
+    name: str
+    latitude: float | None
+    longitude: float | None
+
+
+class Period(BaseModel):
+    """``time`` and ``toTime``; newer clients say ``startTime`` and ``endTime``."""
+
+    time: LenientInstant | None = None
+    toTime: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    startTime: LenientInstant | None = None  # noqa: N815
+    endTime: LenientInstant | None = None  # noqa: N815
+
+
+class OneLocation(Period):
+    """A location and a period."""
+
+    location: str = Field(max_length=100)
+
+
+class Locations(Period):
+    """Locations, each a parameter of its own, and a period."""
+
+    location: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
+    locations: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
+
+
+class ForecastsQuery(BaseModel):
+    """Which part of the current forecasts, in windows of which length."""
+
+    location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
+    dataStartAt: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    dataEndAt: LenientInstant | None = None  # noqa: N815
+    windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
+
+
+ForecastRequests = Annotated[list[ForecastRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
+IntensityRequests = Annotated[list[IntensityRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
