@@ -53,7 +53,7 @@ def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
     ) -> SolveSummary:
         submission = await service.submit(kind, body, caller, idempotency_key)
         response.headers["Location"] = f"/v1/optimize/{submission.solve.id}"
-        if submission.solve.state is SolveState.SUCCEEDED:
+        if not submission.is_new and submission.solve.state is SolveState.SUCCEEDED:
             response.status_code = 200
         return submission.solve
 

@@ -44,7 +44,7 @@ AnyKind = SolveKind[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Submission:
-    """The answer to a submission."""
+    """The answer to a submission; a new solve may have ended already."""
 
     solve: SolveSummary
     is_new: bool

@@ -54,6 +54,8 @@ class Installation:
 
     async def summary(self, solve_id: str, **options: Any) -> dict[str, Any]:
         answer = await self.call("GET", "/v1/optimize?limit=500", **options)
+        if answer.status_code == 503:  # while the database is away
+            return {"state": "unknown"}
         return next(solve for solve in answer.json()["items"] if solve["id"] == solve_id)
 
     async def ended(self, solve_id: str, **options: Any) -> dict[str, Any]:

@@ -195,7 +195,8 @@ async def test_lists_are_paged_and_filtered(optimizer: Installation) -> None:
 
 
 async def test_a_tenant_has_so_many_solves_and_no_more(optimizer: Installation) -> None:
-    made = [await optimizer.accepted(a_long_bound(hours=1_200, seed=10 + n), tenant="greedy") for n in range(5)]
+    made = [await optimizer.accepted(a_long_bound(hours=3_000, window_h=48), tenant="greedy")]
+    made += [await optimizer.accepted(a_bound(n), tenant="greedy") for n in range(4)]
     problem = problem_of(await optimizer.submit(a_bound(9), tenant="greedy"))
     assert (problem.status, problem.code) == (429, "quota_exceeded")
     for solve_id in made:

@@ -15,13 +15,13 @@ from redis.asyncio import Redis
 from services.standalone.process import http_ready
 from tests.optimizer.installation import Installation, installed
 from tests.optimizer.problems import a_bound, a_long_bound
-from tests.support.servers import fresh_database, wait_until
+from tests.support.servers import wait_until
 
 
 @pytest.fixture(scope="module")
-async def optimizer(postgres_url: str) -> AsyncIterator[Installation]:
-    """An installation with a Valkey of its own to kill."""
-    async with installed(DATABASE_URL=fresh_database(postgres_url), REDIS_URL="") as installation:
+async def optimizer() -> AsyncIterator[Installation]:
+    """An installation with a PostgreSQL and a Valkey of its own to kill."""
+    async with installed(DATABASE_URL="", REDIS_URL="") as installation:
         await count_ends(installation)
         yield installation
 
@@ -83,6 +83,13 @@ async def test_a_broker_killed_while_solves_are_submitted(optimizer: Installatio
     for solve_id in made:
         assert (await optimizer.ended(solve_id))["state"] == "succeeded"
         assert await ends(optimizer, solve_id) == ["succeeded"]
+
+
+async def test_a_database_killed_under_a_solve(optimizer: Installation) -> None:
+    solve_id = await running(optimizer, seed=6)
+    os.kill(optimizer.pid("postgres"), signal.SIGKILL)
+    assert (await optimizer.ended(solve_id))["state"] == "succeeded"
+    assert await ends(optimizer, solve_id) == ["succeeded"]
 
 
 async def test_a_broker_that_forgot_everything(optimizer: Installation) -> None:

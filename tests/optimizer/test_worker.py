@@ -60,7 +60,7 @@ def repository(engine: AsyncEngine) -> SolveRepository:
 @pytest.fixture
 def sweeper(repository: SolveRepository) -> tuple[Sweeper, Messages]:
     messages = Messages()
-    settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, resend_s=0.001, max_attempts=2, keep_days=1 / 86_400)
+    settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, resend_s=1e-9, max_attempts=2, keep_days=1 / 86_400)
     return Sweeper(repository, messages, settings), messages  # type: ignore[arg-type]
 
 
@@ -93,6 +93,15 @@ async def run(database_url: str, solve_id: str, lease_s: float = 30, lost: Calla
         worker.close()
 
     await asyncio.to_thread(work)
+
+
+async def held_for(repository: SolveRepository, seconds: float) -> None:
+    """Return once the only running solve's lease has been extended that far."""
+    reached = text("SELECT lease_until > started_at + make_interval(secs => :seconds) FROM solves")
+    async with asyncio.timeout(20), repository._engine.connect() as connection:
+        while not (await connection.execute(reached, {"seconds": seconds})).scalar_one():
+            await connection.rollback()
+            await asyncio.sleep(0.02)
 
 
 def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> None:
@@ -145,9 +154,9 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
 
     solve_by(monkeypatch, slow)
     solve_id = await stored(repository)
-    working = asyncio.create_task(run(database_url, solve_id, lease_s=0.3, lost=was_lost.set))
+    working = asyncio.create_task(run(database_url, solve_id, lease_s=1, lost=was_lost.set))
     assert await asyncio.to_thread(started.wait, 20)
-    await asyncio.sleep(0.6)  # twice the lease
+    await held_for(repository, 2.0)
     assert await repository.release_abandoned(max_attempts=5) == []
     async with repository._engine.begin() as connection:
         await connection.execute(text("UPDATE solves SET claim = 'another'"))
@@ -176,14 +185,12 @@ async def test_only_lost_messages_are_sent_again(
 ) -> None:
     sweep, messages = sweeper
     made = [await stored(repository, float(n)) for n in range(3)]
-    await asyncio.sleep(0.01)
     messages.works = False
     await sweep.sweep()
     assert messages.sent == []
     messages.works = True
     await sweep.sweep()
     assert messages.sent == made
-    await asyncio.sleep(0.01)
     await sweep.sweep()
     assert messages.sent == made, "they wait in the queue"
     messages.lost = 1
