@@ -58,7 +58,10 @@ def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: 
 
 def print_admin_key(key_file: Path, is_first_start: bool) -> None:
     """Say where the admin key is kept; the key itself only once."""
-    console.print(f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""))
+    console.print(
+        f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""),
+        soft_wrap=True,
+    )
 
 
 def down(folder: DataDir = None) -> None:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from services.core.domain.units import J_PER_KWH
 
-console = Console(highlight=False)
+# Where nobody watches, a table is as wide as it needs to be: an id cut short is of no use to a script.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 STATE_STYLES = {
     "running": "green",
@@ -39,7 +40,7 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     """Return an empty table; columns named in ``right`` hold figures."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in right)
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in (*right, columns[0]))
     return made
 
 
