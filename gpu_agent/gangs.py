@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from gpu_agent import files, shim
 from gpu_agent.launch import Launcher
-from gpu_agent.progress import ProgressReader, Report
+from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.nodes import EndedBy, RankState, RankStatus
@@ -283,6 +283,7 @@ class Gangs:
             if gang.holding and gang.progress and secrets.compare_digest(gang.token.encode(), token.encode()):
                 first = gang.progress.last is None
                 if gang.progress.post(report):
+                    gang.folder.keep_posted(report.to_line())
                     if first:
                         self._on_change()
                     return True
@@ -291,7 +292,10 @@ class Gangs:
     async def stop_all(self, grace_s: float) -> None:
         """End every rank because the agent ends; returns when they are gone, or a little after the grace."""
         for gang in self:
-            self._stop(gang, EndedBy.AGENT, grace_s, "")
+            try:
+                self._stop(gang, EndedBy.AGENT, grace_s, "")
+            except OSError as error:
+                log.error("gang.stop_not_written", allocation_id=gang.allocation_id, error=str(error))
         deadline = shim.clock() + grace_s + 2
         while any(gang.holding for gang in self) and shim.clock() < deadline:
             for gang in self:
@@ -399,6 +403,8 @@ def _read_gang(folder: RankFolder) -> Gang:
     if start is not None:
         gang.devices = tuple(start.devices)
         gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.stream(shim.STDOUT))
+        if (posted := parse_report(folder.posted())) is not None:
+            gang.progress.post(posted)
     return gang
 
 

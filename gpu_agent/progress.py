@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import cast
 
 import orjson
 
@@ -33,18 +33,21 @@ class Report:
     total: float | None = None
     gpu_load: float | None = None
 
+    def to_line(self) -> bytes:
+        """Return the line that ``parse_report`` reads."""
+        return orjson.dumps({"done": self.done, "total": self.total, "gpu_load": self.gpu_load})
+
 
 def parse_report(line: bytes) -> Report | None:
     """Return what one JSON line says, None if it says nothing that can be used."""
     try:
-        said: Any = orjson.loads(line)
+        parsed: object = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         return None
-    done = _number(said.get("done"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    load = _number(said.get("gpu_load"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    total = _number(said.get("total"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    said = cast("dict[str, object]", parsed)
+    done, total, load = (_number(said.get(name)) for name in ("done", "total", "gpu_load"))
     if done is None and load is None:
         return None
     return Report(done, total, None if load is None else min(load, 1.0))

@@ -155,6 +155,9 @@ async def test_a_job_may_post_its_progress(node: Node) -> None:
         async with session.post(f"{url.rpartition('/')[0]}/{not_by_post}", json={"done": 9}) as answer:
             assert answer.status == 404
     await eventually(lambda: _done(node, gang) == 8.0)
+    node.kill()
+    await node.start()
+    assert _done(node, gang) == 8.0
 
 
 def _done(node: Node, gang: str) -> float | None:
