@@ -36,8 +36,7 @@ def capacity_of(snapshot: Snapshot) -> Capacity:
     """Return the cluster's capacity as the snapshot shows it."""
     nodes, jobs = snapshot.nodes, snapshot.jobs
     n_models = len(snapshot.gpu_models)
-    sizes = np.fromiter(map(len, nodes.free_devices), np.int64, len(nodes))
-    taking = nodes.schedulable
+    sizes, taking = nodes.free_gpus, nodes.schedulable
     free = np.bincount(nodes.gpu_model[taking], weights=sizes[taking], minlength=n_models).astype(np.int64)
     if n_models == 1 and bool(taking.all()):
         held = jobs.gpus

@@ -26,8 +26,7 @@ class FreeDevices:
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
         self._taken: dict[int, list[int]] = {}
-        sizes = np.fromiter(map(len, nodes.free_devices), np.int64, len(nodes))
-        self.count: Ints = np.where(nodes.schedulable, sizes, 0)
+        self.count: Ints = np.where(nodes.schedulable, nodes.free_gpus, 0)
         self._of_model: dict[int, Ints] = {}
 
     def nodes_of(self, gpu_model: int) -> Ints:

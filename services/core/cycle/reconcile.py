@@ -71,6 +71,9 @@ def reconcile(
         filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=True), backfill=backfill)
         filler.fill(ranked.waiting())
     starts, declined = _starts(snapshot, ranked, filler, place)
+    preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
+    if not snapshot.reasons:
+        return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
@@ -78,7 +81,6 @@ def reconcile(
         _name_those_for_the_next_round(snapshot, ranked, capacity, reasons)
     for start in starts:
         del reasons[start[0]]
-    preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
     ids = snapshot.jobs.ids
     holds = map(_hold, map(ids.__getitem__, reasons), reasons.values())
     actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)

@@ -35,6 +35,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
             "end_s": carbon.curve.end_s,
         },
         "tenant_gpu_quota": snapshot.tenant_gpu_quota,
+        "speed_curves": snapshot.speed_curves.tolist(),
     }
 
 
@@ -55,7 +56,13 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         nodes=NodeTable(**_columns(NodeTable, stored["nodes"], len(stored["gpu_models"]))),
         carbon=CarbonOutlook(carbon["zone"], Signal(carbon["signal"]), curve, carbon["stale"]),
         tenant_gpu_quota=stored["tenant_gpu_quota"],
+        speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
     )
+
+
+def _shape(stored: dict[str, Any]) -> tuple[int, int]:
+    curves = stored.get("speed_curves", [])
+    return len(curves), len(curves[0]) if curves else 0
 
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
@@ -87,6 +94,8 @@ def _plain(value: Any) -> Any:
 def _columns(table: type[JobTable] | type[NodeTable], stored: dict[str, list[Any]], n_models: int) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for field in fields(table):
+        if field.name not in stored:
+            continue  # recorded before the column was there; it has a default
         values = stored[field.name]
         dtype = _DTYPES.get(str(field.type))
         if dtype is not None:

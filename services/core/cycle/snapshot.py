@@ -7,7 +7,7 @@ spent in ranking them: an expression over a column is fifty times cheaper than a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -22,6 +22,9 @@ from services.core.domain.placement import Placement
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+_UNKNOWN: Floats = np.empty(0)
+_UNCOUNTED: Ints = np.empty(0, dtype=np.int64)
 
 
 class Phase(IntEnum):
@@ -67,6 +70,9 @@ class JobTable:
         efficiency_now: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
         progress: Share of the job's work done, 0..1.
         placements: Where the job sits, None for a queued job.
+        remaining_s: Predicted time the job still needs at its smallest gang, seconds; all NaN unless given.
+        speed_curve: Row of ``Snapshot.speed_curves`` that foretells the job's speed by gang size, -1 where none does;
+            all -1 unless given.
     """
 
     ids: tuple[JobId, ...]
@@ -90,13 +96,19 @@ class JobTable:
     efficiency_now: Floats
     progress: Floats
     placements: tuple[Placement | None, ...]
+    remaining_s: Floats = field(default_factory=lambda: _UNKNOWN)
+    speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
-        for field in fields(self):
-            column: Any = getattr(self, field.name)
+        if self.remaining_s is _UNKNOWN:
+            object.__setattr__(self, "remaining_s", np.full(n_jobs, np.nan))
+        if self.speed_curve is _UNCOUNTED:
+            object.__setattr__(self, "speed_curve", np.full(n_jobs, -1, dtype=np.int64))
+        columns: dict[str, Any] = self.__dict__
+        for name, column in columns.items():
             if len(column) != n_jobs:
-                raise DomainError(f"column {field.name} has {len(column)} rows, not {n_jobs}")
+                raise DomainError(f"column {name} has {len(column)} rows, not {n_jobs}")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -112,6 +124,7 @@ class NodeTable:
         gpus: Devices on the node.
         schedulable: False while the node is drained: what runs there may end, nothing starts there.
         free_devices: Per node, the indices of devices nobody holds, ascending.
+        free_gpus: How many those are; counted unless given.
     """
 
     ids: tuple[NodeId, ...]
@@ -119,6 +132,12 @@ class NodeTable:
     gpus: Ints
     schedulable: Bools
     free_devices: tuple[tuple[int, ...], ...]
+    free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
+
+    def __post_init__(self) -> None:
+        if self.free_gpus is _UNCOUNTED:
+            counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
+            object.__setattr__(self, "free_gpus", counted)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,6 +154,9 @@ class Snapshot:
         gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
         ``JobTable.eligible``.
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
+        speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
+            that need it ahead; rows are named by ``JobTable.speed_curve``.
+        reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
     """
 
     version: int
@@ -145,6 +167,8 @@ class Snapshot:
     nodes: NodeTable
     carbon: CarbonOutlook
     tenant_gpu_quota: dict[str, int]
+    speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    reasons: bool = True
 
     @property
     def total_gpus(self) -> int:

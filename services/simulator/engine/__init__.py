@@ -1,1 +1,12 @@
-"""The event-driven engine: a simulated cluster that carries out the plans of the live round."""
+"""The event-driven engine: a simulated cluster that carries out the plans of the live round.
+
+``simulation`` holds the clock, the events and the rounds; ``live`` the jobs, ``cluster`` the nodes, ``grid`` the
+carbon, ``behaviour`` what jobs do at each size; ``recorder`` and ``result`` what is left of a run; ``options`` what can
+be turned. It imports the core and ``simulator.workload`` alone.
+"""
+
+from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.result import JobColumns, Series, SimulationResult
+from services.simulator.engine.simulation import Simulation, simulate
+
+__all__ = ["EngineOptions", "JobColumns", "Series", "Simulation", "SimulationResult", "simulate"]

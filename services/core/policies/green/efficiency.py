@@ -53,8 +53,7 @@ def occupancy_of(snapshot: Snapshot) -> float:
     total = snapshot.total_gpus
     if not total:
         return 1.0
-    sizes = np.fromiter(map(len, nodes.free_devices), np.int64, len(nodes))
-    return 1.0 - float(sizes[nodes.schedulable].sum()) / total
+    return 1.0 - float(nodes.free_gpus[nodes.schedulable].sum()) / total
 
 
 def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:

@@ -1,0 +1,127 @@
+"""The simulated nodes: which devices are free, which nodes are up, and what idle devices draw."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.cycle.snapshot import NodeTable
+from services.core.domain.ids import NodeId
+from services.core.domain.placement import Placement
+from services.simulator.workload import ClusterSpec
+
+Ints = NDArray[np.int64]
+
+
+class Nodes:
+    """All nodes of a cluster, up or down.
+
+    Attributes:
+        models: Names of the GPU models, as in ``Snapshot.gpu_models``.
+        model: Index of each node's model.
+        free_gpus: (n_nodes,) devices nobody holds, of nodes that are up.
+        free_total: Their sum.
+        up: Whether a node's lease holds.
+        off: Nodes switched off to save power; they can be given work, and then boot.
+        idle_w: What all idle devices of nodes that are up and on draw now, watts.
+    """
+
+    def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
+        self.models = tuple(dict.fromkeys(group.model.name for group in spec.groups))
+        groups = [group for group in spec.groups for _ in range(group.count)]
+        self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
+        self.where = {node_id: at for at, node_id in enumerate(self.ids)}
+        self.model = [self.models.index(group.model.name) for group in groups]
+        self.gpus = [group.gpus for group in groups]
+        self._idle_each = [group.model.idle_w + host_idle_w for group in groups]
+        self._free: list[tuple[int, ...]] = [tuple(range(group.gpus)) for group in groups]
+        self.free_gpus: Ints = np.array(self.gpus, dtype=np.int64)
+        self.free_total = sum(self.gpus)
+        self.up = [True] * len(groups)
+        self.off: set[int] = set()
+        self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
+        self._all_gpus = np.array(self.gpus, dtype=np.int64)
+        self._all_models = np.array(self.model, dtype=np.int64)
+        self._schedulable = np.ones(len(groups), dtype=np.bool_)
+        self._table: NodeTable | None = None
+
+    def table(self) -> NodeTable:
+        """Return the nodes that are up, as a snapshot shows them."""
+        if self._table is None:
+            if all(self.up):
+                columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
+                self._table = NodeTable(*columns, free_gpus=self.free_gpus.copy())
+            else:
+                rows = [at for at, up in enumerate(self.up) if up]
+                self._table = NodeTable(
+                    ids=tuple(self.ids[at] for at in rows),
+                    gpu_model=self._all_models[rows],
+                    gpus=self._all_gpus[rows],
+                    schedulable=self._schedulable[rows],
+                    free_devices=tuple(self._free[at] for at in rows),
+                    free_gpus=self.free_gpus[rows],
+                )
+        return self._table
+
+    def take(self, placement: Placement) -> tuple[int, bool]:
+        """Take a gang's devices; return the index of their model and whether a node must boot first."""
+        boots = False
+        at = -1
+        for share in placement.shares:
+            at = self.where[share.node_id]
+            if at in self.off:
+                boots = True
+                self.off.discard(at)
+                self.idle_w += self._idle_each[at] * self.gpus[at]
+            free = self._free[at]
+            count = len(share.devices)
+            self._free[at] = () if count == len(free) else tuple(d for d in free if d not in share.devices)
+            self.free_gpus[at] -= count
+            self.free_total -= count
+            self.idle_w -= self._idle_each[at] * count
+        self._table = None
+        return self.model[at], boots
+
+    def give_back(self, placement: Placement) -> list[int]:
+        """Return a gang's devices; those of nodes that are down stay away. Returns the nodes now wholly idle."""
+        idle: list[int] = []
+        for share in placement.shares:
+            at = self.where[share.node_id]
+            if not self.up[at]:
+                continue
+            free = self._free[at]
+            self._free[at] = tuple(sorted((*free, *share.devices))) if free else share.devices
+            count = len(share.devices)
+            self.free_gpus[at] += count
+            self.free_total += count
+            self.idle_w += self._idle_each[at] * count
+            if self.free_gpus[at] == self.gpus[at]:
+                idle.append(at)
+        self._table = None
+        return idle
+
+    def switch_off(self, node: int) -> None:
+        """Switch an idle node off."""
+        if self.up[node] and node not in self.off and self.free_gpus[node] == self.gpus[node]:
+            self.off.add(node)
+            self.idle_w -= self._idle_each[node] * self.gpus[node]
+
+    def fail(self, node: int) -> None:
+        """Lose a node with whatever is on it."""
+        if node not in self.off:
+            self.idle_w -= self._idle_each[node] * int(self.free_gpus[node])
+        self.off.discard(node)
+        self.up[node] = False
+        self.free_total -= int(self.free_gpus[node])
+        self.free_gpus[node] = 0
+        self._free[node] = ()
+        self._table = None
+
+    def recover(self, node: int) -> None:
+        """Bring a node back, empty."""
+        self.up[node] = True
+        self._free[node] = tuple(range(self.gpus[node]))
+        self.free_gpus[node] = self.gpus[node]
+        self.free_total += self.gpus[node]
+        self.idle_w += self._idle_each[node] * self.gpus[node]
+        self._table = None

@@ -1,0 +1,244 @@
+"""The live jobs of a simulation, as columns that a snapshot shows without copying.
+
+Live jobs stand in slots ``0 .. count - 1``; the last one moves into the slot of a job that ends. Figures of a job that
+holds GPUs are closed forms of time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.cycle.snapshot import JobTable, Phase
+from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
+from services.simulator.workload import Workload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class F(IntEnum):
+    """Rows of the table of floats."""
+
+    SUBMITTED = 0
+    SINCE = 1
+    DEADLINE = 2
+    ATTAINED = 3
+    ENERGY = 4
+    CARBON = 5
+    POWER = 6
+    BASE = 7
+    NOW = 8
+    PROGRESS = 9
+    REMAINING = 10
+    WORK = 11
+    RUN_FROM = 12
+    SPEED = 13
+    DRAW = 14
+    GPU_DRAW = 15
+    GRID = 16
+    EFFICIENCY = 17
+    SET_ATTAINED = 18
+    SET_ENERGY = 19
+    SET_CARBON = 20
+    SET_GPU_ENERGY = 21
+    SET_DONE = 22
+    PREDICTED = 23
+
+
+class I(IntEnum):  # noqa: E742
+    """Rows of the table of integers."""
+
+    PHASE = 0
+    MIN = 1
+    MAX = 2
+    STEP = 3
+    GPUS = 4
+    PRIORITY = 5
+    CURVE = 6
+    ROW = 7
+    GENERATION = 8
+    MODEL = 9
+    MEASURED = 10
+
+
+FLOATS = {name: int(member) for name, member in F.__members__.items()}
+INTS = {name: int(member) for name, member in I.__members__.items()}
+QUEUED, STARTING, RUNNING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.RUNNING)
+
+
+class LiveJobs:
+    """Slots of live jobs with room to grow.
+
+    Attributes:
+        count: Live jobs.
+        floats: (len(F), capacity). ``SET_`` rows are what a job had when it last got or lost GPUs; the rows a snapshot
+            shows are brought up to date by ``refresh``.
+        ints: (len(I), capacity).
+        placements: Where each job sits.
+        slot: Slot of each job, by id.
+        profiled: Efficiency by workload row and gang size, once observed.
+    """
+
+    def __init__(self, workload: Workload, eligible: Bools, predicted_s: Floats, capacity: int = 256) -> None:
+        """Prepare rows for all jobs; see ``behaviour.Behaviours`` for ``eligible`` and ``predicted_s``."""
+        self._workload = workload
+        self._eligible_of = eligible
+        n = len(workload)
+        zeros = np.zeros(n, dtype=np.int64)
+        self.count = 0
+        self.floats: Floats = np.zeros((len(F), capacity))
+        self.ints: Ints = np.zeros((len(I), capacity), dtype=np.int64)
+        self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
+        self.preemptible: Bools = np.ones(capacity, dtype=np.bool_)
+        self.ids: list[JobId] = []
+        self.tenants: list[str] = []
+        self.placements: list[Placement | None] = []
+        self.slot: dict[JobId, int] = {}
+        self.profiled: dict[int, dict[int, float]] = {}
+        self._all_eligible = bool(eligible.all())
+        self._arriving = np.full((n, len(F)), 0.0)
+        self._arriving[:, [F.SUBMITTED, F.SINCE]] = workload.submitted_s[:, None]
+        self._arriving[:, F.DEADLINE] = np.inf if workload.deadline_s is None else workload.deadline_s
+        self._arriving[:, [F.POWER, F.BASE, F.NOW]] = np.nan
+        self._arriving[:, F.WORK] = workload.work_s
+        self._arriving[:, [F.PREDICTED, F.REMAINING]] = predicted_s[:, None]
+        priority = zeros if workload.priority is None else workload.priority
+        columns = [zeros, workload.min_gpus, workload.max_gpus, workload.step_gpus, zeros, priority, workload.profile]
+        self._arriving_ints = np.stack([*columns, np.arange(n), zeros, zeros - 1, zeros], axis=1)
+
+    def arrive(self, row: int) -> int:
+        """Add the job in this row of the workload; return its slot."""
+        slot = self.count
+        if slot == self.floats.shape[1]:
+            self._grow()
+        workload = self._workload
+        self.floats[:, slot] = self._arriving[row]
+        self.ints[:, slot] = self._arriving_ints[row]
+        if not self._all_eligible:
+            self.eligible[slot] = self._eligible_of[row]
+        if workload.preemptible is not None:
+            self.preemptible[slot] = workload.preemptible[row]
+        job_id = JobId(workload.ids[row])
+        self.ids.append(job_id)
+        self.tenants.append(workload.tenants[row])
+        self.placements.append(None)
+        self.slot[job_id] = slot
+        self.count += 1
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """Drop the job in a slot; the last job takes its place."""
+        last = self.count - 1
+        row = int(self.ints[I.ROW, slot])
+        self.profiled.pop(row, None)
+        del self.slot[self.ids[slot]]
+        moved, tenant, placement = self.ids.pop(), self.tenants.pop(), self.placements.pop()
+        if slot != last:
+            self.floats[:, slot] = self.floats[:, last]
+            self.ints[:, slot] = self.ints[:, last]
+            self.eligible[slot] = self.eligible[last]
+            self.preemptible[slot] = self.preemptible[last]
+            self.ids[slot], self.tenants[slot], self.placements[slot] = moved, tenant, placement
+            self.slot[moved] = slot
+        self.count = last
+
+    def settle(self, slot: int, now_s: float, integral: float) -> tuple[float, float, float]:
+        """Bring a job's settled figures to this moment; return what it spent since: GPU s, J, gCO2.
+
+        Args:
+            slot: A job that holds GPUs.
+            now_s: UTC seconds.
+            integral: ``Grid.integral(now_s)``.
+        """
+        column = self.floats[:, slot].tolist()
+        seconds = now_s - column[F.SINCE]
+        gpus = int(self.ints[I.GPUS, slot])
+        energy_j = column[F.DRAW] * seconds
+        carbon = column[F.DRAW] * (integral - column[F.GRID]) / 3.6e6
+        spent = gpus * seconds, energy_j, carbon
+        done = column[F.SET_DONE] + column[F.SPEED] * max(now_s - column[F.RUN_FROM], 0.0)
+        settled = (
+            column[F.SET_ATTAINED] + spent[0],
+            column[F.SET_ENERGY] + energy_j,
+            column[F.SET_CARBON] + carbon,
+            column[F.SET_GPU_ENERGY] + column[F.GPU_DRAW] * seconds,
+            min(done, column[F.WORK]),
+        )
+        self.floats[F.SET_ATTAINED : F.SET_DONE + 1, slot] = settled
+        self.floats[F.ATTAINED : F.CARBON + 1, slot] = settled[:3]
+        self.floats[[F.SINCE, F.GRID], slot] = now_s, integral
+        return spent
+
+    def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
+        """Bring what a snapshot shows up to this moment: figures of holders, starts done, profiles observed."""
+        n = self.count
+        f, i = self.floats[:, :n], self.ints[:, :n]
+        phase = i[I.PHASE]
+        started = (phase == STARTING) & (f[F.RUN_FROM] <= now_s)
+        phase[started] = RUNNING
+        held_s = now_s - f[F.SINCE]
+        gpus = i[I.GPUS]
+        f[F.ATTAINED] = f[F.SET_ATTAINED] + gpus * held_s
+        f[F.ENERGY] = f[F.SET_ENERGY] + f[F.DRAW] * held_s
+        f[F.CARBON] = f[F.SET_CARBON] + f[F.DRAW] * ((integral - f[F.GRID]) / 3.6e6)
+        done = f[F.SET_DONE] + f[F.SPEED] * np.maximum(now_s - f[F.RUN_FROM], 0.0)
+        share = np.minimum(done / f[F.WORK], 1.0)
+        f[F.PROGRESS] = share
+        f[F.REMAINING] = f[F.PREDICTED] * (1.0 - share)
+        ran = f[F.ATTAINED] >= 1.0
+        gpu_energy = f[F.SET_GPU_ENERGY] + f[F.GPU_DRAW] * held_s
+        np.divide(gpu_energy, f[F.ATTAINED], out=f[F.POWER], where=ran)
+        fresh = (phase == RUNNING) & (i[I.MEASURED] == 0) & (now_s - f[F.RUN_FROM] >= min_profile_s)
+        for slot in np.flatnonzero(fresh).tolist():
+            self.measured(slot)
+
+    def measured(self, slot: int) -> None:
+        """Note that a job's efficiency at its present size is known."""
+        row, gpus = int(self.ints[I.ROW, slot]), int(self.ints[I.GPUS, slot])
+        efficiency = float(self.floats[F.EFFICIENCY, slot])
+        self.ints[I.MEASURED, slot] = 1
+        self.floats[F.NOW, slot] = efficiency
+        self.profiled.setdefault(row, {})[gpus] = efficiency
+        if gpus == self.ints[I.MIN, slot]:
+            self.floats[F.BASE, slot] = efficiency
+
+    def table(self) -> JobTable:
+        """Return the live jobs as a snapshot shows them: views, valid until the next event."""
+        n = self.count
+        f, i = self.floats[:, :n], self.ints[:, :n]
+        return JobTable(
+            ids=tuple(self.ids),
+            tenants=tuple(self.tenants),
+            submitted_s=f[0],
+            waiting_since_s=f[1],
+            phase=i[0],
+            min_gpus=i[1],
+            max_gpus=i[2],
+            step_gpus=i[3],
+            gpus=i[4],
+            eligible=self.eligible[:n],
+            preemptible=self.preemptible[:n],
+            priority=i[5],
+            deadline_s=f[2],
+            attained_gpu_s=f[3],
+            energy_j=f[4],
+            carbon_gco2=f[5],
+            gpu_power_w=f[6],
+            efficiency_base=f[7],
+            efficiency_now=f[8],
+            progress=f[9],
+            placements=tuple(self.placements),
+            remaining_s=f[10],
+            speed_curve=i[6],
+        )
+
+    def _grow(self) -> None:
+        self.floats = np.concatenate((self.floats, np.zeros_like(self.floats)), axis=1)
+        self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
+        self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))
+        self.preemptible = np.concatenate((self.preemptible, np.ones_like(self.preemptible)))

@@ -1,0 +1,54 @@
+"""What can be turned in a simulation, apart from the policy's own parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.core.domain.errors import DomainError
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the simulated cluster behaves. The defaults are the live scheduler's where it has such a setting.
+
+    Attributes:
+        seed: Of node failures; equal input and equal seed give equal results.
+        round_interval_s: Between active rounds.
+        passive_interval_s: Least time between passive rounds; what happens meanwhile waits for the next one.
+        grace_s: From asking a gang to stop until it is killed.
+        checkpoint_every_s: A job that is killed, or whose node fails, falls back to the last such moment of its run.
+        min_profile_s: A gang size counts as profiled after it has run this long.
+        history_s, horizon_s: How much of the grid policies see, back and ahead.
+        node_mtbf_s: Mean time between failures of a node, exponential; None: nodes never fail.
+        node_repair_s: Mean time to repair, exponential.
+        lease_s: From a node's failure until its jobs are surely over and wait again.
+        power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
+        boot_s: What a gang waits for a node that is switched off.
+        host_idle_w: Draw of the host per idle GPU, watts, while its node is on.
+        rigid: Whether every job is fixed at the size its user asked for.
+        until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
+    """
+
+    seed: int = 1
+    round_interval_s: float = 1_800.0
+    passive_interval_s: float = 0.0
+    grace_s: float = 120.0
+    checkpoint_every_s: float = 1_800.0
+    min_profile_s: float = 60.0
+    history_s: float = 172_800.0
+    horizon_s: float = 172_800.0
+    node_mtbf_s: float | None = None
+    node_repair_s: float = 7_200.0
+    lease_s: float = 60.0
+    power_down_after_s: float | None = None
+    boot_s: float = 180.0
+    host_idle_w: float = 0.0
+    rigid: bool = False
+    until_s: float | None = None
+
+    def __post_init__(self) -> None:
+        positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
+        positive += [each for each in (self.node_mtbf_s, self.power_down_after_s) if each is not None]
+        least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
+        if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
+            raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")

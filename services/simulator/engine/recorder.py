@@ -1,0 +1,91 @@
+"""What a simulation writes down while it runs: jobs as they start, stop and end; the cluster at active rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.ids import JobId
+from services.simulator.engine.live import I, LiveJobs
+from services.simulator.engine.result import JobColumns, Series
+from services.simulator.workload import Workload
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Recorder:
+    """Columns of jobs by workload row, and rows of the cluster by time."""
+
+    def __init__(self, workload: Workload, models: tuple[str, ...]) -> None:
+        n = len(workload)
+        self._workload = workload
+        self.ids = [JobId(job_id) for job_id in workload.ids]
+        self.completed = 0
+        self.preemptions = [0] * n
+        self.failures = [0] * n
+        nothing = [float("nan")] * n
+        self._started, self._ended = nothing.copy(), nothing.copy()
+        self._gpu_s, self._energy_j, self._carbon = [0.0] * n, [0.0] * n, [0.0] * n
+        self._first, self._last, self._most = [0] * n, [0] * n, [0] * n
+        self._high = high_power(workload, models)
+        self._samples: list[tuple[float, ...]] = []
+
+    def started(self, row: int, now_s: float, gpus: int) -> None:
+        """Note a start."""
+        if not self._first[row]:
+            self._first[row] = gpus
+            self._started[row] = now_s
+        self._last[row] = gpus
+        self._most[row] = max(self._most[row], gpus)
+
+    def spent(self, row: int, gpu_s: float, energy_j: float, carbon_gco2: float) -> None:
+        """Add what a job spent."""
+        self._gpu_s[row] += gpu_s
+        self._energy_j[row] += energy_j
+        self._carbon[row] += carbon_gco2
+
+    def ended(self, row: int, now_s: float) -> None:
+        """Note an end."""
+        self._ended[row] = now_s
+        self.completed += 1
+
+    def sample(self, now_s: float, intensity: float, sums: list[float], live: LiveJobs) -> None:
+        """Note the cluster; ``sums``: energy (J), carbon (g), idle energy (J), idle carbon (g) so far."""
+        n = live.count
+        gpus = live.ints[I.GPUS, :n]
+        holds = gpus > 0
+        holding = int(holds.sum())
+        high = int(self._high[live.ints[I.CURVE, :n][holds]].sum())
+        held = float(gpus.sum())
+        self._samples.append(
+            (now_s, *sums[:3], intensity, held, float(n - holding), float(high), float(holding - high))
+        )
+
+    def columns(self) -> JobColumns:
+        """Return every job's row."""
+        floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
+        amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
+        counts = [self.preemptions, self.failures, self._first, self._last, self._most]
+        ints = (np.array(column, dtype=np.int64) for column in counts)
+        return JobColumns(self._workload.ids, *floats, *amounts, *ints, profile=self._workload.profile)
+
+    def series(self) -> Series:
+        """Return the samples as columns."""
+        rows = np.array(self._samples, dtype=np.float64).reshape(len(self._samples), 9)
+        times, energy, carbon, idle, intensity, held, queued, high, low = rows.T
+        seconds = np.maximum(np.diff(times, prepend=times[:1]), 1e-9)
+        power, idle_power = np.diff(energy, prepend=0.0) / seconds, np.diff(idle, prepend=0.0) / seconds
+        if times.size:
+            power[0] = idle_power[0] = 0.0
+        return Series(times, power, idle_power, intensity, carbon, energy, held, queued, high, low)
+
+
+def high_power(workload: Workload, models: tuple[str, ...]) -> Bools:
+    """Return which kinds draw at least the median power of the workload's jobs, at one size: (n_profiles,)."""
+    draws = np.zeros(len(workload.profiles))
+    for at, profile in enumerate(workload.profiles):
+        behaviour = next((each for model in models if (each := profile.truth(model)) is not None), None)
+        if behaviour is not None:
+            draws[at] = behaviour.gpu_power_w[0]
+    return draws >= np.median(draws[workload.profile]) if len(workload) else np.zeros(draws.size, dtype=np.bool_)

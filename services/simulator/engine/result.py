@@ -1,0 +1,185 @@
+"""What a simulation leaves: the figures of a report, job by job and over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.accounting.completion import completion_times
+from services.core.domain.units import J_PER_KWH
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class JobColumns:
+    """Every job of the workload, in its order; every column is (n_jobs,), NaN where it did not happen.
+
+    Attributes:
+        ids: As in the workload.
+        submitted_s, started_s, ended_s: First start and end, UTC seconds.
+        gpu_s: GPU seconds held, restarts included.
+        energy_j: Of the job's GPUs and its share of their hosts.
+        carbon_gco2: Of that energy, at the intensity in force.
+        preemptions: Stops by the scheduler.
+        failures: Stops by lost nodes.
+        first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
+        profile: Index of its kind.
+    """
+
+    ids: tuple[str, ...]
+    submitted_s: Floats
+    started_s: Floats
+    ended_s: Floats
+    gpu_s: Floats
+    energy_j: Floats
+    carbon_gco2: Floats
+    preemptions: Ints
+    failures: Ints
+    first_gpus: Ints
+    last_gpus: Ints
+    most_gpus: Ints
+    profile: Ints
+
+    @property
+    def jct_s(self) -> Floats:
+        """Submission to end, seconds; NaN for jobs that did not end."""
+        return self.ended_s - self.submitted_s
+
+
+@dataclass(frozen=True)
+class Series:
+    """The cluster at every active round, before it was held; every column is (n_rounds,).
+
+    Attributes:
+        times_s: UTC seconds.
+        power_w: Whole cluster, mean since the row before.
+        idle_power_w: The idle part of it.
+        intensity_gco2_per_kwh: In force.
+        carbon_gco2: Whole cluster, from the beginning on.
+        energy_j: The same.
+        held_gpus: Devices held by jobs.
+        queued: Jobs waiting.
+        running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
+    """
+
+    times_s: Floats
+    power_w: Floats
+    idle_power_w: Floats
+    intensity_gco2_per_kwh: Floats
+    carbon_gco2: Floats
+    energy_j: Floats
+    held_gpus: Floats
+    queued: Floats
+    running_high: Floats
+    running_low: Floats
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """A run's figures. Energy and carbon are the whole cluster's, idle devices included.
+
+    Attributes:
+        policy: Its name.
+        parameters: What was set of its parameters.
+        jobs: Jobs of the workload; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster.
+        avg_jct_s, p50_jct_s, p99_jct_s: Over completed jobs; NaN without any.
+        makespan_s: First submission to last end.
+        energy_kwh, carbon_kg: All; ``idle_energy_kwh``, ``idle_carbon_kg`` the part nobody used.
+        peak_power_w: Highest draw at any moment.
+        preemptions, failures: Stops by the scheduler, and by lost nodes.
+        rounds: Rounds held, ``active_rounds`` of them by the clock.
+        beyond_trace_s: How long the run outlasted the carbon trace, whose last day was then repeated.
+        wall_s: Set by whoever measures; the engine has no clock.
+    """
+
+    policy: str
+    parameters: dict[str, Any]
+    zone: str
+    signal: str
+    jobs: int
+    completed: int
+    unrunnable: int
+    avg_jct_s: float
+    p50_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    energy_kwh: float
+    carbon_kg: float
+    idle_energy_kwh: float
+    idle_carbon_kg: float
+    peak_power_w: float
+    preemptions: int
+    failures: int
+    rounds: int
+    active_rounds: int
+    gpu_hours: float
+    utilisation: float
+    beyond_trace_s: float
+    columns: JobColumns = field(repr=False)
+    series: Series = field(repr=False)
+    wall_s: float = float("nan")
+
+    def summary(self) -> dict[str, Any]:
+        """Return every single figure as JSON values, None where there is none."""
+        figures = {name: value for name, value in self.__dict__.items() if name not in ("columns", "series")}
+        return {name: None if value != value else value for name, value in figures.items()}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the engine sums while it runs: J, gCO2, W, and counts."""
+
+    energy_j: float
+    carbon_gco2: float
+    idle_energy_j: float
+    idle_carbon_gco2: float
+    peak_w: float
+    rounds: int
+    active_rounds: int
+    unrunnable: int
+    beyond_trace_s: float
+    gpus: int
+
+
+def result_of(
+    named: tuple[str, dict[str, Any], str, str], columns: JobColumns, series: Series, totals: Totals
+) -> SimulationResult:
+    """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
+    ended = np.isfinite(columns.ended_s)
+    times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
+    jct_s = columns.jct_s[ended]
+    makespan = float(columns.ended_s[ended].max() - columns.submitted_s.min()) if times.jobs else float("nan")
+    gpu_s = float(columns.gpu_s.sum())
+    policy, parameters, zone, signal = named
+    return SimulationResult(
+        policy=policy,
+        parameters=parameters,
+        zone=zone,
+        signal=signal,
+        jobs=len(columns.ids),
+        completed=times.jobs,
+        unrunnable=totals.unrunnable,
+        avg_jct_s=times.mean_s,
+        p50_jct_s=float(np.median(jct_s)) if times.jobs else float("nan"),
+        p99_jct_s=times.p99_s,
+        makespan_s=makespan,
+        energy_kwh=totals.energy_j / J_PER_KWH,
+        carbon_kg=totals.carbon_gco2 / 1_000.0,
+        idle_energy_kwh=totals.idle_energy_j / J_PER_KWH,
+        idle_carbon_kg=totals.idle_carbon_gco2 / 1_000.0,
+        peak_power_w=totals.peak_w,
+        preemptions=int(columns.preemptions.sum()),
+        failures=int(columns.failures.sum()),
+        rounds=totals.rounds,
+        active_rounds=totals.active_rounds,
+        gpu_hours=gpu_s / 3_600.0,
+        utilisation=gpu_s / (totals.gpus * makespan) if times.jobs else 0.0,
+        beyond_trace_s=totals.beyond_trace_s,
+        columns=columns,
+        series=series,
+    )

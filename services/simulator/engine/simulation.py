@@ -1,0 +1,372 @@
+"""The simulation itself: events move the cluster, rounds decide, plans are carried out.
+
+Events are ordered by ``(time_s, kind, sequence)``. At each instant everything that happens is taken in, then at most
+one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
+left out only where it could change nothing: nobody waits, or fewer devices are free than the smallest waiting gang.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Preempt, Start
+from services.core.cycle.policy import Policy
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.units import J_PER_KWH
+from services.core.policies.registry import build_policy
+from services.simulator.engine.behaviour import Behaviours, eligible_models, predicted_s, speed_curves
+from services.simulator.engine.cluster import Nodes
+from services.simulator.engine.grid import Grid
+from services.simulator.engine.live import F, I, LiveJobs
+from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.recorder import Recorder
+from services.simulator.engine.result import SimulationResult, Totals, result_of
+from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+
+RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE = range(6)
+QUEUED, STARTING, PREEMPTING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.PREEMPTING)
+STALLED_S = 60 * 86_400.0
+
+Progress = Callable[[int, int], None]
+"""Told now and then how many jobs of how many have ended."""
+
+
+def simulate(
+    policy: str,
+    workload: Workload,
+    cluster: ClusterSpec,
+    trace: CarbonTrace,
+    *,
+    parameters: Mapping[str, object] | None = None,
+    options: EngineOptions | None = None,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Return what a policy makes of a workload on a cluster.
+
+    Raises:
+        PolicyConfigError: no such policy, or bad parameters.
+        PlanError: the policy broke an invariant of the cluster: a bug in it.
+    """
+    built = build_policy(policy, parameters or {})
+    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions())
+    return simulation.run(dict(parameters or {}), progress)
+
+
+class Simulation:
+    """One run: its clock, events, cluster and jobs."""
+
+    def __init__(
+        self, policy: Policy[Any], workload: Workload, cluster: ClusterSpec, trace: CarbonTrace, options: EngineOptions
+    ) -> None:
+        self.policy = policy
+        self.options = options
+        self.workload = workload.rigid() if options.rigid else workload
+        self.nodes = Nodes(cluster, options.host_idle_w)
+        self.grid = Grid(trace, options.history_s, options.horizon_s)
+        models = self.nodes.models
+        eligible = eligible_models(self.workload, models)
+        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models))
+        self.behaviours = Behaviours(self.workload, models)
+        self.recorder = Recorder(self.workload, models)
+        self.memory: Any = policy.initial()
+        self.now_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
+        self.integral = self.grid.integral(self.now_s)
+        self.rounds = self.active_rounds = 0
+        self._curves = speed_curves(self.workload, models)
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._sequence = 0
+        self._version = 0
+        self._waiting: dict[int, int] = {}
+        self._jobs_w = 0.0
+        self._peak_w = 0.0
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        self._last_passive_s = -math.inf
+        self._idle_since: dict[int, float] = {}
+        self._random = np.random.default_rng(options.seed)
+        largest = [
+            sum(g for g, m in zip(self.nodes.gpus, self.nodes.model, strict=True) if m == at)
+            for at in range(len(models))
+        ]
+        fits = (eligible & (np.array(largest)[None, :] >= self.workload.min_gpus[:, None])).any(axis=1)
+        self._arrivals: list[int] = np.flatnonzero(fits).tolist()
+        self._unrunnable = len(workload) - len(self._arrivals)
+
+    def run(self, parameters: dict[str, Any], progress: Progress | None = None) -> SimulationResult:
+        """Run until the last job has ended, or ``until_s``."""
+        submitted: list[float] = self.workload.submitted_s[self._arrivals].tolist()
+        until_s = math.inf if self.options.until_s is None else self.options.until_s
+        next_active_s, last_start_s, arrived, told = self.now_s, self.now_s, 0, 0
+        self._plan_failures()
+        while self.live.count or arrived < len(submitted):
+            time_s = next_active_s
+            if self._heap and self._heap[0][0] < time_s:
+                time_s = self._heap[0][0]
+            if arrived < len(submitted) and submitted[arrived] < time_s:
+                time_s = submitted[arrived]
+            if time_s > until_s:
+                break
+            self._advance(time_s)
+            changed = self._take_events()
+            while arrived < len(submitted) and submitted[arrived] <= time_s:
+                slot = self.live.arrive(self._arrivals[arrived])
+                self._count_waiting(slot, 1)
+                arrived += 1
+                changed = True
+            if time_s >= next_active_s:
+                next_active_s += self.options.round_interval_s
+                self._active()
+                if self._jobs_w:
+                    last_start_s = time_s
+                elif self.live.count and time_s - last_start_s > STALLED_S and arrived == len(submitted):
+                    break
+                if progress is not None and self.active_rounds >= told:
+                    told = self.active_rounds + 48
+                    progress(self.recorder.completed, len(self.workload))
+            elif changed and self._may_start():
+                self._passive()
+        if math.isfinite(until_s) and until_s > self.now_s:
+            self._advance(until_s)
+        return self._result(parameters)
+
+    def snapshot(self, trigger: Trigger) -> Snapshot:
+        """Return what the policy sees now; its columns are views that the next event changes."""
+        self._version += 1
+        return Snapshot(
+            self._version,
+            self.now_s,
+            trigger,
+            self.nodes.models,
+            self.live.table(),
+            self.nodes.table(),
+            self.grid.outlook(self.now_s),
+            {},
+            self._curves,
+            reasons=False,
+        )
+
+    def _active(self) -> None:
+        live = self.live
+        live.refresh(self.now_s, self.integral, self.options.min_profile_s)
+        self.recorder.sample(self.now_s, self.grid.at(self.now_s), self._sums, live)
+        if live.count:
+            self.active_rounds += 1
+            self._round(Trigger.ACTIVE)
+
+    def _may_start(self) -> bool:
+        return bool(self._waiting) and self.nodes.free_total >= min(self._waiting)
+
+    def _passive(self) -> None:
+        due_s = self._last_passive_s + self.options.passive_interval_s
+        if due_s > self.now_s:
+            if math.isfinite(due_s):
+                self._push(due_s, WAKE, 0, 0)
+            return
+        self._last_passive_s = self.now_s
+        self._round(Trigger.PASSIVE)
+
+    def _round(self, trigger: Trigger) -> None:
+        self.rounds += 1
+        result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
+        self.memory = result.memory
+        self._carry_out(result.plan)
+
+    def _carry_out(self, plan: Plan) -> None:
+        for action in plan.actions:
+            if type(action) is Start:
+                self._start(action)
+            elif type(action) is Preempt:
+                self._preempt(self.live.slot[action.job_id])
+
+    def _start(self, start: Start) -> None:
+        live, now_s = self.live, self.now_s
+        slot = live.slot[start.job_id]
+        placement = start.placement
+        gpus = placement.gpus
+        self._count_waiting(slot, -1)
+        model, boots = self.nodes.take(placement)
+        ints = live.ints
+        row = int(ints[I.ROW, slot])
+        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, gpus, len(placement.shares) > 1)
+        run_from = now_s + run.restart_s + (self.options.boot_s if boots else 0.0)
+        known = live.profiled.get(row, {}).get(gpus)
+        column = live.floats[:, slot]
+        column[F.SINCE] = now_s
+        column[F.NOW] = math.nan if known is None else known
+        column[F.RUN_FROM : F.EFFICIENCY + 1] = (
+            run_from, run.speed, run.draw_w, run.gpu_w, self.integral, run.efficiency,
+        )  # fmt: skip
+        ints[I.PHASE, slot] = STARTING
+        ints[I.GPUS, slot] = gpus
+        ints[I.MEASURED, slot] = known is not None
+        live.placements[slot] = placement
+        self._jobs_w += run.draw_w
+        left = float(column[F.WORK]) - float(column[F.SET_DONE])
+        self._push(run_from + left / run.speed, COMPLETE, row, int(ints[I.GENERATION, slot]))
+        self.recorder.started(row, now_s, gpus)
+
+    def _preempt(self, slot: int) -> None:
+        live = self.live
+        run = self._run_of(slot)
+        held_s = min(run.checkpoint_s, self.options.grace_s)
+        self._stop(slot, held_s, keeps_work=run.checkpoint_s <= self.options.grace_s)
+        self.recorder.preemptions[int(live.ints[I.ROW, slot])] += 1
+
+    def _run_of(self, slot: int) -> Any:
+        live = self.live
+        placement = live.placements[slot]
+        assert placement is not None
+        model = self.nodes.model[self.nodes.where[placement.shares[0].node_id]]
+        return self.behaviours.run(
+            int(live.ints[I.CURVE, slot]), model, int(live.ints[I.GPUS, slot]), len(placement.shares) > 1
+        )
+
+    def _stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
+        """End a gang's work now, and its hold on its devices in a while."""
+        live = self.live
+        before = float(live.floats[F.SET_DONE, slot])
+        if int(live.ints[I.PHASE, slot]) != PREEMPTING:
+            if live.ints[I.MEASURED, slot] == 0:
+                ran_s = self.now_s - float(live.floats[F.RUN_FROM, slot])
+                if ran_s >= self.options.min_profile_s:
+                    live.measured(slot)
+            ran_s = max(self.now_s - float(live.floats[F.RUN_FROM, slot]), 0.0)
+            self._settle(slot)
+            if not keeps_work:
+                every = self.options.checkpoint_every_s
+                kept = before + math.floor(ran_s / every) * every * float(live.floats[F.SPEED, slot])
+                live.floats[F.SET_DONE, slot] = min(kept, float(live.floats[F.SET_DONE, slot]))
+        live.floats[F.SPEED, slot] = 0.0
+        live.ints[I.PHASE, slot] = PREEMPTING
+        live.ints[I.GENERATION, slot] += 1
+        row, generation = int(live.ints[I.ROW, slot]), int(live.ints[I.GENERATION, slot])
+        self._push(self.now_s + after_s, RELEASE, row, generation)
+
+    def _settle(self, slot: int) -> None:
+        spent = self.live.settle(slot, self.now_s, self.integral)
+        self.recorder.spent(int(self.live.ints[I.ROW, slot]), *spent)
+
+    def _release(self, slot: int) -> None:
+        live = self.live
+        self._settle(slot)
+        self._give_back(slot)
+        live.floats[F.SPEED : F.GPU_DRAW + 1, slot] = 0.0
+        live.ints[I.PHASE, slot] = QUEUED
+        live.ints[I.GPUS, slot] = 0
+        live.ints[I.MEASURED, slot] = 0
+        live.placements[slot] = None
+        self._count_waiting(slot, 1)
+
+    def _complete(self, slot: int) -> None:
+        self._settle(slot)
+        self.recorder.ended(int(self.live.ints[I.ROW, slot]), self.now_s)
+        self._give_back(slot)
+        self.live.leave(slot)
+
+    def _give_back(self, slot: int) -> None:
+        live = self.live
+        placement = live.placements[slot]
+        assert placement is not None
+        self._jobs_w -= float(live.floats[F.DRAW, slot])
+        idle = self.nodes.give_back(placement)
+        if self.options.power_down_after_s is not None:
+            for node in idle:
+                self._idle_since[node] = self.now_s
+                self._push(self.now_s + self.options.power_down_after_s, POWER_DOWN, node, 0)
+
+    def _take_events(self) -> bool:
+        """Take in every event up to now; return whether any may let a job start."""
+        heap, live = self._heap, self.live
+        changed = False
+        while heap and heap[0][0] <= self.now_s:
+            _, kind, _, subject, generation = heapq.heappop(heap)
+            if kind in (RELEASE, COMPLETE):
+                slot = live.slot.get(self.recorder.ids[subject])
+                if slot is None or live.ints[I.GENERATION, slot] != generation:
+                    continue
+                (self._release if kind == RELEASE else self._complete)(slot)
+            elif kind == FAIL:
+                self._fail(subject)
+            elif kind == RECOVER:
+                self.nodes.recover(subject)
+                self._plan_failure(subject)
+            elif kind == POWER_DOWN:
+                since_s = self._idle_since.get(subject, math.inf)
+                if self.now_s - since_s >= (self.options.power_down_after_s or 0.0) - 1e-6:
+                    self.nodes.switch_off(subject)
+                continue
+            changed = True
+        return changed
+
+    def _plan_failures(self) -> None:
+        if self.options.node_mtbf_s is not None:
+            for node in range(len(self.nodes.ids)):
+                self._plan_failure(node)
+
+    def _plan_failure(self, node: int) -> None:
+        mtbf_s = self.options.node_mtbf_s
+        assert mtbf_s is not None
+        self._push(self.now_s + float(self._random.exponential(mtbf_s)), FAIL, node, 0)
+
+    def _fail(self, node: int) -> None:
+        """Lose a node: its gangs stop, fall back to their last checkpoint and wait again once leases are over."""
+        live = self.live
+        node_id = self.nodes.ids[node]
+        self.nodes.fail(node)
+        for slot in range(live.count):
+            placement = live.placements[slot]
+            if placement is not None and any(share.node_id == node_id for share in placement.shares):
+                self.recorder.failures[int(live.ints[I.ROW, slot])] += 1
+                self._stop(slot, self.options.lease_s, keeps_work=False)
+        repair_s = self.options.lease_s + float(self._random.exponential(self.options.node_repair_s))
+        self._push(self.now_s + repair_s, RECOVER, node, 0)
+
+    def _advance(self, time_s: float) -> None:
+        """Move the clock; power is constant in between, so energy and carbon are exact."""
+        seconds = time_s - self.now_s
+        if seconds <= 0:
+            return
+        integral = self.grid.integral(time_s)
+        idle_w = self.nodes.idle_w
+        power_w, grid = self._jobs_w + idle_w, (integral - self.integral) / J_PER_KWH
+        sums = self._sums
+        sums[0] += power_w * seconds
+        sums[1] += power_w * grid
+        sums[2] += idle_w * seconds
+        sums[3] += idle_w * grid
+        self._peak_w = max(self._peak_w, power_w)
+        self.now_s, self.integral = time_s, integral
+
+    def _count_waiting(self, slot: int, change: int) -> None:
+        size = int(self.live.ints[I.MIN, slot])
+        count = self._waiting.get(size, 0) + change
+        if count:
+            self._waiting[size] = count
+        else:
+            del self._waiting[size]
+
+    def _push(self, time_s: float, kind: int, subject: int, generation: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time_s, kind, self._sequence, subject, generation))
+
+    def _result(self, parameters: dict[str, Any]) -> SimulationResult:
+        for slot in range(self.live.count):
+            if self.live.placements[slot] is not None:
+                self._settle(slot)
+        totals = Totals(
+            *self._sums,
+            peak_w=self._peak_w,
+            rounds=self.rounds,
+            active_rounds=self.active_rounds,
+            unrunnable=self._unrunnable,
+            beyond_trace_s=max(self.now_s - self.grid.trace.end_s, 0.0),
+            gpus=sum(self.nodes.gpus),
+        )
+        trace = self.grid.trace
+        named = (self.policy.name, parameters, trace.zone, trace.signal.value)
+        return result_of(named, self.recorder.columns(), self.recorder.series(), totals)

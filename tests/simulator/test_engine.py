@@ -1,0 +1,121 @@
+"""What the engine makes of small stories whose figures can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.core.policies.registry import POLICIES
+from services.simulator.engine import EngineOptions, simulate
+from services.simulator.engine.grid import Grid
+from services.simulator.workload import ClusterSpec, ForecastKind
+from tests.support.workloads import START_S, a_profile, a_trace, a_wave, a_workload, a_year
+
+ONE = ClusterSpec.parse("1x1:RTX3090")
+
+
+def test_one_job_takes_its_start_and_its_work_and_spends_its_power() -> None:
+    profile = a_profile(gpu_w=200.0, host_power_w=50.0, restart_s=60.0)
+    trace = a_trace([100.0, 300.0, 100.0])
+
+    result = simulate("fifo", a_workload([(0.0, 7_140.0, 1)], [profile]), ONE, trace)
+
+    assert result.avg_jct_s == pytest.approx(7_200.0)
+    assert result.energy_kwh == pytest.approx(0.5)
+    assert result.carbon_kg == pytest.approx(0.25 * 0.1 + 0.25 * 0.3)
+    assert result.idle_energy_kwh == 0
+    assert result.peak_power_w == 250.0
+
+
+def test_idle_devices_draw_power_while_the_cluster_waits() -> None:
+    result = simulate("fifo", a_workload([(0.0, 3_600.0, 1), (7_200.0, 3_600.0, 1)]), ONE, a_trace())
+
+    assert result.idle_energy_kwh == pytest.approx(0.03)
+    assert result.energy_kwh == pytest.approx(2 * 0.25 + 0.03)
+
+
+def test_nodes_that_are_switched_off_draw_nothing_and_boot_first() -> None:
+    options = EngineOptions(power_down_after_s=600.0, boot_s=100.0)
+    jobs = a_workload([(0.0, 3_600.0, 1), (7_200.0, 3_600.0, 1)])
+
+    result = simulate("fifo", jobs, ONE, a_trace(), options=options)
+
+    assert result.columns.jct_s.tolist() == [3_600.0, 3_700.0]
+    assert result.idle_energy_kwh == pytest.approx(30.0 * 600 / 3.6e6)
+
+
+def test_a_preempted_job_pays_for_its_checkpoint_and_its_restart() -> None:
+    """The long job passes LAS's threshold; the short one takes its GPU at the next active round."""
+    profile = a_profile(restart_s=60.0, checkpoint_s=20.0)
+    jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [profile])
+
+    result = simulate("las", jobs, ONE, a_trace())
+
+    short_start = 3_600.0 + 20.0
+    assert result.preemptions == 1
+    assert result.columns.ended_s[1] - START_S == pytest.approx(short_start + 660.0)
+    assert result.columns.ended_s[0] - result.columns.ended_s[1] == pytest.approx(60.0 + 7_200.0 - 3_540.0)
+
+
+def test_a_job_longer_to_checkpoint_than_its_grace_falls_back() -> None:
+    profile = a_profile(restart_s=0.0, checkpoint_s=300.0)
+    jobs = a_workload([(0.0, 7_200.0, 1), (3_500.0, 600.0, 1)], [profile])
+
+    result = simulate("las", jobs, ONE, a_trace(), options=EngineOptions(grace_s=120.0, checkpoint_every_s=2_000.0))
+
+    assert result.columns.gpu_s[0] == pytest.approx(7_200.0 + 1_600.0 + 120.0)
+
+
+def test_a_lost_node_costs_the_work_since_the_last_checkpoint_and_the_job_still_ends() -> None:
+    options = EngineOptions(seed=3, node_mtbf_s=20_000.0, node_repair_s=1_000.0, checkpoint_every_s=600.0)
+    jobs = a_workload([(60.0 * at, 9_000.0, 2) for at in range(12)])
+
+    result = simulate("fifo", jobs, ClusterSpec.parse("3x2:RTX3090"), a_trace(), options=options)
+    again = simulate("fifo", jobs, ClusterSpec.parse("3x2:RTX3090"), a_trace(), options=options)
+
+    assert result.failures > 0
+    assert result.completed == 12
+    assert result.columns.gpu_s.sum() > 12 * 9_000.0
+    assert result.summary() | {"wall_s": None} == again.summary() | {"wall_s": None}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_and_idle_devices_add_up_to_the_cluster(policy: str) -> None:
+    jobs = a_year(300, days=0.5, gpus=8, load=1.1)
+
+    result = simulate(policy, jobs, ClusterSpec.parse("2x2:RTX3090,1x4:A100"), a_wave(3))
+
+    columns = result.columns
+    assert result.completed == 300
+    assert columns.energy_j.sum() / 3.6e6 + result.idle_energy_kwh == pytest.approx(result.energy_kwh)
+    assert columns.carbon_gco2.sum() / 1e3 + result.idle_carbon_kg == pytest.approx(result.carbon_kg)
+    assert result.series.carbon_gco2[-1] <= result.carbon_kg * 1e3
+    assert result.peak_power_w >= result.series.power_w.max() - 1e-6
+
+
+def test_a_run_outlasting_its_trace_repeats_the_last_day() -> None:
+    day = [100.0] * 12 + [300.0] * 12
+
+    result = simulate("fifo", a_workload([(0.0, 4 * 86_400.0, 1)]), ONE, a_trace([999.0] * 24 + day))
+
+    assert result.carbon_kg == pytest.approx(0.25 * 24 * (0.999 + 3 * 0.2))
+    assert result.beyond_trace_s == pytest.approx(2 * 86_400.0)
+
+
+def test_persistence_tells_policies_yesterday() -> None:
+    days = [100.0] * 24 + [200.0] * 24 + [400.0] * 72
+    trace = a_trace(days, forecast=ForecastKind.PERSISTENCE)
+    now_s = START_S + 36 * 3_600.0
+
+    told = Grid(trace, 86_400.0, 86_400.0).outlook(now_s).curve
+
+    assert told.at(now_s) == 200.0
+    assert told.at(now_s + 6 * 3_600.0) == 100.0
+    assert told.at(now_s + 13 * 3_600.0) == 200.0
+    assert np.diff(told.times_s).min() > 0
+
+
+def test_a_job_that_fits_nowhere_is_counted_and_the_rest_runs() -> None:
+    result = simulate("fifo", a_workload([(0.0, 100.0, 4), (0.0, 100.0, 1)]), ONE, a_trace())
+
+    assert (result.unrunnable, result.completed) == (1, 1)
