@@ -1,4 +1,4 @@
-"""From `wattshift up` on an installed checkout to the first job accepted: with an empty data folder, and with one in use.
+"""From `wattshift up` to the first job accepted: with an empty data folder, and with one in use.
 
 The target is 10 s for the empty one, which makes the database and its schema too.
 """
