@@ -17,6 +17,7 @@ import orjson
 from redis.asyncio import Redis
 
 from gpu_agent import files, logs, retention, shim
+from gpu_agent.account import find_account
 from gpu_agent.containers import find_engine
 from gpu_agent.control_plane import ControlPlane
 from gpu_agent.controls import Controls
@@ -65,6 +66,7 @@ class Agent:
         self._device_files: dict[str, bytes] = {}
         self._state_problem = ""
 
+        self._account = find_account(settings.run_as)
         self.driver = self._open_driver()
         self.devices = self.driver.devices()
         simulated = self.driver.name == "simulated"
@@ -75,6 +77,7 @@ class Agent:
             pass_environment=settings.pass_environment,
             engine=engine,
             device_count=len(self.devices),
+            account=self._account,
         )
         self.spool = Spool(settings.state_folder)
         self.gangs = Gangs(
@@ -117,6 +120,9 @@ class Agent:
     async def start(self) -> None:
         """Take up what an earlier agent left, then begin."""
         self.gangs.load()
+        if self._account is not None:  # it has to pass through to its own files, and can list nothing on the way
+            for folder in (self.settings.state_folder, self.gangs.folder):
+                folder.chmod(0o711)
         await self.meter.begin(self.gangs.owners(), self._ended_at)
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "ranks": self._watch_ranks,
@@ -300,7 +306,7 @@ class Agent:
             if self._device_files.get(name) == text:
                 continue
             try:
-                files.replace(gang.folder.device_file, text, durable=False)
+                files.replace(gang.folder.device_file, text, durable=False, mode=0o644)
                 self._device_files[name] = text
             except OSError as error:
                 self._state_problem = f"the state folder cannot be written: {error}"

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
+from gpu_agent.account import Account
 from services.contracts.commands import StartGang
 
 _ENGINES = ("docker", "podman")
@@ -43,7 +44,12 @@ def container_name(start: StartGang) -> str:
 
 
 def run_argv(
-    engine: Engine, start: StartGang, variables: dict[str, str], env_file: str, mounts: list[str]
+    engine: Engine,
+    start: StartGang,
+    variables: dict[str, str],
+    env_file: str,
+    mounts: list[str],
+    account: Account | None = None,
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
@@ -55,6 +61,7 @@ def run_argv(
         variables: What goes into the container.
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that are at the same path inside.
+        account: Whom the command runs as in the container; None leaves that to the image.
     """
     argv = [
         engine.program,
@@ -77,6 +84,8 @@ def run_argv(
     argv += ["--env-file", env_file]
     argv += [word for name, value in variables.items() if "\n" in value for word in ("--env", f"{name}={value}")]
     argv += [word for path in mounts for word in ("--volume", f"{path}:{path}")]
+    if account is not None:
+        argv += ["--user", f"{account.user_id}:{account.group_id}"]
     if start.spec.working_dir:
         argv += ["--workdir", start.spec.working_dir]
     return [*argv, start.spec.image or "", *start.spec.command]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gpu_agent import containers, files
+from gpu_agent.account import Account
 from gpu_agent.containers import Engine
 from gpu_agent.environment import RankPaths, job_variables, rank_environment
 from gpu_agent.ranks import ENV_FILE, SCRATCH, Launch, RankFolder
@@ -21,6 +23,7 @@ class Launcher:
             that span hosts, and for jobs that move, all nodes must share it.
         agent_url: How a process on this host reaches the agent.
         pass_environment: Names of further variables of the agent's own that jobs get.
+        account: Whom jobs run as; None for the agent's own user.
     """
 
     def __init__(
@@ -31,12 +34,14 @@ class Launcher:
         pass_environment: Sequence[str],
         engine: Engine | None,
         device_count: int,
+        account: Account | None = None,
     ) -> None:
         self._checkpoint_folders = checkpoint_folders
         self._agent_url = agent_url
         self._pass_environment = pass_environment
         self._engine = engine
         self._device_count = device_count
+        self._account = account
 
     def refuses(self, start: StartGang) -> str:
         """Return why this node cannot run its part of the gang, empty if it can."""
@@ -54,38 +59,45 @@ class Launcher:
             OSError: A folder cannot be made.
         """
         paths = RankPaths(
-            checkpoint_dir=str(self._checkpoint_dir(start)),
+            checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start)),
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}",
             device_file=str(folder.device_file),
         )
-        environment = rank_environment(start, paths, self._pass_environment)
-        working_dir = start.spec.working_dir or str(folder.path / SCRATCH)
+        login = self._account.environment if self._account else {}
+        environment = rank_environment(start, paths, self._pass_environment, os.environ | login)
         if start.spec.image is None or self._engine is None:
-            return Launch(start.spec.command, environment, working_dir, start.spec.grace_s, [])
+            return Launch(
+                start.spec.command,
+                environment,
+                start.spec.working_dir or str(folder.path / SCRATCH),
+                start.spec.grace_s,
+                make_dir=paths.checkpoint_dir,
+                account=self._account,
+            )
         inside = containers.container_variables(start, job_variables(start, paths))
         env_file = folder.path / ENV_FILE
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         mounts = [paths.checkpoint_dir, str(folder.path)]
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
-        argv = containers.run_argv(self._engine, start, inside, str(env_file), mounts)
+        argv = containers.run_argv(self._engine, start, inside, str(env_file), mounts, self._account)
         client = {name: value for name, value in environment.items() if name not in start.spec.environment}
         cleanup = containers.remove_argv(self._engine, start)
         return Launch(argv, client, str(folder.path / SCRATCH), start.spec.grace_s, cleanup)
 
-    def _checkpoint_dir(self, start: StartGang) -> Path:
-        if start.spec.checkpoint_dir:
-            path = Path(start.spec.checkpoint_dir)
-            path.mkdir(parents=True, exist_ok=True)
-            return path
+    def _own_checkpoint_dir(self, start: StartGang) -> Path:
+        """Make the folder of a job that names none; one that it names is made by its own process."""
         *better, last = (folder / start.job_id for folder in self._checkpoint_folders)
         for path in better:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                continue
-            if os.access(path, os.W_OK):
-                return path
-        last.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):
+                self._make(path)
+                if os.access(path, os.W_OK):
+                    return path
+        self._make(last)
         return last
+
+    def _make(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if self._account is not None and path.stat().st_uid != self._account.user_id:
+            self._account.own(path)

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gpu_agent import files, shim
+from gpu_agent.account import Account
 from gpu_agent.processes import kill_marked
 from services.contracts.nodes import EndedBy
 from services.kit.logging import Log
@@ -30,13 +31,31 @@ _LAUNCH = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.
 
 @dataclass(frozen=True)
 class Launch:
-    """What a shim is to run. ``cleanup`` is a command for afterwards: what the processes' end does not end."""
+    """What a shim is to run.
+
+    Attributes:
+        cleanup: A command for afterwards: it ends what the processes' end does not end.
+        make_dir: A folder to make first, as the user that the command runs as.
+        account: Whom the command runs as; None for the agent's own user.
+    """
 
     argv: list[str]
     environment: dict[str, str]
     working_dir: str
     grace_s: float
-    cleanup: list[str]
+    cleanup: list[str] = field(default_factory=list[str])
+    make_dir: str = ""
+    account: Account | None = None
+
+    def spec(self) -> bytes:
+        """Return it as the shim reads it."""
+        entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
+        entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
+        entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
+        if self.account is not None:
+            numbers = (self.account.user_id, self.account.group_id, *self.account.groups)
+            entries.append(("user", " ".join(map(str, numbers))))
+        return shim.spec_bytes(entries)
 
 
 @dataclass(frozen=True)
@@ -79,9 +98,14 @@ class RankFolder:
 
     def launch(self, launch: Launch, deadline: float, lease_s: float) -> subprocess.Popen[bytes]:
         """Start a shim, in a session of its own and with nothing of this process's environment."""
-        (self.path / SCRATCH).mkdir(exist_ok=True)
-        spec = shim.spec_bytes(launch.argv, launch.environment, launch.working_dir, launch.grace_s, launch.cleanup)
-        files.replace(self.path / shim.SPEC, spec, durable=False)
+        scratch = self.path / SCRATCH
+        scratch.mkdir(exist_ok=True)
+        if launch.account is not None:
+            self.path.chmod(0o711)
+            self.progress_file.touch()
+            launch.account.own(self.progress_file)
+            launch.account.own(scratch)
+        files.replace(self.path / shim.SPEC, launch.spec(), durable=False)
         self.renew(deadline, lease_s)
         with (self.path / SHIM_LOG).open("ab") as output:
             return subprocess.Popen(

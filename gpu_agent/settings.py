@@ -65,6 +65,7 @@ class AgentSettings(SharedSettings):
     )
     static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
 
+    run_as: str = Field("", description="User that jobs run as, where the agent is root; empty for the agent's own.")
     stop_ranks_on_exit: bool = Field(
         False, description="End the ranks with the agent instead of leaving them to the next."
     )

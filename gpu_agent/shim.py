@@ -101,6 +101,8 @@ class _Spec:
         self.environment: dict[bytes, bytes] = {}
         self.grace_s = 0.0
         self.working_dir = b"/"
+        self.make_dir = b""
+        self.user: list[int] = []
         for entry in data.split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == b"argv":
@@ -114,16 +116,19 @@ class _Spec:
                 self.grace_s = float(value)
             elif name == b"working_dir":
                 self.working_dir = value
+            elif name == b"make_dir":
+                self.make_dir = value
+            elif name == b"user":
+                self.user = [int(number) for number in value.split()]
 
 
-def spec_bytes(
-    argv: list[str], environment: dict[str, str], working_dir: str, grace_s: float, cleanup: list[str]
-) -> bytes:
-    """Return the content of the ``spec`` file."""
-    entries = [f"working_dir={working_dir}", f"grace_s={grace_s}"]
-    entries += [f"argv={word}" for word in argv] + [f"cleanup={word}" for word in cleanup]
-    entries += [f"env={name}={value}" for name, value in environment.items()]
-    return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
+def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
+    """Return the content of the ``spec`` file.
+
+    Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
+    ``make_dir`` (made if it is missing), ``user`` (user id, group id and further groups to run as, with spaces).
+    """
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
 
 
 def write_lease(path: str, deadline: float, length_s: float) -> None:
@@ -323,7 +328,6 @@ def _become(spec: _Spec, gate: int, error: int, shim: int) -> None:
     what = "the rank cannot be set up"
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         _be_killable()
         for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
@@ -331,16 +335,48 @@ def _become(spec: _Spec, gate: int, error: int, shim: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for target, name in ((1, STDOUT), (2, STDERR)):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), target)
+        _change_user(spec.user)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: becoming another user clears it
         if os.getppid() != shim or os.read(gate, 1) != b"g":
             os._exit(NOT_EXECUTABLE)
+        if spec.make_dir:
+            what = f"cannot make the folder {os.fsdecode(spec.make_dir)}"
+            os.makedirs(spec.make_dir, exist_ok=True)
         what = f"cannot enter the working directory {os.fsdecode(spec.working_dir)}"
         os.chdir(spec.working_dir)
         what = f"cannot run {os.fsdecode(spec.argv[0])}"
-        os.execvpe(spec.argv[0], spec.argv, spec.environment)
+        _execute(spec.argv, spec.environment)
     except OSError as failure:
         os.write(error, f"{failure.errno} {what}".encode(errors="replace")[:4000])
     finally:
         os._exit(NOT_FOUND)
+
+
+def _execute(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
+    """Replace this process, looking for the program as a shell would; raises if it cannot be run.
+
+    Not ``os.execvpe``: that imports a module, which another user may not be able to read.
+    """
+    refusal: OSError = FileNotFoundError(errno.ENOENT, "")
+    folders = [b""] if b"/" in argv[0] else environment.get(b"PATH", os.defpath.encode()).split(b":")
+    for folder in folders:
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, environment)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                refusal = error
+    raise refusal
+
+
+def _change_user(user: list[int]) -> None:
+    """Become the user that the agent wants jobs to run as; the output is theirs as well."""
+    if not user or user[0] == os.geteuid():
+        return
+    os.fchown(1, user[0], user[1])
+    os.fchown(2, user[0], user[1])
+    os.setgroups(user[2:])
+    os.setgid(user[1])
+    os.setuid(user[0])
 
 
 def _be_killable() -> None:

@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpu_agent import containers, retention
+from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
 from gpu_agent.controls import Controls
 from gpu_agent.devices.driver import DeviceLostError
@@ -24,6 +25,7 @@ from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
+from services.core.domain.errors import DomainError
 
 DOCKER = Engine("docker", "/usr/bin/docker", "nvidia")
 
@@ -58,6 +60,12 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
     text = "A=1\nDOCKER_HOST=x\nWORLD_SIZE=4\nCUDA_VISIBLE_DEVICES=0,1\n"
     assert containers.env_file_text(variables) == text
     assert containers.remove_argv(DOCKER, start) == ["/usr/bin/docker", "rm", "--force", "wattshift-job_1.2-1"]
+
+
+def test_a_container_runs_as_the_jobs_user() -> None:
+    account = Account("jobs", 1001, 1002, (1002,), "/home/jobs", "/bin/sh")
+    argv = containers.run_argv(DOCKER, a_start(), {}, "/e", [], account)
+    assert argv[argv.index("--user") + 1] == "1001:1002"
 
 
 def test_podman_names_devices_its_own_way_and_simulated_nodes_have_none() -> None:
@@ -146,6 +154,15 @@ def test_settings_read_lists_and_fill_in_folders(monkeypatch: pytest.MonkeyPatch
     assert settings.state_folder == tmp_path / "nodes" / "gpu-17"
     assert len(settings.service_token) == 64
     assert settings.service_token != AgentSettings().service_token  # pyright: ignore[reportCallIssue]
+
+
+def test_an_account_must_exist_and_be_within_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_account("") is None
+    with pytest.raises(DomainError, match="no user 'nobody-at-all'"):
+        find_account("nobody-at-all")
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(DomainError, match="runs as root"):
+        find_account("nobody")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def test_ranks_end_with_their_lease_when_the_control_plane_is_away(node: N
 async def test_nothing_starts_on_a_lease_that_is_over(tmp_path: Path) -> None:
     (tmp_path / "rank").mkdir()
     folder = RankFolder(tmp_path / "rank")
-    launch = Launch(["touch", str(tmp_path / "ran")], {}, "/", 1.0, [])
+    launch = Launch(["touch", str(tmp_path / "ran")], {}, "/", 1.0)
     folder.launch(launch, shim.clock() - 0.1, 5.0).wait()
     ended = folder.exit()
     assert ended is not None
@@ -120,7 +120,7 @@ async def test_nothing_starts_on_a_lease_that_is_over(tmp_path: Path) -> None:
 async def test_only_one_shim_runs_a_rank(tmp_path: Path) -> None:
     (tmp_path / "rank").mkdir()
     folder = RankFolder(tmp_path / "rank")
-    launch = Launch(["sh", "-c", f"echo ran >> {tmp_path}/runs; sleep 0.3"], {"PATH": "/usr/bin:/bin"}, "/", 1.0, [])
+    launch = Launch(["sh", "-c", f"echo ran >> {tmp_path}/runs; sleep 0.3"], {"PATH": "/usr/bin:/bin"}, "/", 1.0)
     shims = [folder.launch(launch, shim.clock() + 30, 30) for _ in range(5)]
     assert sorted(process.wait() for process in shims) == [0, *[shim.TWIN_STATUS] * 4]
     assert folder.launch(launch, shim.clock() + 30, 30).wait() == shim.TWIN_STATUS, "nor runs it again"
@@ -132,7 +132,7 @@ async def test_signals_from_elsewhere_end_the_rank(tmp_path: Path, code: str) ->
     (tmp_path / "rank").mkdir()
     folder = RankFolder(tmp_path / "rank")
     command = [sys.executable, "-I", "-c", code + "; import time; time.sleep(60)"]
-    folder.launch(Launch(command, {}, "/", 1.0, []), shim.clock() + 30, 30).wait()
+    folder.launch(Launch(command, {}, "/", 1.0), shim.clock() + 30, 30).wait()
     ended = folder.exit()
     assert ended is not None
     assert ended.code == -signal.SIGTERM

@@ -36,7 +36,7 @@ def main() -> int:
             mark = Path(scratch) / f"ran-{number}"
             folder = RankFolder(Path(scratch) / f"rank-{number}")
             folder.path.mkdir()
-            launch = Launch(["sh", "-c", f": > {mark}; sleep 60"], {"PATH": "/usr/bin:/bin"}, "/", 1.0, [])
+            launch = Launch(["sh", "-c", f": > {mark}; sleep 60"], {"PATH": "/usr/bin:/bin"}, "/", 1.0)
             began_s = time.perf_counter()
             process = folder.launch(launch, shim.clock() + 60, 60.0)
             while not mark.exists():

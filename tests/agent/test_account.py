@@ -1,0 +1,94 @@
+"""Jobs as another user than the agent: they reach their own files and none of the agent's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.contracts.commands import StopGang
+from services.contracts.nodes import EndedBy
+from services.kit.redis import connect
+from services.standalone.ports import Ports
+from tests.agent.conftest import Node, eventually
+from tests.agent.stand_in import StandIn
+from tests.support.servers import scratch_folder
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+
+PROGRAM = r"""
+id -un; echo home $HOME; pwd >> /dev/stdout
+echo '{"done": 4}' >> $WATTSHIFT_PROGRESS_FILE
+touch $WATTSHIFT_CHECKPOINT_DIR/mine made-here
+folder=$(dirname $WATTSHIFT_PROGRESS_FILE)
+for file in gang.json spec ../../agent.lock; do cat $folder/$file && echo READ $file; done 2>/dev/null
+for file in lease exited stop; do echo x > $folder/$file && echo WROTE $file; done 2>/dev/null
+ls $folder ../.. 2>/dev/null && echo LISTED
+cat /proc/$AGENT/environ 2>/dev/null && echo READ agent
+cat $WATTSHIFT_DEVICE_FILE
+trap 'exit 9' TERM; while :; do sleep 0.05; done
+"""
+
+
+@pytest.fixture
+async def node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
+    """A node in a folder that every user can pass through, unlike pytest's own."""
+    ports = Ports()
+    redis = connect(redis_url)
+    with scratch_folder() as folder:
+        made = Node(folder, plane, redis, redis_url, ports.take(31_800))
+        (folder / "data").mkdir(mode=0o711)
+        try:
+            yield made
+        finally:
+            if made.process is not None:
+                made.kill()
+            for process in made.processes():
+                process.kill()
+            await redis.aclose()
+            ports.release()
+
+
+async def test_a_job_runs_as_its_user_and_reaches_nothing_of_the_agents(node: Node) -> None:
+    await node.start(GPU_AGENT_RUN_AS="nobody")
+    assert node.process
+    gang = await node.run("sh", "-c", PROGRAM, environment={"AGENT": str(node.process.pid)})
+    await eventually(lambda: (rank := node.plane.rank(gang)) is not None and rank.progress_done == 4)
+    stdout = node.rank_dir(gang) / "stdout"
+    await eventually(lambda: "relative_speed" in stdout.read_text())
+    printed = stdout.read_text()
+    assert printed.startswith("nobody\nhome /nonexistent\n")
+    assert not [word for word in ("READ", "WROTE", "LISTED") if word in printed]
+    await node.send(StopGang(allocation_id=gang, grace_s=10, reason="test"))
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    rank = node.plane.rank(gang)
+    assert rank is not None
+    assert (rank.exit_code, rank.ended_by) == (9, EndedBy.STOP)
+
+
+async def test_a_checkpoint_folder_is_made_with_the_users_rights(node: Node, tmp_path: Path) -> None:
+    await node.start(GPU_AGENT_RUN_AS="nobody")
+    forbidden = await node.run("true", checkpoint_dir=str(tmp_path / "roots-own"), devices=[0])
+    own = node.folder / "open"
+    own.mkdir()
+    own.chmod(0o777)
+    allowed = await node.run("true", checkpoint_dir=str(own / "a" / "b"), devices=[1])
+    for gang, code in ((forbidden, 126), (allowed, 0)):
+        await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
+        rank = node.plane.rank(gang)
+        assert rank is not None
+        assert rank.exit_code == code
+    assert not (tmp_path / "roots-own").exists()
+    assert (own / "a" / "b").stat().st_uid != 0
+
+
+async def test_a_killed_shim_still_takes_a_rank_of_another_user_with_it(node: Node) -> None:
+    await node.start(GPU_AGENT_RUN_AS="nobody")
+    gang = await node.run("sleep", "600")
+    await eventually(lambda: node.plane.state(gang) == "running")
+    await eventually(lambda: len(node.processes()) == 2)
+    next(p for p in node.processes() if "shim" in " ".join(p.cmdline())).kill()
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    assert not node.processes()
