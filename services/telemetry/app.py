@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import asyncpg
 from fastapi import FastAPI
 
 from services.db.engine import CONNECTION_ERRORS
@@ -55,7 +56,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         await app.state.telemetry.pool.ping()
 
     app = create_service("Wattshift telemetry", settings, lifespan=lifespan, readiness=readiness, open_paths=NODE_PATHS)
-    answer_unavailable(app, "The database", CONNECTION_ERRORS)
+    answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     app.include_router(router)
     return app
 

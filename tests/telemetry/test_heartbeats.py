@@ -13,7 +13,9 @@ from tests.support.control_plane import (
     accept_job,
     allocate,
     end_allocation,
+    running_telemetry,
     service_headers,
+    telemetry_settings,
 )
 
 
@@ -198,3 +200,17 @@ async def test_a_bad_heartbeat_is_one_problem(plane, rank) -> None:
     agent = await plane.agent()
     answer = await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat() | {"ranks": [rank]})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+async def test_without_the_database_everything_is_unavailable_and_nothing_is_a_server_error(redis_url: str) -> None:
+    settings = telemetry_settings("postgresql://nobody@127.0.0.1:1/none", redis_url)
+    async with running_telemetry(settings) as http:
+        agent = FakeAgent(http)
+        answers = [
+            await agent.post("/v1/nodes/register", agent.registration, token=JOIN_TOKEN),
+            await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat(), token="any"),
+            await http.get("/v1/invariants", headers=service_headers(OPERATOR)),
+        ]
+        assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "unavailable")}
+        assert (await http.get("/readyz")).status_code == 503
+        assert (await http.get("/healthz")).status_code == 200

@@ -1,0 +1,1 @@
+"""Tests of several processes together: real processes, real servers, kill -9."""
