@@ -1,0 +1,98 @@
+"""Traces and tables that come with the product, so that nothing has to be fetched. ``NOTICE`` names their sources.
+
+========================= ================================================================================== =========
+file                      what                                                                               licence
+========================= ================================================================================== =========
+``grids_2023.csv.gz``     hourly intensity of five zones, direct and life cycle, 2022-12-31 to 2023-12-31 UTC ODbL
+``green_year.csv``        400 arrivals of one day, repeated for every day of the year                         MIT
+``green_day.csv``         791 arrivals of one day                                                            MIT
+``speeds.csv``            measured training speed by model, batch, gang and placement                        see NOTICE
+``powers.csv``            measured training power by model, batch and power limit                            see NOTICE
+``sia_work.csv``          samples until a model has trained, by batch size                                   see NOTICE
+========================= ================================================================================== =========
+
+The two days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.
+
+``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
+nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.
+``green-day``: durations drawn in the shares the paper prints of its testbed (22, 30, 30 and 18 %) from all jobs of up
+to 37 h, its longest; arrivals drawn from the hours of the day of the whole trace. Both by a fixed seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from services.core.domain.carbon import Signal
+from services.simulator.raw import Collector, Grid, RawJob, RawJobs, ReadReport, TraceFormatError
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+YEAR_DAYS = 365
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundled job trace: its file, how many days its one day is repeated, and the recipe it goes with."""
+
+    file: str
+    days: int
+    recipe: str = "green"
+
+
+BUNDLED_JOBS = {"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)}
+BUNDLED_ZONES = ("US-CAL-CISO", "GB", "SE", "PL", "CA-ON")
+GRIDS_BEGIN_S = 1_672_444_800.0
+"""2022-12-31 00:00 UTC."""
+
+
+def rows_of(file: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a bundled table."""
+    packed = resources.files(__package__ or "services.simulator.bundles").joinpath(file).read_bytes()
+    text = gzip.decompress(packed) if file.endswith(".gz") else packed
+    yield from csv.DictReader(text.decode().splitlines())
+
+
+def bundled_jobs(name: str, days: float | None = None) -> RawJobs:
+    """Return a bundled trace; of one that repeats, only as many days as are needed."""
+    bundle = BUNDLED_JOBS[name]
+    repeats = bundle.days if days is None else min(bundle.days, max(int(np.ceil(days)), 1))
+    jobs = Collector(ReadReport(name, "bundled"))
+    rows = [(float(row["arrival_s"]), float(row["duration_s"])) for row in rows_of(bundle.file)]
+    for day in range(repeats):
+        for number, (arrival_s, duration_s) in enumerate(rows):
+            jobs.row()
+            job = RawJob(f"{name}-{day:03d}-{number:03d}", day * DAY_S + arrival_s, duration_s)
+            jobs.add(number + 2, job)
+    return jobs.finish()
+
+
+@cache
+def _grids() -> dict[str, tuple[float, ...]]:
+    columns: dict[str, list[float]] = {}
+    for row in rows_of("grids_2023.csv.gz"):
+        for name, value in row.items():
+            columns.setdefault(name, []).append(float(value))
+    return {name: tuple(values) for name, values in columns.items()}
+
+
+def bundled_grid(zone: str, signal: Signal) -> Grid:
+    """Return a bundled zone's series.
+
+    Raises:
+        TraceFormatError: the signal is not bundled.
+    """
+    kinds = {Signal.AVERAGE_DIRECT: "direct", Signal.AVERAGE_LIFECYCLE: "lifecycle"}
+    if signal not in kinds:
+        raise TraceFormatError(f"of {zone} direct and life-cycle intensity are bundled, not {signal.value}")
+    values = np.array(_grids()[f"{zone} {kinds[signal]}"])
+    report = ReadReport(zone, "bundled", rows=values.size, kept=values.size)
+    report.note("contains data of Electricity Maps (electricitymaps.com), under the Open Database License")
+    return Grid(zone, signal, GRIDS_BEGIN_S + HOUR_S * np.arange(values.size), values, report)

@@ -1,0 +1,201 @@
+"""Jobs as a trace file states them, before a recipe says how they behave, and what was left out of the file.
+
+Formats fill a ``Collector``; it checks each job once, names what it drops by line, and gives columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from services.core.domain.carbon import Signal
+from services.core.domain.errors import DomainError
+from services.simulator.workload import Floats, Ints
+
+LINES_NAMED = 5
+"""So many lines are named per reason; the others are counted."""
+
+
+class TraceFormatError(DomainError):
+    """A file is not of the format it was taken for, or nothing in it can be used."""
+
+    code = "invalid_trace"
+
+
+@dataclass
+class ReadReport:
+    """What a file held and what was left out.
+
+    Attributes:
+        source, format: Where from and how it was read.
+        rows: Rows of data in the file.
+        kept: Rows that became jobs (or hours).
+        dropped: Rows left out, by reason; with the first line numbers of each.
+        notes: Readings of the data that a person should know.
+    """
+
+    source: str
+    format: str
+    rows: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    lines: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    notes: list[str] = field(default_factory=list[str])
+
+    def drop(self, line: int, reason: str) -> None:
+        """Count one row left out."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        named = self.lines.setdefault(reason, [])
+        if len(named) < LINES_NAMED:
+            named.append(line)
+
+    def note(self, text: str) -> None:
+        """Add a reading, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the report as lines for people."""
+        said = [f"{self.source}: read as {self.format}; {self.kept} of {self.rows} rows kept"]
+        for reason, count in sorted(self.dropped.items()):
+            lines = self.lines[reason]
+            more = ", ..." if count > len(lines) else ""
+            said.append(f"dropped {count}: {reason} (line {', '.join(map(str, lines))}{more})")
+        return (*said, *self.notes)
+
+
+@dataclass(frozen=True)
+class RawJobs:
+    """Jobs of a trace in order of submission; every column is (n_jobs,).
+
+    Attributes:
+        ids, tenants: Unique names; owners, empty where the file names none.
+        submitted_s: UTC seconds where ``absolute``, else seconds since the trace began.
+        duration_s: Of the job on ``gpus``, without waiting; NaN where the file does not say.
+        gpus: What it ran on; 0 where the file does not say.
+        application: What it trained, empty where the file does not say.
+        batch_size: Over the whole gang, samples; 0 where the file does not say.
+        energy_j: Measured, of the whole job; NaN where the file does not say.
+        absolute: Whether ``submitted_s`` are real dates.
+        report: What was left out.
+    """
+
+    ids: tuple[str, ...]
+    tenants: tuple[str, ...]
+    submitted_s: Floats
+    duration_s: Floats
+    gpus: Ints
+    application: tuple[str, ...]
+    batch_size: Ints
+    energy_j: Floats
+    absolute: bool
+    report: ReadReport
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Ints) -> RawJobs:
+        """Return some of the jobs, by index, in the order given."""
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in rows),
+            tenants=tuple(self.tenants[row] for row in rows),
+            submitted_s=self.submitted_s[rows],
+            duration_s=self.duration_s[rows],
+            gpus=self.gpus[rows],
+            application=tuple(self.application[row] for row in rows),
+            batch_size=self.batch_size[rows],
+            energy_j=self.energy_j[rows],
+        )
+
+
+@dataclass(frozen=True)
+class RawJob:
+    """One row; as the columns of ``RawJobs``."""
+
+    id: str
+    submitted_s: float
+    duration_s: float = math.nan
+    gpus: int = 0
+    tenant: str = ""
+    application: str = ""
+    batch_size: int = 0
+    energy_j: float = math.nan
+
+
+class Collector:
+    """Takes rows one by one, drops those that cannot be jobs, and gives the rest as columns."""
+
+    def __init__(self, report: ReadReport) -> None:
+        self.report = report
+        self.absolute = False
+        self._jobs: list[RawJob] = []
+        self._ids: dict[str, int] = {}
+        self._needs_duration = True
+
+    def allow_no_duration(self) -> None:
+        """Accept jobs whose duration the format does not state, because a recipe knows it."""
+        self._needs_duration = False
+
+    def row(self) -> None:
+        """Count one row of data."""
+        self.report.rows += 1
+
+    def drop(self, line: int, reason: str) -> None:
+        """Leave the row out."""
+        self.report.drop(line, reason)
+
+    def add(self, line: int, job: RawJob) -> None:
+        """Keep the row, or drop it where it cannot be a job."""
+        if not math.isfinite(job.submitted_s):
+            return self.drop(line, "no time of submission")
+        unknown = math.isnan(job.duration_s) and not self._needs_duration
+        if not unknown and not (math.isfinite(job.duration_s) and job.duration_s > 0):
+            return self.drop(line, "no duration above 0 s")
+        if job.gpus < 0:
+            return self.drop(line, "a negative number of GPUs")
+        seen = self._ids.get(job.id, 0)
+        self._ids[job.id] = seen + 1
+        if seen:
+            self.report.note("ids that occur again were given a suffix such as ~2")
+            job = replace(job, id=f"{job.id}~{seen + 1}")
+        self._jobs.append(job)
+        return None
+
+    def finish(self) -> RawJobs:
+        """Return the jobs in order of submission; of one moment, in order of the file.
+
+        Raises:
+            TraceFormatError: no row could be used.
+        """
+        jobs, report = self._jobs, self.report
+        report.kept = len(jobs)
+        if not jobs:
+            raise TraceFormatError("no job can be used; " + "; ".join(report.sentences()))
+        order = np.argsort([job.submitted_s for job in jobs], kind="stable")
+        jobs = [jobs[row] for row in order]
+        return RawJobs(
+            ids=tuple(job.id for job in jobs),
+            tenants=tuple(job.tenant for job in jobs),
+            submitted_s=np.array([job.submitted_s for job in jobs]),
+            duration_s=np.array([job.duration_s for job in jobs]),
+            gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
+            application=tuple(job.application for job in jobs),
+            batch_size=np.array([job.batch_size for job in jobs], dtype=np.int64),
+            energy_j=np.array([job.energy_j for job in jobs]),
+            absolute=self.absolute,
+            report=report,
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A series as its file states it, in order of time; (n,) UTC seconds and gCO2/kWh."""
+
+    zone: str
+    signal: Signal
+    times_s: Floats
+    intensity_gco2_per_kwh: Floats
+    report: ReadReport

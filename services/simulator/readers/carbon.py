@@ -1,0 +1,121 @@
+"""From a zone, or a file, to the grid of a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from services.core.domain.carbon import Signal
+from services.core.domain.errors import DomainError
+from services.simulator.bundles import BUNDLED_ZONES, bundled_grid
+from services.simulator.raw import Grid, TraceFormatError
+from services.simulator.readers.forecasts import read_forecasts
+from services.simulator.readers.grids import SIGNALS, read_grid
+from services.simulator.readers.text import utc_s
+from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts
+
+DAY_S = 86_400.0
+LONGEST_GAP_S = DAY_S
+"""A longer gap is refused: holding one value for days would be making up a grid."""
+
+
+def signal_named(name: str | Signal) -> Signal:
+    """Return the signal of a name such as ``direct`` or ``lifecycle``.
+
+    Raises:
+        DomainError: there is no such signal.
+    """
+    if name not in SIGNALS:
+        raise DomainError(f"unknown signal {name!r}; known: direct, lifecycle, marginal")
+    return SIGNALS[name]
+
+
+def read_carbon(
+    source: str | Path,
+    *,
+    start: str | float | None = None,
+    days: float | None = None,
+    signal: str | Signal = Signal.AVERAGE_DIRECT,
+    forecast: str | Path = ForecastKind.PERFECT,
+    column: str | None = None,
+    zone: str | None = None,
+) -> CarbonTrace:
+    """Return the grid from a day before ``start`` (where it is known) for ``days`` from it.
+
+    Args:
+        source: A bundled zone (``BUNDLED_ZONES``) or a file.
+        start: ISO 8601 (UTC) or UTC seconds; the beginning of the data where not given.
+        days: How long; to the end of the data where not given.
+        signal: ``direct``, ``lifecycle`` or ``marginal``.
+        forecast: What policies are told: ``perfect``, ``persistence``, or a file of forecasts as issued.
+        column, zone: As ``read_grid``.
+
+    Raises:
+        TraceFormatError: the file cannot be read, does not reach over the time asked for, or has too long a gap there.
+    """
+    wanted = signal_named(signal)
+    if str(source) in BUNDLED_ZONES:
+        grid = bundled_grid(str(source), wanted)
+    else:
+        grid = read_grid(Path(source), wanted, column=column, zone=zone)
+    start_s = utc_s(start, "start") if isinstance(start, str) else start
+    trace = cut(grid, None if start_s is None else float(start_s), days)
+    return with_forecast(trace, forecast)
+
+
+def cut(grid: Grid, start_s: float | None, days: float | None) -> CarbonTrace:
+    """Return the part of a series a simulation needs, its gaps held over and named."""
+    times, values = grid.times_s, grid.intensity_gco2_per_kwh
+    steps = np.diff(times)
+    step_s = float(np.median(steps)) if steps.size else 3600.0
+    last_step_s = float(min(steps[-1], step_s)) if steps.size else step_s
+    data_end_s = float(times[-1]) + last_step_s
+    begin_s = float(times[0]) if start_s is None else start_s
+    end_s = data_end_s if days is None else begin_s + days * DAY_S
+    if begin_s < times[0] or end_s > data_end_s:
+        first, last = (np.datetime64(int(moment), "s") for moment in (times[0], data_end_s))
+        raise TraceFormatError(f"{grid.zone} is known from {first} to {last} only; pick start and days within")
+    inside = np.flatnonzero((times >= begin_s - DAY_S) & (times < end_s))
+    before = int(np.searchsorted(times, begin_s - DAY_S, side="right")) - 1
+    low = max(before, 0) if before >= 0 else int(inside[0])
+    times, values = times[low : inside[-1] + 1], values[low : inside[-1] + 1]
+    notes = list(grid.report.sentences())
+    gaps = np.flatnonzero(np.diff(times) > 1.5 * step_s)
+    for gap in gaps:
+        length_s = float(times[gap + 1] - times[gap])
+        when = np.datetime64(int(times[gap]), "s")
+        if length_s > LONGEST_GAP_S:
+            raise TraceFormatError(f"{grid.zone} has a gap of {length_s / 3600:.0f} h after {when}: too long to bridge")
+        notes.append(f"gap of {length_s / 3600:.2f} h after {when}: the value before it held over it")
+    return CarbonTrace(grid.zone, grid.signal, times, values, end_s, notes=tuple(notes))
+
+
+def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
+    """Return the trace with what policies are told of the hours ahead.
+
+    Raises:
+        TraceFormatError: issued forecasts of another signal than the trace's (those we know are of direct intensity).
+    """
+    kind, issued, notes = ForecastKind.FILE, None, trace.notes
+    if str(forecast) in (ForecastKind.PERFECT, ForecastKind.PERSISTENCE):
+        kind = ForecastKind(str(forecast))
+    else:
+        if trace.signal is not Signal.AVERAGE_DIRECT:
+            raise TraceFormatError(f"issued forecasts are of direct intensity; they do not tell {trace.signal.value}")
+        found, report = read_forecasts(Path(forecast))
+        issued = _meeting(found, trace)
+        notes = (*notes, *report.sentences())
+    return CarbonTrace(
+        trace.zone, trace.signal, trace.times_s, trace.intensity_gco2_per_kwh, trace.end_s, kind, issued, notes
+    )
+
+
+def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:
+    reach_s = issued.step_s * issued.intensity_gco2_per_kwh.shape[1]
+    kept = (issued.starts_s + reach_s > trace.times_s[0]) & (issued.issued_s < trace.end_s)
+    if not kept.any():
+        raise TraceFormatError("no forecast was issued for the time simulated")
+    return IssuedForecasts(
+        issued.issued_s[kept], issued.starts_s[kept], issued.step_s, issued.intensity_gco2_per_kwh[kept]
+    )

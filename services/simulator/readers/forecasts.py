@@ -1,0 +1,56 @@
+"""Forecasts as they were issued: rows of target hour and value, one issue after the other.
+
+The order of the rows carries the meaning: each issue is a block of consecutive hours, and a target hour stands in
+several. A new issue begins wherever the hour steps back. An issue is taken to be known from its first hour on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from services.simulator.raw import ReadReport, TraceFormatError
+from services.simulator.readers.text import number, open_text, table, utc_s
+from services.simulator.workload import IssuedForecasts
+
+COLUMNS = ("Datetime (UTC)", "Carbon Intensity Forecast")
+
+
+def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
+    """Return the issues of a file; those cut short or with a gap are dropped and reported.
+
+    Raises:
+        TraceFormatError: no such file, another format, or no whole issue in it.
+    """
+    report = ReadReport(path.name, "issued forecasts")
+    blocks: list[tuple[int, list[float], list[float]]] = []
+    with open_text(path) as lines:
+        for line, row in table(lines, COLUMNS, report):
+            try:
+                time_s, value = utc_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
+            except ValueError as error:
+                time_s, value = np.nan, np.nan
+                report.drop(line, str(error))
+            if not blocks or time_s <= blocks[-1][1][-1]:
+                blocks.append((line, [], []))
+            blocks[-1][1].append(time_s)
+            blocks[-1][2].append(value)
+    if not blocks:
+        raise TraceFormatError(f"{path.name} holds no forecast")
+    lengths = [len(times) for _, times, _ in blocks]
+    steps = max(set(lengths), key=lengths.count)
+    step_s = float(np.median(np.diff(blocks[0][1]))) if steps > 1 else 3600.0
+    starts: list[float] = []
+    values: list[list[float]] = []
+    for line, times, issue in blocks:
+        if len(times) != steps or not np.isfinite(issue).all() or not np.allclose(np.diff(times), step_s):
+            report.drop(line, f"an issue without its {steps} values, hour after hour")
+            continue
+        starts.append(times[0])
+        values.append(issue)
+    if not values:
+        raise TraceFormatError("no whole issue; " + "; ".join(report.sentences()))
+    report.kept = steps * len(values)
+    begins = np.array(starts)
+    return IssuedForecasts(begins, begins, step_s, np.array(values)), report

@@ -1,0 +1,105 @@
+"""Wattshift's own history, for replaying what a live cluster did: CSV or JSON lines, one job each.
+
+============== =============================================================== =========
+column         meaning                                                         needed
+============== =============================================================== =========
+job_id         unique                                                          yes
+submitted_at   ISO 8601 with zone                                              yes
+started_at     first time it held GPUs, ISO 8601; empty if it never did        yes
+ended_at       ISO 8601; empty if it has not ended                             yes
+gpus           GPUs it held, the last gang if it was resized                   yes
+project        owner
+state          its end state
+run_s          seconds it held GPUs, where preemption makes it less than
+               ``ended_at - started_at``
+energy_j       measured energy of its GPUs and share of the hosts, joules
+============== =============================================================== =========
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+from services.simulator.raw import Collector, RawJob, TraceFormatError
+from services.simulator.readers.text import Row, header_of, number, table, utc_s, whole
+
+COLUMNS = ("job_id", "submitted_at", "started_at", "ended_at", "gpus")
+
+
+class History:
+    """Wattshift's own history."""
+
+    name = "wattshift"
+
+    def matches(self, head: Sequence[str]) -> bool:
+        """Whether the header, or the first object, has this format's columns."""
+        first = next((line for line in head if line.strip()), "")
+        if first.lstrip().startswith("{"):
+            return set(COLUMNS) <= set(_object(first) or {})
+        return set(COLUMNS) <= set(header_of(head))
+
+    def read(self, lines: Iterable[str], jobs: Collector) -> None:
+        """Read every job that held GPUs and ended."""
+        jobs.absolute = True
+        for line, row in _rows(lines, jobs):
+            try:
+                self._row(line, row, jobs)
+            except ValueError as error:
+                jobs.drop(line, str(error))
+
+    def _row(self, line: int, row: Row, jobs: Collector) -> None:
+        if not row["started_at"]:
+            jobs.drop(line, "never started")
+            return
+        if not row["ended_at"]:
+            jobs.drop(line, "not ended")
+            return
+        gpus = whole(row["gpus"], "gpus")
+        if gpus < 1:
+            jobs.drop(line, "no GPU")
+            return
+        run_s = number(row.get("run_s", ""), "run_s")
+        if math.isnan(run_s):
+            run_s = utc_s(row["ended_at"], "ended_at") - utc_s(row["started_at"], "started_at")
+        submitted_s = utc_s(row["submitted_at"], "submitted_at")
+        energy_j = number(row.get("energy_j", ""), "energy_j")
+        jobs.add(line, RawJob(row["job_id"], submitted_s, run_s, gpus, row.get("project", ""), energy_j=energy_j))
+
+
+def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
+    stream = iter(lines)
+    first = next(stream, "")
+    if not first.lstrip().startswith("{"):
+        yield from table(_with(first, stream), COLUMNS, jobs.report)
+        return
+    for line, text in enumerate(_with(first, stream), start=1):
+        if not text.strip():
+            continue
+        jobs.row()
+        row = _object(text)
+        if row is None:
+            jobs.drop(line, "no JSON object")
+        elif missing := [column for column in COLUMNS if column not in row]:
+            if jobs.report.rows == 1:
+                raise TraceFormatError(f"{jobs.report.source} is not of format wattshift: no {missing[0]!r}")
+            jobs.drop(line, f"no {missing[0]}")
+        else:
+            yield line, row
+
+
+def _with(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _object(text: str) -> Row | None:
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    return {str(key): "" if cell is None else str(cell) for key, cell in cast("dict[str, Any]", value).items()}

@@ -1,0 +1,159 @@
+"""Files of carbon intensity: which columns hold what, in which unit, measuring what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from services.core.domain.carbon import Signal
+from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
+from services.simulator.raw import Grid, ReadReport, TraceFormatError
+from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
+from services.simulator.workload import Floats
+
+SIGNALS = {
+    "direct": Signal.AVERAGE_DIRECT,
+    "lifecycle": Signal.AVERAGE_LIFECYCLE,
+    "marginal": Signal.MARGINAL,
+    **{signal.value: signal for signal in Signal},
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a file keeps what.
+
+    Attributes:
+        format: Name of the kind of file.
+        time, value: Names of the columns.
+        scale: Times this, the value is gCO2/kWh.
+        signal: What the values measure, where the file's kind decides it.
+        zone, estimated: Names of columns, where there are such.
+        note: What a reader should know.
+    """
+
+    format: str
+    time: str
+    value: str
+    scale: float = 1.0
+    signal: Signal | None = None
+    zone: str = ""
+    estimated: str = ""
+    note: str = ""
+
+
+def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Columns | None:
+    """Return where a file with this header keeps time and intensity; None for a kind we do not know."""
+    lower = {name.lower(): name for name in header}
+    time = lower.get("datetime (utc)", "")
+    family = [name for key, name in lower.items() if key.startswith("carbon intensity gco") and key.endswith(")")]
+    if time and family:
+        ends = ("(direct)",) if signal is Signal.AVERAGE_DIRECT else ("(life cycle)", "(lca)")
+        value = next((name for name in family if name.lower().endswith(ends)), "")
+        if signal is Signal.MARGINAL or not value:
+            raise TraceFormatError(f"a file of Electricity Maps holds no {signal.value} intensity; pick another signal")
+        found = next((lower[key] for key in lower if key.startswith(("data estimated", "estimated"))), "")
+        return Columns("electricity-maps", time, value, 1.0, signal, lower.get("zone id", ""), found)
+    if "datetime" in lower and "carbon_intensity_production_avg" in lower:
+        value = lower["carbon_intensity_production_avg"]
+        return Columns("eso", lower["datetime"], value, 1.0, Signal.AVERAGE_DIRECT)
+    if time and any(key.startswith("actual carbon intensity") for key in lower):
+        value = next(name for key, name in lower.items() if key.startswith("actual carbon intensity"))
+        return Columns("eso", time, value, 1.0, Signal.AVERAGE_DIRECT)
+    if "oootime" in lower and len(header) > 1:
+        value = column or header[1]
+        note = "WattTime export without a unit: taken for gCO2/kWh"
+        return Columns("watttime", lower["oootime"], value, 1.0, Signal.MARGINAL, note=note)
+    if "point_time" in lower and "value" in lower:
+        note = "WattTime's lb CO2/MWh converted"
+        return Columns(
+            "watttime", lower["point_time"], lower["value"], G_PER_KWH_PER_LB_PER_MWH, Signal.MARGINAL, note=note
+        )
+    if "datetime_beginning_utc" in lower and "marginal_co2_rate" in lower:
+        note = "PJM's lb CO2/MWh converted"
+        rate = lower["marginal_co2_rate"]
+        return Columns(
+            "pjm", lower["datetime_beginning_utc"], rate, G_PER_KWH_PER_LB_PER_MWH, Signal.MARGINAL, note=note
+        )
+    return _plain(header, lower, column)
+
+
+def _plain(header: Sequence[str], lower: dict[str, str], column: str | None) -> Columns | None:
+    if column is not None:
+        time = next((name for key, name in lower.items() if "time" in key), "")
+        return Columns("plain", time, column) if time and column in header else None
+    if "utc time" in lower and "carbon_intensity" in lower:
+        return Columns("plain", lower["utc time"], lower["carbon_intensity"])
+    if len(header) == 2 and any(word in header[0].lower() for word in ("time", "date", "hour")):
+        return Columns("plain", header[0], header[1])
+    return None
+
+
+def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: str | None = None) -> Grid:
+    """Return the whole series of a file.
+
+    Args:
+        path: The file, packed or not.
+        signal: What is wanted where the file holds several; what a plain file is taken for.
+        column: Of the values, where the file leaves a choice.
+        zone: Keep only this zone's rows (``pnode_name`` of PJM); also the name of a series that has none.
+
+    Raises:
+        TraceFormatError: no such file, a kind we do not know, another signal than asked for, or nothing usable.
+    """
+    header = header_of(first_lines(path))
+    columns = columns_of(header, signal, column)
+    if columns is None:
+        raise TraceFormatError(
+            f"{path} is no carbon file we know (columns {', '.join(header[:6])}); known: Electricity Maps, ESO, "
+            "WattTime, PJM, or two columns of time and gCO2/kWh"
+        )
+    report = ReadReport(path.name, columns.format)
+    if columns.signal is not None and columns.signal is not signal:
+        raise TraceFormatError(f"{path.name} measures {columns.signal.value}, not {signal.value}: ask for that signal")
+    if columns.note:
+        report.note(columns.note)
+    named, times, values = _series(path, columns, report, zone)
+    return Grid(named or zone or path.name.split(".")[0], signal, times, values, report)
+
+
+def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) -> tuple[str, Floats, Floats]:
+    found: dict[float, float] = {}
+    zones: set[str] = set()
+    estimated = 0
+    place = columns.zone or ("pnode_name" if columns.format == "pjm" else "")
+    with open_text(path) as lines:
+        for line, row in table(lines, (columns.time, columns.value), report):
+            named = row.get(place, "") if place else ""
+            if zone is not None and named and named != zone:
+                report.drop(line, "of another zone")
+                continue
+            try:
+                time_s, value = _time_s(row[columns.time]), number(row[columns.value], columns.value)
+            except ValueError as error:
+                report.drop(line, str(error))
+                continue
+            if not np.isfinite(value):
+                report.drop(line, "no value")
+            elif time_s in found:
+                report.drop(line, "a moment that was there before")
+            else:
+                found[time_s] = value * columns.scale
+                estimated += row.get(columns.estimated, "").strip().lower() == "true"
+                zones.add(named)
+    if len(zones) > 1:
+        raise TraceFormatError(f"{path.name} holds several zones ({', '.join(sorted(zones)[:5])}): name one")
+    if not found:
+        raise TraceFormatError("no value can be used; " + "; ".join(report.sentences()))
+    report.kept = len(found)
+    if estimated:
+        report.note(f"{estimated} values are estimates of the provider ({100 * estimated / len(found):.1f} %)")
+    times = np.array(sorted(found))
+    return next(iter(zones), ""), times, np.array([found[time] for time in times])
+
+
+def _time_s(text: str) -> float:
+    return float(text) if text.replace(".", "", 1).isdigit() else utc_s(text)

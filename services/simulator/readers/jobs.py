@@ -1,0 +1,115 @@
+"""From a trace file, or the name of a bundled one, to a workload."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.simulator.bundles import BUNDLED_JOBS, bundled_jobs
+from services.simulator.raw import Collector, RawJobs, ReadReport, TraceFormatError
+from services.simulator.readers.formats import ALL, FORMATS, JobFormat
+from services.simulator.readers.text import first_lines, open_text, utc_s
+from services.simulator.recipes import DEFAULT_RECIPE, RECIPES
+from services.simulator.workload import Workload
+
+DAY_S = 86_400.0
+
+
+def detect(path: Path) -> JobFormat:
+    """Return the format a file's first lines are of.
+
+    Raises:
+        TraceFormatError: none that is known.
+    """
+    head = first_lines(path)
+    found = next((each for each in ALL if each.matches(head)), None)
+    if found is None:
+        begins = next((line for line in head if line.strip()), "")[:80]
+        raise TraceFormatError(f"{path} is no job trace we know (it begins {begins!r}); known: {', '.join(FORMATS)}")
+    return found
+
+
+def read_raw(source: str | Path, format: str | None = None) -> RawJobs:
+    """Return the jobs of a trace as it states them, whole.
+
+    Args:
+        source: A file, packed or not.
+        format: One of ``FORMATS``; by the header where not given.
+
+    Raises:
+        TraceFormatError: no such file or format, a file of another format, or one without a usable job.
+    """
+    path = Path(source)
+    if format is not None and format not in FORMATS:
+        raise TraceFormatError(f"unknown trace format {format!r}; known: {', '.join(FORMATS)}")
+    reader = FORMATS[format] if format is not None else detect(path)
+    jobs = Collector(ReadReport(path.name, reader.name))
+    with open_text(path) as lines:
+        reader.read(lines, jobs)
+    return jobs.finish()
+
+
+def read_jobs(
+    source: str | Path,
+    *,
+    format: str | None = None,
+    recipe: str | None = None,
+    start: str | float | None = None,
+    days: float | None = None,
+    seed: int = 0,
+) -> Workload:
+    """Return the workload of a trace.
+
+    Args:
+        source: A bundled name (``BUNDLED_JOBS``) or a file.
+        format: Of the file; by its header where not given.
+        recipe: How jobs behave, one of ``RECIPES``; where not given, the bundle's own or that of the format.
+        start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates meet
+            ``[start, start + days)`` keeps them; any other is moved so that the midnight before its first job falls on
+            ``start`` (dated traces keep the hour of the day). Where not given, dated traces stay and others begin at 0.
+        days: Only jobs submitted within so many days from the start.
+        seed: Of everything the recipe draws.
+
+    Raises:
+        TraceFormatError: the file cannot be read, or no job is left.
+    """
+    if str(source) in BUNDLED_JOBS:
+        raw, default = bundled_jobs(str(source), days), BUNDLED_JOBS[str(source)].recipe
+    else:
+        raw = read_raw(source, format)
+        default = DEFAULT_RECIPE[raw.report.format]
+    name = recipe or default
+    if name not in RECIPES:
+        raise TraceFormatError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    placed = place(raw, start if start is None or isinstance(start, float | int) else utc_s(start, "start"), days)
+    made = RECIPES[name].make(placed, seed)
+    return replace(made, name=str(Path(source).name), notes=(*placed.report.sentences(), *made.notes))
+
+
+def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
+    """Return the jobs at their place in simulated time, those outside of it left out (see ``read_jobs``)."""
+    if days is not None and not (math.isfinite(days) and days > 0):
+        raise DomainError("days is a number above 0")
+    times = raw.submitted_s
+    length_s = math.inf if days is None else days * DAY_S
+    first_s = float(times[0])
+    if start_s is None:
+        begin_s = first_s if raw.absolute else 0.0
+    else:
+        own = raw.absolute and first_s < start_s + length_s and float(times[-1]) >= start_s
+        begin_s = start_s
+        if not own:
+            origin_s = math.floor(first_s / DAY_S) * DAY_S if raw.absolute else 0.0
+            times = times - origin_s + start_s
+            if raw.absolute:
+                raw.report.note(f"moved by {(start_s - origin_s) / DAY_S:.2f} days onto the start asked for")
+    inside = np.flatnonzero((times >= begin_s) & (times < begin_s + length_s))
+    if not inside.size:
+        raise TraceFormatError("no job is submitted in the days asked for")
+    if inside.size < len(raw):
+        raw.report.note(f"{len(raw) - inside.size} jobs lie outside of the days asked for")
+    return replace(raw, submitted_s=times).take(inside)

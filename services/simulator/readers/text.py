@@ -1,0 +1,119 @@
+"""Text in, whether packed or not, and the cells of a table one row at a time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from services.simulator.raw import ReadReport, TraceFormatError
+
+GZIP_MAGIC = b"\x1f\x8b"
+Row = dict[str, str]
+
+
+@contextmanager
+def open_text(path: Path) -> Generator[IO[str], None, None]:
+    """Open a file of UTF-8 text, unpacking gzip wherever its first bytes say so and leaving out a byte-order mark.
+
+    Raises:
+        TraceFormatError: there is no such file, or it is no text.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            binary = gzip.GzipFile(fileobj=raw) if packed else raw
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:  # pyright: ignore[reportArgumentType]
+                yield text
+    except FileNotFoundError as error:
+        raise TraceFormatError(f"there is no file {path}") from error
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, IsADirectoryError) as error:
+        raise TraceFormatError(f"{path} is no readable text: {error}") from error
+
+
+def first_lines(path: Path, count: int = 50) -> list[str]:
+    """Return the first lines of a file, without their ends."""
+    with open_text(path) as text:
+        return [line.rstrip("\r\n") for _, line in zip(range(count), text, strict=False)]
+
+
+def header_of(lines: Sequence[str], delimiter: str = ",") -> tuple[str, ...]:
+    """Return the cells of the first line that is not empty, trimmed; none for an empty file."""
+    for line in lines:
+        if line.strip():
+            return tuple(cell.strip() for cell in next(csv.reader([line], delimiter=delimiter)))
+    return ()
+
+
+def table(
+    lines: Iterable[str], columns: Sequence[str], report: ReadReport, delimiter: str = ","
+) -> Iterator[tuple[int, Row]]:
+    """Yield line number and cells of each row of a table with a header; rows with too few or too many cells drop.
+
+    Raises:
+        TraceFormatError: the header lacks a column.
+    """
+    reader = csv.reader(lines, delimiter=delimiter)
+    header: list[str] = []
+    for cells in reader:
+        if not header:
+            header = [cell.strip() for cell in cells]
+            missing = [column for column in columns if column not in header]
+            if header and missing:
+                raise TraceFormatError(f"{report.source} is not of format {report.format}: no column {missing[0]!r}")
+            continue
+        if not any(cells):
+            continue
+        report.rows += 1
+        if len(cells) != len(header):
+            report.drop(reader.line_num, f"{len(cells)} cells where the header has {len(header)}")
+            continue
+        yield reader.line_num, dict(zip(header, cells, strict=True))
+    if not header:
+        raise TraceFormatError(f"{report.source} is empty")
+
+
+def number(text: str, column: str) -> float:
+    """Return a cell as a number, NaN where it is empty.
+
+    Raises:
+        ValueError: it is none; the message names the column.
+    """
+    if not text.strip():
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{column} is no number") from None
+
+
+def whole(text: str, column: str) -> int:
+    """Return a cell as a whole number.
+
+    Raises:
+        ValueError: it is none; the message names the column.
+    """
+    value = number(text, column)
+    if not value.is_integer():
+        raise ValueError(f"{column} is no whole number")
+    return int(value)
+
+
+def utc_s(text: str, column: str = "time") -> float:
+    """Return an ISO 8601 moment as UTC seconds; one without a zone is UTC.
+
+    Raises:
+        ValueError: it is none; the message names the column.
+    """
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"{column} is no date and time") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

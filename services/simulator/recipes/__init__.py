@@ -1,0 +1,34 @@
+"""Workload recipes: how the jobs of a trace behave, where the trace states less than a simulation needs.
+
+``measured.py`` holds the measured models, ``green.py`` and ``stated.py`` the recipes; each documents its mapping.
+"""
+
+from services.simulator.recipes.green import green, green_users
+from services.simulator.recipes.recipe import Recipe
+from services.simulator.recipes.stated import measured, plain, sia
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("green", "measured models by duration; one GPU asked for where the trace does not say", green),
+        Recipe("green-users", "the same, with gangs as users of Philly asked for", green_users),
+        Recipe("plain", "rigid gangs as the trace has them, one power for all", plain),
+        Recipe("measured", "rigid gangs, each job's own measured power", measured),
+        Recipe("sia", "jobs that name the application they train", sia),
+    )
+}
+DEFAULT_RECIPE = {
+    "philly": "green",
+    "openb": "green",
+    "pai": "green",
+    "pai-hours": "green",
+    "pai-seconds": "green",
+    "sia": "sia",
+    "tiresias": "plain",
+    "swf": "plain",
+    "sacct": "plain",
+    "wattshift": "measured",
+}
+"""By format of the trace."""
+
+__all__ = ["DEFAULT_RECIPE", "RECIPES", "Recipe"]

@@ -1,0 +1,142 @@
+"""The measured models as job profiles: speed from Sia's tables, power from Zeus' and our own.
+
+========== ======================= ============================== ================= =========================
+model      speed by gang           samples per GPU                power             measured power limit, GPU
+========== ======================= ============================== ================= =========================
+shufflenet cifar10 (ResNet-18)     64, 257, 1024                  shufflenetv2      V100, 250 W (Zeus)
+bert       bert (SQuAD)            4, 8, 12                       bert, SQuAD       V100, 250 W (Zeus)
+deepspeech2 deepspeech2            10, 20, 40                     deepspeech2       V100, 250 W (Zeus)
+resnet50   imagenet (ResNet-50)    57, 115, 200                   resnet50          V100, 250 W (Zeus)
+gpt2       bert (SQuAD)            4, 8, 12 for 8, 16, 32         gpt2, bf16        H200, 700 W (own)
+yolov3     yolov3                  4, 6, 8 for 16, 32, 64         inception_v3      H200, 700 W (own)
+========== ======================= ============================== ================= =========================
+
+The first five are the models the GREEN paper names. Where one was not measured by both sources, its nearest stands in:
+ShuffleNet scales as ResNet-18 on the same images, GPT-2 as BERT (both transformers of some 110 M parameters); YOLOv3's
+power is that of another convolutional network, for want of its own. Batches pair small, medium, large.
+
+**Speed.** A gang keeps the samples per GPU its user chose (progress counts samples), so speed is samples per second
+against one GPU. Up to 8 GPUs on one node or on two are measured; beyond, two or three nodes of eight. A gang on more
+and smaller nodes than that (such as 4 x 2) was not measured and takes the two-node figure. The source's tag ``rtx`` stands
+for all GPUs but T4 (``aws``) and A100, H100, H200 (``dgx-ext``), which differ in speed and in scaling.
+
+**Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
+``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
+V100's idle is the least power in Zeus' table (36 W), the H200's is measured (84 W). GPUs of a gang that wait for each
+other are not taken to draw less: no source measured that, and spinning all-reduce kernels keep a board busy.
+
+**Host.** 60 W per GPU held for CPU and static draw: the paper prints none. Its 28 kW peak on 64 boards of 350 W leaves
+at most 88 W per GPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+
+from services.simulator.bundles import rows_of
+from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
+
+HOST_W_PER_GPU = 60.0
+SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
+REFERENCE_GPU = "RTX3090"
+TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
+"""Whose speed stands for a board; ``rtx`` for all others."""
+IDLE_W = {"V100": 36.0, "H200": 83.8}
+LIMIT_W = {"V100": 250.0, "H200": 700.0}
+SPEED_OF = {
+    "shufflenet": "cifar10",
+    "bert": "bert",
+    "deepspeech2": "deepspeech2",
+    "resnet50": "imagenet",
+    "gpt2": "bert",
+    "yolov3": "yolov3",
+}
+POWER_OF = {"yolov3": "inception_v3"}
+POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
+"""Where the batch of the power table is not that of the speed table: small, medium, large."""
+
+
+@cache
+def speeds() -> dict[tuple[str, str, int], dict[tuple[str, int], float]]:
+    """Return samples per second by (application, tag, batch), then by (placement, gang size)."""
+    table: dict[tuple[str, str, int], dict[tuple[str, int], float]] = defaultdict(dict)
+    for row in rows_of("speeds.csv"):
+        key = row["application"], row["gpu"], int(row["batch_per_gpu"])
+        table[key][(row["placement"], int(row["gpus"]))] = float(row["samples_per_s"])
+    return dict(table)
+
+
+def batches_of(model: str) -> tuple[int, ...]:
+    """Return the samples per GPU a model was measured at, ascending."""
+    return tuple(sorted({batch for name, tag, batch in speeds() if name == SPEED_OF[model] and tag == "rtx"}))
+
+
+@cache
+def dynamic_fraction(model: str, batch: int) -> float:
+    """Return the share of a board's dynamic range a model draws at full limit, nearest batch; 0 to 1."""
+    name = POWER_OF.get(model, model)
+    if model in POWER_BATCHES:
+        batch = POWER_BATCHES[model][batches_of(model).index(batch)]
+    rows = [row for row in rows_of("powers.csv") if row["model"] == name]
+    rows = [row for row in rows if float(row["power_limit_w"]) == LIMIT_W[row["gpu"]]]
+    nearest = min(rows, key=lambda row: abs(np.log(float(row["batch"]) / batch)))
+    idle_w = IDLE_W[nearest["gpu"]]
+    return min(max((float(nearest["power_w"]) - idle_w) / (LIMIT_W[nearest["gpu"]] - idle_w), 0.0), 1.0)
+
+
+def power_w(fraction: float, gpu_model: str) -> float:
+    """Return what a board draws at a share of its dynamic range, watts."""
+    board = GPU_MODELS[gpu_model]
+    return board.idle_w + fraction * (board.peak_w - board.idle_w)
+
+
+def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
+    """Return a model at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
+    table = speeds()[(SPEED_OF[model], TAGS.get(gpu_model, "rtx"), batch)]
+    base = speeds()[(SPEED_OF[model], "rtx", batch)][("one", 1)]
+    one = _column(table, "one", "spread")
+    spread = _column(table, "spread", "one")
+    power = np.full(SIZES.shape, power_w(dynamic_fraction(model, batch), gpu_model))
+    return Behaviour(SIZES, one / base, power, np.minimum(spread, one) / base)
+
+
+def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Floats:
+    known = {size: table.get((first, size), table.get((second, size))) for size in SIZES.tolist()}
+    sizes = [size for size, value in known.items() if value is not None]
+    return np.interp(SIZES, sizes, [value for value in known.values() if value is not None])
+
+
+@cache
+def profile(model: str, batch: int) -> JobProfile:
+    """Return a measured model at one batch per GPU, on every board we know."""
+    true = {name: behaviour(model, batch, name) for name in GPU_MODELS}
+    true[ANY_MODEL] = true[REFERENCE_GPU]
+    return JobProfile(f"{model}, batch {batch}", true, host_power_w=HOST_W_PER_GPU)
+
+
+def flat_profile(name: str, fraction: float) -> JobProfile:
+    """Return a job that speeds up with its gang without loss and draws a share of the dynamic range."""
+    true = {
+        board: Behaviour(SIZES, SIZES.astype(np.float64), np.full(SIZES.shape, power_w(fraction, board)))
+        for board in GPU_MODELS
+    }
+    true[ANY_MODEL] = true[REFERENCE_GPU]
+    return JobProfile(name, true, host_power_w=HOST_W_PER_GPU)
+
+
+@cache
+def median_fraction() -> float:
+    """Return the median share of the dynamic range over the measured models and batches."""
+    models = ("shufflenet", "bert", "deepspeech2", "resnet50", "gpt2")
+    return float(np.median([dynamic_fraction(model, batch) for model in models for batch in batches_of(model)]))
+
+
+@cache
+def samples_to_train(application: str, batch: int) -> float:
+    """Return the samples an application of Sia's needs until trained, between measured total batches linear."""
+    rows = [row for row in rows_of("sia_work.csv") if row["application"] == application]
+    points = sorted((int(row["batch"]), float(row["samples"])) for row in rows)
+    return float(np.interp(batch, [size for size, _ in points], [samples for _, samples in points]))

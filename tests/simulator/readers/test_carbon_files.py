@@ -1,0 +1,131 @@
+"""Carbon files: units, signals, gaps and forecasts as issued, on files of a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.core.domain.carbon import Signal
+from services.simulator.readers import TraceFormatError, read_carbon
+from services.simulator.workload import ForecastKind
+
+EM_HEAD = (
+    "Datetime (UTC),Zone id,Carbon intensity gCO₂eq/kWh (direct),Carbon intensity gCO₂eq/kWh (Life cycle),Data estimated\n"
+)
+EM = EM_HEAD + "".join(f"2023-01-01 {hour:02d}:00:00,SE,{hour},{100 + hour},{hour == 3}\n" for hour in range(24))
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "grid.csv"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(("signal", "first"), [("direct", 0.0), ("lifecycle", 100.0)])
+def test_electricity_maps_has_two_families(tmp_path: Path, signal: str, first: float) -> None:
+    trace = read_carbon(write(tmp_path, EM), signal=signal)
+
+    assert (trace.zone, trace.intensity_gco2_per_kwh[0], len(trace.times_s)) == ("SE", first, 24)
+    assert trace.end_s - trace.times_s[0] == 86_400
+    assert "1 values are estimates of the provider (4.2 %)" in trace.notes
+
+
+def test_electricity_maps_newer_column_names(tmp_path: Path) -> None:
+    text = EM.replace("Carbon intensity", "Carbon Intensity").replace("(Life cycle)", "(LCA)").replace("id", "ID", 1)
+
+    assert read_carbon(write(tmp_path, text), signal="lifecycle").intensity_gco2_per_kwh[0] == 100.0
+    with pytest.raises(TraceFormatError, match="no marginal intensity"):
+        read_carbon(write(tmp_path, text), signal="marginal")
+
+
+@pytest.mark.parametrize(
+    ("text", "signal", "expected"),
+    [
+        ("datetime,carbon_intensity_production_avg,Index\n2021-01-01T00:00Z,184.0,low\n", "direct", 184.0),
+        ("oootime,Caiso_North\n2023-06-08 00:00:00,425.5\n", "marginal", 425.5),
+        ("point_time,value\n2023-06-08T00:00:00Z,1000\n", "marginal", 453.59237),
+        ("datetime_beginning_utc,pnode_name,marginal_co2_rate\n2023-06-08T00:00:00,A,-1000\n", "marginal", -453.59237),
+        ("Time,Carbon Intensity\n2019-12-20 00:00:00,218.3\n", "lifecycle", 218.3),
+        ("time,intensity\n1577836800,218.3\n", "direct", 218.3),
+        (",UTC time,carbon_intensity,wind\n0,2021-07-01 00:00:00+00:00,334.8,1\n", "direct", 334.8),
+    ],
+)
+def test_other_sources_come_in_grams(tmp_path: Path, text: str, signal: str, expected: float) -> None:
+    trace = read_carbon(write(tmp_path, text), signal=signal)
+
+    assert trace.intensity_gco2_per_kwh.tolist() == pytest.approx([expected])
+
+
+def test_signals_are_never_mixed(tmp_path: Path) -> None:
+    file = write(tmp_path, "oootime,Caiso_North\n2023-06-08 00:00:00,425.5\n")
+
+    with pytest.raises(TraceFormatError, match="measures marginal, not average_direct"):
+        read_carbon(file)
+
+
+def test_a_file_of_several_zones_wants_a_name(tmp_path: Path) -> None:
+    file = write(tmp_path, EM + "2023-01-01 00:00:00,GB,1,2,False\n")
+
+    with pytest.raises(TraceFormatError, match="several zones"):
+        read_carbon(file)
+
+
+def test_gaps_and_missing_values_are_reported_and_long_ones_refused(tmp_path: Path) -> None:
+    rows = EM.splitlines()
+    rows[5] = rows[5].replace(",4,", ",,")
+    trace = read_carbon(write(tmp_path, "\n".join([*rows[:10], rows[9], *rows[12:]])))
+
+    assert "gap of 2.00 h after 2023-01-01T03:00:00: the value before it held over it" in trace.notes
+    assert "gap of 3.00 h after 2023-01-01T08:00:00: the value before it held over it" in trace.notes
+    assert any("no value (line 6)" in note for note in trace.notes)
+    assert any("a moment that was there before (line 11)" in note for note in trace.notes)
+    assert trace.curve().at(trace.times_s[0] + 4.5 * 3600) == 3.0
+    with pytest.raises(TraceFormatError, match="too long to bridge"):
+        read_carbon(write(tmp_path, EM + "2023-01-04 00:00:00,SE,1,2,False\n"))
+
+
+def test_nothing_is_made_up_beyond_the_data(tmp_path: Path) -> None:
+    file = write(tmp_path, EM)
+
+    with pytest.raises(TraceFormatError, match="known from 2023-01-01T00:00:00 to 2023-01-02T00:00:00 only"):
+        read_carbon(file, start="2023-01-01", days=2)
+    with pytest.raises(TraceFormatError, match="is known from"):
+        read_carbon(file, start="2022-12-31", days=0.5)
+
+
+def test_the_day_before_the_start_is_kept(tmp_path: Path) -> None:
+    file = write(tmp_path, EM)
+    trace = read_carbon(file, start="2023-01-01T12:00:00", days=0.25)
+
+    assert (trace.intensity_gco2_per_kwh[0], trace.intensity_gco2_per_kwh[-1]) == (0.0, 17.0)
+
+
+def test_forecasts_are_blocks_in_order_of_rows(tmp_path: Path) -> None:
+    rows = [f"2023-01-0{day + hour // 24} {hour % 24:02d}:00,{100 * day + hour}" for day in (1, 2) for hour in range(48)]
+    file = tmp_path / "forecast.csv"
+    file.write_text("\n".join(["Datetime (UTC),Carbon Intensity Forecast", *rows, rows[0]]), encoding="utf-8")
+    trace = read_carbon(write(tmp_path, EM), forecast=file)
+
+    assert trace.forecast is ForecastKind.FILE
+    assert trace.issued is not None
+    assert trace.issued.intensity_gco2_per_kwh.shape == (1, 48)
+    assert trace.issued.intensity_gco2_per_kwh[0, 24] == 124.0
+    assert any("an issue without its 48 values" in note for note in trace.notes)
+    with pytest.raises(TraceFormatError, match="do not tell average_lifecycle"):
+        read_carbon(write(tmp_path, EM), forecast=file, signal="lifecycle")
+
+
+def test_bundled_zones_have_both_signals() -> None:
+    for zone, direct, lifecycle in (("US-CAL-CISO", 193.7, 260.8), ("SE", 3.9, 23.7), ("PL", 688.6, 747.4)):
+        for signal, mean in ((Signal.AVERAGE_DIRECT, direct), (Signal.AVERAGE_LIFECYCLE, lifecycle)):
+            trace = read_carbon(zone, start="2023-01-01", days=365, signal=signal)
+            assert trace.curve().mean(trace.times_s[24], trace.end_s) == pytest.approx(mean, abs=0.06)
+            assert len(trace.times_s) == 366 * 24
+    with pytest.raises(TraceFormatError, match="not marginal"):
+        read_carbon("SE", signal="marginal")
+
+
+def test_an_unknown_zone_is_an_unknown_file() -> None:
+    with pytest.raises(TraceFormatError, match="there is no file"):
+        read_carbon("Atlantis")

@@ -1,0 +1,181 @@
+"""Job traces: each format's units, what it drops and how it names bad rows, on files of a few lines."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.simulator.readers import TraceFormatError, read_raw
+from services.simulator.readers.formats import FORMATS
+
+PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
+2017-10-09 07:01:55,66.0,1,66.0,11cb48
+2017-10-09 06:13:03,2951.0,4,11804.0,6214e9
+2017-10-09 07:01:55,66.0,1,66.0,11cb48
+2017-10-09 08:00:00,soon,1,0.0,6214e9
+2017-10-09 08:00:00,-5,1,0.0,6214e9
+2017-10-09 08:00:00,10
+"""
+OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+a,12000,16384,1,1000,,LS,Running,0,100,40
+b,6000,12288,1,460,,BE,Succeeded,10,100,20
+c,6000,12288,0,0,,BE,Succeeded,10,100,20
+d,6000,12288,2,1000,,BE,Pending,10,100,
+"""
+SWF = """; Version: 2.2
+; UnixStartTime: 1000000
+1 0 10 3600 4 -1 -1 4 7200 -1 1 7 1 1 1 1 -1 -1
+2 60 -1 -1 -1 -1 -1 2 7200 -1 5 7 1 1 1 1 -1 -1
+3 90 5 50 -1 -1 -1 8 7200 -1 0 -1 1 1 1 1 -1 -1
+4 90 5 50
+"""
+SACCT = """JobID|User|Submit|Start|End|State|ElapsedRaw|AllocTRES|ReqTRES
+7|ann|2024-05-01T10:00:00+0200|2024-05-01T10:05:00+0200|2024-05-01T11:05:00+0200|COMPLETED|3600|cpu=4,gres/gpu:a100=2,mem=1G|
+7.batch||2024-05-01T10:00:00+0200|2024-05-01T10:05:00+0200|2024-05-01T11:05:00+0200|COMPLETED|3600|cpu=4|
+8|bob|2024-05-01T09:00:00+0200|2024-05-01T09:05:00+0200|2024-05-01T09:06:00+0200|CANCELLED by 5||gres/gpu=1,gres/gpu:a100=1|
+9|bob|2024-05-01T09:00:00+0200|Unknown|Unknown|PENDING|0||gres/gpu=1
+10|bob|2024-05-01T09:00:00+0200|2024-05-01T09:05:00+0200|Unknown|RUNNING|99|gres/gpu=1|
+11|bob|2024-05-01T09:00:00+0200|2024-05-01T09:05:00+0200|2024-05-01T09:06:00+0200|FAILED|60|cpu=1|cpu=1
+"""
+HISTORY = """job_id,project,submitted_at,started_at,ended_at,gpus,run_s,energy_j
+j1,vision,2024-05-01T10:00:00Z,2024-05-01T10:05:00Z,2024-05-01T11:05:00Z,2,1800,900000
+j2,vision,2024-05-01T10:00:00Z,2024-05-01T10:05:00Z,2024-05-01T11:05:00Z,1,,
+j3,vision,2024-05-01T10:00:00Z,,,1,,
+j4,vision,yesterday,2024-05-01T10:05:00Z,2024-05-01T11:05:00Z,1,,
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "trace.txt"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_philly_is_sorted_and_repeated_rows_are_one_job(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, PHILLY))
+
+    assert raw.report.format == "philly"
+    assert raw.duration_s.tolist() == [2951.0, 66.0]
+    assert raw.gpus.tolist() == [4, 1]
+    assert raw.submitted_s[1] - raw.submitted_s[0] == 48 * 60 + 52
+    assert raw.report.rows == 6
+    assert raw.report.lines == {
+        "the same as an earlier row in every cell": [4],
+        "duration is no number": [5],
+        "no duration above 0 s": [6],
+        "2 cells where the header has 5": [7],
+    }
+
+
+def test_openb_runs_from_scheduling_to_deletion(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, OPENB))
+
+    assert (raw.ids, raw.duration_s.tolist(), raw.absolute) == (("a", "b"), [60.0, 80.0], False)
+    assert raw.report.lines == {"no GPU": [4], "never scheduled (phase Pending)": [5]}
+    assert any("share of one GPU" in note for note in raw.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "format", "expected_s"),
+    [
+        ("0.0,25.5,1\n1.5,2.0,1\n", None, [25.5 * 3600, 2 * 3600]),
+        ("0.0,6302.0,1\n68.0,1000.0,1\n", None, [6302.0, 1000.0]),
+        ("0.0,2.0,1\n68.0,1.0,1\n", "pai-hours", [7200.0, 3600.0]),
+    ],
+)
+def test_pai_counts_hours_or_seconds(tmp_path: Path, rows: str, format: str | None, expected_s: list[float]) -> None:
+    raw = read_raw(write(tmp_path, "arrival_time,length,cpus\n" + rows), format)
+
+    assert raw.duration_s.tolist() == expected_s
+    assert raw.gpus.tolist() == [0, 0]
+    assert "times taken for" in raw.report.notes[0]
+
+
+def test_sia_leaves_durations_open(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, "name,time,application,num_replicas,batch_size\nbert-1,110,bert,6,48\n"))
+
+    assert np.isnan(raw.duration_s).all()
+    assert (raw.application, raw.gpus.tolist(), raw.batch_size.tolist()) == (("bert",), [6], [48])
+
+
+def test_tiresias(tmp_path: Path) -> None:
+    head = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+    raw = read_raw(write(tmp_path, head + "0,8,30,606,vgg19,164,30\n1,0,30,606,vgg19,164,30\n"))
+
+    assert (raw.gpus.tolist(), raw.duration_s.tolist()) == ([8], [164.0])
+    assert raw.report.lines == {"no GPU": [3]}
+
+
+def test_swf_takes_processors_and_says_what_never_ran(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, SWF))
+
+    assert raw.submitted_s.tolist() == [1_000_000.0, 1_000_090.0]
+    assert (raw.gpus.tolist(), raw.tenants, raw.absolute) == ([4, 8], ("user-7", ""), True)
+    assert raw.report.lines == {"cancelled before it ran": [4], "4 fields instead of 18": [6]}
+
+
+def test_sacct_keeps_allocations_with_gpus_that_ended(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, SACCT))
+
+    assert (raw.ids, raw.gpus.tolist(), raw.duration_s.tolist()) == (("8", "7"), [1, 2], [60.0, 3600.0])
+    assert raw.tenants == ("bob", "ann")
+    assert raw.report.lines == {
+        "a step of a job": [3],
+        "not ended (pending)": [5],
+        "not ended (running)": [6],
+        "no GPU": [7],
+    }
+
+
+def test_our_own_history_as_csv_and_as_json_lines(tmp_path: Path) -> None:
+    raw = read_raw(write(tmp_path, HISTORY))
+
+    assert (raw.ids, raw.duration_s.tolist()) == (("j1", "j2"), [1800.0, 3600.0])
+    assert raw.energy_j[0] == 900_000
+    assert raw.report.lines == {"never started": [4], "submitted_at is no date and time": [5]}
+    line = (
+        '{"job_id": "x", "submitted_at": "2024-05-01T10:00:00Z", "started_at": "2024-05-01T10:00:00Z", '
+        '"ended_at": "2024-05-01T10:01:00Z", "gpus": 2, "energy_j": null}\n'
+    )
+    raw = read_raw(write(tmp_path, line + "{broken\n"))
+    assert (raw.duration_s.tolist(), raw.gpus.tolist(), raw.report.lines) == ([60.0], [2], {"no JSON object": [2]})
+
+
+def test_ids_that_occur_again_stay_unique(tmp_path: Path) -> None:
+    rows = SACCT.splitlines()
+    raw = read_raw(write(tmp_path, "\n".join([rows[0], rows[1], rows[1]])))
+
+    assert raw.ids == ("7", "7~2")
+
+
+def test_packed_files_and_byte_order_marks(tmp_path: Path) -> None:
+    file = tmp_path / "packed"
+    file.write_bytes(gzip.compress(b"\xef\xbb\xbf" + PHILLY.encode()))
+
+    assert len(read_raw(file)) == 2
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TraceFormatError, match=r"not of format|no job can be used"):
+        read_raw(write(tmp_path, "colour,taste\nred,sweet\n"), name)
+
+
+@pytest.mark.parametrize("text", ["", "colour,taste\n", "\x00\x01", "{}\n"])
+def test_what_no_format_knows_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TraceFormatError, match="no job trace we know"):
+        read_raw(write(tmp_path, text))
+
+
+def test_no_file_unknown_format_and_binary(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match="there is no file"):
+        read_raw(tmp_path / "nothing.csv")
+    with pytest.raises(TraceFormatError, match="unknown trace format"):
+        read_raw(write(tmp_path, PHILLY), "excel")
+    file = tmp_path / "binary"
+    file.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(TraceFormatError, match="no readable text"):
+        read_raw(file)

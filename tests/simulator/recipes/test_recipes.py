@@ -1,0 +1,130 @@
+"""Recipes: equal seed, equal workload; measured figures land where they should; bundles have the paper's counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.core.domain.errors import DomainError
+from services.simulator.bundles.make import DAY_SHARES, shares_of
+from services.simulator.readers import TraceFormatError, read_jobs
+from services.simulator.recipes.green import MODELS
+from services.simulator.recipes.measured import HOST_W_PER_GPU, SIZES, batches_of, dynamic_fraction, profile
+from services.simulator.workload import GPU_MODELS
+
+START = "2023-01-01"
+
+
+def test_the_year_has_400_jobs_on_each_of_365_days() -> None:
+    jobs = read_jobs("green-year", start=START, days=365)
+
+    day = ((jobs.submitted_s - jobs.submitted_s[0]) // 86_400).astype(int)
+    assert len(jobs) == 146_000
+    assert np.bincount(((jobs.submitted_s - 1_672_531_200) // 86_400).astype(int)).tolist() == [400] * 365
+    assert day[-1] in (364, 365)
+    assert len(read_jobs("green-year", start=START, days=2)) == 800
+
+
+def test_the_day_has_791_jobs_in_the_papers_sizes() -> None:
+    jobs = read_jobs("green-day", start=START)
+
+    assert len(jobs) == 791
+    assert np.ptp(jobs.submitted_s) < 86_400
+    assert shares_of(jobs.work_s) == pytest.approx(DAY_SHARES, abs=0.002)
+    assert jobs.work_s.max() <= 37 * 3600
+
+
+def test_equal_seeds_make_equal_workloads() -> None:
+    one, same, other = (read_jobs("green-day", start=START, seed=seed, recipe="green-users") for seed in (1, 1, 2))
+
+    assert np.array_equal(one.profile, same.profile)
+    assert np.array_equal(one.requested_gpus, same.requested_gpus)
+    assert not np.array_equal(one.profile, other.profile)
+
+
+def test_long_jobs_train_large_models() -> None:
+    jobs = read_jobs("green-day", start=START, seed=3)
+    names = np.array([jobs.profiles[kind].name.split(",")[0] for kind in jobs.profile])
+
+    assert set(names[jobs.work_s >= 36_000]) == {"deepspeech2", "resnet50", "gpt2"}
+    assert set(names[jobs.work_s < 3_600]) == {"shufflenet", "bert"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_profiles_keep_what_was_measured(model: str) -> None:
+    for batch in batches_of(model):
+        truth = profile(model, batch).true["RTX3090"]
+        board = GPU_MODELS["RTX3090"]
+        assert truth.speed[0] == 1.0
+        assert (truth.speed[1:] <= 1.05 * SIZES[1:]).all()
+        assert truth.spread_speed is not None
+        assert (truth.spread_speed <= truth.speed + 1e-9).all()
+        assert (board.idle_w <= truth.gpu_power_w).all()
+        assert (truth.gpu_power_w <= board.peak_w).all()
+        assert profile(model, batch).host_power_w == HOST_W_PER_GPU
+
+
+def test_power_follows_the_measured_fraction() -> None:
+    assert dynamic_fraction("shufflenet", 64) == pytest.approx((90.8 - 36) / 214, abs=0.001)
+    assert dynamic_fraction("resnet50", 115) == pytest.approx((223 - 36) / 214, abs=0.02)
+    assert dynamic_fraction("gpt2", 4) == pytest.approx((502.1 - 83.8) / 616.2, abs=0.001)
+
+
+def test_no_gang_is_more_efficient_than_one_gpu() -> None:
+    for model in MODELS:
+        for batch in batches_of(model):
+            truth = profile(model, batch).true["RTX3090"]
+            assert (truth.speed / SIZES <= 1.05).all()
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "jobs.csv"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_sia_jobs_last_as_their_samples_take(tmp_path: Path) -> None:
+    file = write(tmp_path, "name,time,application,num_replicas,batch_size\nbert-1,110,bert,6,48\n")
+    jobs = read_jobs(file, start=START)
+
+    assert jobs.requested_gpus.tolist() == [6]
+    assert 3_600 < jobs.work_s[0] < 24 * 3_600
+    assert jobs.profiles[0].name == "bert, batch 8"
+    with pytest.raises(TraceFormatError, match="need durations"):
+        read_jobs(file, recipe="green")
+    with pytest.raises(TraceFormatError, match="not 'llama'"):
+        read_jobs(write(tmp_path, "name,time,application,num_replicas,batch_size\na,1,llama,6,48\n"))
+
+
+HISTORY = """job_id,project,submitted_at,started_at,ended_at,gpus,energy_j
+j1,vision,2024-05-01T10:00:00Z,2024-05-01T10:00:00Z,2024-05-01T10:10:00Z,2,360000
+j2,vision,2024-05-02T10:00:00Z,2024-05-02T10:05:00Z,2024-05-02T11:05:00Z,1,
+"""
+
+
+def test_history_replays_at_its_own_dates_and_power(tmp_path: Path) -> None:
+    jobs = read_jobs(write(tmp_path, HISTORY), start="2024-05-01", days=30)
+
+    assert jobs.submitted_s[0] == 1_714_557_600
+    assert [jobs.profiles[kind].name for kind in jobs.profile] == ["300 W", "unknown model"]
+    assert jobs.work_s.tolist() == [1200.0, 3600.0]
+    assert jobs.min_gpus.tolist() == jobs.max_gpus.tolist() == [2, 1]
+
+
+def test_a_dated_trace_moves_to_another_start_and_keeps_the_hour(tmp_path: Path) -> None:
+    jobs = read_jobs(write(tmp_path, HISTORY), start=START, days=1)
+
+    assert jobs.submitted_s.tolist() == [1_672_531_200 + 36_000]
+    assert any("moved by" in note for note in jobs.notes)
+    assert any("1 jobs lie outside" in note for note in jobs.notes)
+
+
+def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match="unknown recipe"):
+        read_jobs("green-day", recipe="cake")
+    with pytest.raises(DomainError, match="above 0"):
+        read_jobs("green-day", days=0)
+    with pytest.raises(TraceFormatError, match="no job is submitted"):
+        read_jobs(write(tmp_path, HISTORY), start="2024-05-01", days=0.1)
