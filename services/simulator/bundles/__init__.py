@@ -95,4 +95,5 @@ def bundled_grid(zone: str, signal: Signal) -> Grid:
     values = np.array(_grids()[f"{zone} {kinds[signal]}"])
     report = ReadReport(zone, "bundled", rows=values.size, kept=values.size)
     report.note("contains data of Electricity Maps (electricitymaps.com), under the Open Database License")
-    return Grid(zone, signal, GRIDS_BEGIN_S + HOUR_S * np.arange(values.size), values, report)
+    times_s = GRIDS_BEGIN_S + HOUR_S * np.arange(values.size, dtype=np.float64)
+    return Grid(zone, signal, times_s, values, report)

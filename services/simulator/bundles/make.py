@@ -31,7 +31,7 @@ DAY_JOBS, DAY_SHARES, LONGEST_S = 791, (0.22, 0.30, 0.30, 0.18), 37 * 3_600.0
 
 def shares_of(durations_s: Floats) -> Floats:
     """Return the share of jobs in each of the four categories."""
-    return np.bincount(np.digitize(durations_s, EDGES_S), minlength=4) / durations_s.size
+    return np.bincount(np.digitize(durations_s, EDGES_S), minlength=4).astype(np.float64) / durations_s.size
 
 
 def year_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -61,7 +61,7 @@ def write_jobs(file: Path, arrivals_s: Floats, durations_s: Floats) -> None:
     with file.open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["arrival_s", "duration_s"])
-        out.writerows((round(arrivals_s[row]), round(durations_s[row])) for row in order)
+        out.writerows((round(float(arrivals_s[row])), round(float(durations_s[row]))) for row in order.tolist())
     print(f"{file.name}: {order.size} jobs, {durations_s.sum() / 3600:.0f} h of work, shares {shares_of(durations_s)}")
 
 

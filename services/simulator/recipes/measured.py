@@ -17,8 +17,9 @@ power is that of another convolutional network, for want of its own. Batches pai
 
 **Speed.** A gang keeps the samples per GPU its user chose (progress counts samples), so speed is samples per second
 against one GPU. Up to 8 GPUs on one node or on two are measured; beyond, two or three nodes of eight. A gang on more
-and smaller nodes than that (such as 4 x 2) was not measured and takes the two-node figure. The source's tag ``rtx`` stands
-for all GPUs but T4 (``aws``) and A100, H100, H200 (``dgx-ext``), which differ in speed and in scaling.
+and smaller nodes than that (such as 4 x 2) was not measured and takes the two-node figure; a gang larger than any that
+was measured at its batch goes no faster. The source's tag ``rtx`` stands for all GPUs but T4 (``aws``) and A100, H100,
+H200 (``dgx-ext``), which differ in speed and in scaling.
 
 **Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
 ``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The

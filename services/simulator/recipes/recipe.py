@@ -52,9 +52,7 @@ def workload(
     )
 
 
-def reference_work_s(
-    raw: RawJobs, profiles: tuple[JobProfile, ...], profile: Ints, gpus: Ints, board: str
-) -> Floats:
+def reference_work_s(raw: RawJobs, profiles: tuple[JobProfile, ...], profile: Ints, gpus: Ints, board: str) -> Floats:
     """Return what each job is in seconds at speed 1, having run for its duration on ``gpus`` of one node; (n_jobs,)."""
     work_s = np.empty(len(raw))
     for index, each in enumerate(profiles):

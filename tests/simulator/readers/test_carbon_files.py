@@ -10,8 +10,9 @@ from services.core.domain.carbon import Signal
 from services.simulator.readers import TraceFormatError, read_carbon
 from services.simulator.workload import ForecastKind
 
+UNIT = "gCO₂eq/kWh"
 EM_HEAD = (
-    "Datetime (UTC),Zone id,Carbon intensity gCO₂eq/kWh (direct),Carbon intensity gCO₂eq/kWh (Life cycle),Data estimated\n"
+    f"Datetime (UTC),Zone id,Carbon intensity {UNIT} (direct),Carbon intensity {UNIT} (Life cycle),Data estimated\n"
 )
 EM = EM_HEAD + "".join(f"2023-01-01 {hour:02d}:00:00,SE,{hour},{100 + hour},{hour == 3}\n" for hour in range(24))
 
@@ -65,7 +66,7 @@ def test_signals_are_never_mixed(tmp_path: Path) -> None:
 
 
 def test_a_file_of_several_zones_wants_a_name(tmp_path: Path) -> None:
-    file = write(tmp_path, EM + "2023-01-01 00:00:00,GB,1,2,False\n")
+    file = write(tmp_path, EM + "2023-01-02 00:00:00,GB,1,2,False\n")
 
     with pytest.raises(TraceFormatError, match="several zones"):
         read_carbon(file)
@@ -102,7 +103,9 @@ def test_the_day_before_the_start_is_kept(tmp_path: Path) -> None:
 
 
 def test_forecasts_are_blocks_in_order_of_rows(tmp_path: Path) -> None:
-    rows = [f"2023-01-0{day + hour // 24} {hour % 24:02d}:00,{100 * day + hour}" for day in (1, 2) for hour in range(48)]
+    rows = [
+        f"2023-01-0{day + hour // 24} {hour % 24:02d}:00,{100 * day + hour}" for day in (1, 2) for hour in range(48)
+    ]
     file = tmp_path / "forecast.csv"
     file.write_text("\n".join(["Datetime (UTC),Carbon Intensity Forecast", *rows, rows[0]]), encoding="utf-8")
     trace = read_carbon(write(tmp_path, EM), forecast=file)
