@@ -14,4 +14,5 @@ SENTENCES: dict[Reason, str] = {
     Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
     Reason.NO_ELIGIBLE_NODE: "No node of the cluster has the GPUs it asks for.",
     Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
+    Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
 }

@@ -33,6 +33,8 @@ class Reason(StrEnum):
     """No node of the cluster has the GPUs it asks for."""
     TENANT_QUOTA = "tenant_quota"
     """Its tenant holds as many GPUs as it may."""
+    GREENER_HOURS = "greener_hours"
+    """The policy keeps it for hours of lower carbon intensity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
@@ -20,10 +21,12 @@ class Ranking:
     Attributes:
         order: (n_ranked,) indices into the snapshot's job table, each at most once.
         gpus: (n_ranked,) the size each of them should have, on its job's grid.
+        unranked: Why the other jobs wait.
     """
 
     order: Ints
     gpus: Ints
+    unranked: Reason = Reason.WAITING_FOR_ROUND
 
     def __post_init__(self) -> None:
         if self.order.shape != self.gpus.shape or self.order.ndim != 1:

@@ -74,7 +74,7 @@ def reconcile(
     preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
     if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
-    reasons = _reasons(snapshot, ranked, filler.verdicts)
+    reasons = _reasons(snapshot, ranked, filler.verdicts, ranking.unranked)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
     if preemption is Preemption.LATER:
@@ -129,7 +129,7 @@ _WAITS: dict[int, Reason] = {
 }
 
 
-def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> dict[int, Reason]:
+def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: list[int], unranked: Reason) -> dict[int, Reason]:
     """Return why each queued job waits, by its index: first the ranked ones in order, then those not wanted."""
     queued = np.flatnonzero(ranked.phase == Phase.QUEUED)
     codes = np.array(verdicts, dtype=np.int64)[queued].tolist()
@@ -137,7 +137,7 @@ def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> dict[in
     all_queued = np.flatnonzero(snapshot.jobs.phase == Phase.QUEUED)
     if all_queued.size > queued.size:
         for job in all_queued.tolist():
-            reasons.setdefault(job, Reason.WAITING_FOR_ROUND)
+            reasons.setdefault(job, unranked)
     return reasons
 
 

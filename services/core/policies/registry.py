@@ -10,6 +10,10 @@ from services.core.cycle.policy import Policy
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.policies.baselines.las import Las, LasConfig
+from services.core.policies.baselines.shortest import ShortestConfig, Sjf, Srtf
+from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
+from services.core.policies.carbon.gaia import Gaia, GaiaConfig
+from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConfig
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
@@ -24,12 +28,16 @@ class PolicyEntry:
         paper: Where it comes from.
         config: The frozen dataclass of its parameters.
         build: Makes the policy from a ``config``.
+        elastic: Whether it chooses the sizes of gangs; the others run jobs at one size.
+        preempts: Whether it may stop running jobs.
     """
 
     summary: str
     paper: str
     config: type
     build: Callable[[Any], Policy[Any]]
+    elastic: bool = False
+    preempts: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,27 @@ class PolicyDescription:
 
 
 POLICIES: dict[str, PolicyEntry] = {
+    "ecovisor": PolicyEntry(
+        summary="Jobs start in order of submission while the grid is among the greenest tenth of its hours.",
+        paper="Souza et al., Ecovisor: A Virtual Energy System for Carbon-Efficient Applications, ASPLOS'23",
+        config=EcovisorConfig,
+        build=Ecovisor,
+        preempts=False,
+    ),
     "fifo": PolicyEntry(
         summary="Jobs start in order of submission and run to their end.",
         paper="",
         config=FifoConfig,
         build=Fifo,
+        preempts=False,
+    ),
+    "gaia": PolicyEntry(
+        summary="Each job starts where a second of waiting saves the most carbon (Carbon-Time).",
+        paper="Hanafy et al., Going Green for Less Green: Optimizing the Cost of Reducing Cloud Carbon Emissions, "
+        "ASPLOS'24",
+        config=GaiaConfig,
+        build=Gaia,
+        preempts=False,
     ),
     "green": PolicyEntry(
         summary="Jobs grow while their energy efficiency holds; then those that emitted least run first, and "
@@ -55,12 +79,33 @@ POLICIES: dict[str, PolicyEntry] = {
         paper="Xu et al., GREEN: Carbon-efficient Resource Scheduling for Machine Learning Clusters, NSDI'25",
         config=GreenConfig,
         build=Green,
+        elastic=True,
     ),
     "las": PolicyEntry(
         summary="Jobs that have had the least GPU time run first (discretised 2D-LAS).",
         paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI'19",
         config=LasConfig,
         build=Las,
+    ),
+    "sjf": PolicyEntry(
+        summary="The job that needs the least time starts first; with perfect knowledge, a bound.",
+        paper="",
+        config=ShortestConfig,
+        build=Sjf,
+        preempts=False,
+    ),
+    "srtf": PolicyEntry(
+        summary="The job that will be done first runs; with perfect knowledge, a bound.",
+        paper="",
+        config=ShortestConfig,
+        build=Srtf,
+    ),
+    "wait-awhile": PolicyEntry(
+        summary="Each job runs in the greenest hours of its window, with pauses.",
+        paper="Wiesner et al., Let's Wait Awhile: How Temporal Workload Shifting Can Reduce Carbon Emissions in the "
+        "Cloud, Middleware'21",
+        config=WaitAwhileConfig,
+        build=WaitAwhile,
     ),
 }
 """By name, in alphabetical order."""

@@ -1,0 +1,77 @@
+"""EcoVisor's carbon threshold, as GREEN extends it to a shared cluster: jobs queue while the grid is dirty.
+
+Source: Souza et al., Ecovisor, ASPLOS'23, batch jobs under a carbon threshold; GREEN section 8.1 for the threshold and
+the queue. What runs goes on: GREEN speaks of jobs that are queued, not of jobs that are stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.baselines.shortest import Forgetful, NoMemory
+from services.core.policies.carbon.window import percentile
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class EcovisorConfig:
+    """Parameters of the threshold policy."""
+
+    percentile: Annotated[
+        float,
+        Parameter(
+            "Jobs start while the intensity is at most this percentile of the curve. Default: GREEN section 8.1.",
+            unit="%",
+            minimum=0.0,
+            maximum=100.0,
+        ),
+    ] = 10.0
+    curve_window_s: Annotated[
+        float, Parameter("Length of the curve ahead. Default: GREEN section 8.1, 24 hours.", unit="s", minimum=60.0)
+    ] = 86_400.0
+    longest_wait_s: Annotated[
+        float | None,
+        Parameter(
+            "A job that has waited this long starts at any intensity; null never does. Default: ours, the 12 hours "
+            "that GAIA is given, without which a tenth of the hours could not start a busy cluster's jobs.",
+            unit="s",
+            minimum=0.0,
+        ),
+    ] = 43_200.0
+    gang: GangParameter = "min"
+    backfill: Annotated[
+        bool, Parameter("Whether later jobs may start while an earlier one waits for more GPUs than are free.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+class Ecovisor(Forgetful):
+    """Jobs start in order of submission while the grid is below a threshold. Never preempts."""
+
+    name = "ecovisor"
+
+    def __init__(self, config: EcovisorConfig) -> None:
+        self.config = config
+
+    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+        """Return the starts that the threshold and free devices allow."""
+        jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
+        curve = snapshot.carbon.curve
+        limit = percentile(curve, now_s, now_s + config.curve_window_s, config.percentile)
+        order = wishes_first(order_by(jobs.ids, jobs.submitted_s), jobs.priority)
+        if curve.at(now_s) > limit:
+            longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
+            may = (jobs.phase != Phase.QUEUED) | (now_s - jobs.submitted_s >= longest_s)
+            order = order[may[order]]
+        ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
+        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=config.backfill), memory

@@ -1,0 +1,93 @@
+"""Let's wait awhile: an interruptible job runs in the greenest hours of its window.
+
+A job that still needs ``r`` seconds and must be done by ``d`` runs now exactly if the time until ``d`` that is greener
+than now is less than ``r``:
+
+    sum over steps t in [now, d) with c[t] < c[now] of length(t)  <  r
+
+which picks the same hours as sorting the window's slots by intensity and taking the first ``r``, and needs no plan to
+be kept. A job without a deadline gets one: when it would have ended had it started at once, plus ``window_s``.
+
+Source: Wiesner et al., Let's Wait Awhile, Middleware'21, interruptible scheduling. There jobs are alone; here a job
+whose hour has come still queues for devices, by the slack it has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.snapshot import Bools, Floats, Snapshot
+from services.core.domain.carbon import CarbonCurve
+from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.baselines.shortest import Forgetful, NoMemory
+from services.core.policies.carbon.window import steps_ahead
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class WaitAwhileConfig:
+    """Parameters of the interruptible policy."""
+
+    window_s: Annotated[
+        float,
+        Parameter(
+            "How much later than at once a job without a deadline may end. Default: ours, 24 hours, as GAIA runs it.",
+            unit="s",
+            minimum=0.0,
+        ),
+    ] = 86_400.0
+    unknown_s: Annotated[
+        float, Parameter("Time a job without a prediction is taken to need. Default: ours.", unit="s", minimum=60.0)
+    ] = 14_400.0
+    gang: GangParameter = "min"
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+class WaitAwhile(Forgetful):
+    """Jobs run in the greenest hours before their deadlines. Preempts in active rounds."""
+
+    name = "wait-awhile"
+
+    def __init__(self, config: WaitAwhileConfig) -> None:
+        self.config = config
+
+    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+        """Return the plan that runs the jobs whose hour it is, least slack first."""
+        jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
+        left_s = np.where(np.isnan(jobs.remaining_s), config.unknown_s, jobs.remaining_s)
+        done = np.where(np.isnan(jobs.progress), 0.0, np.clip(jobs.progress, 0.0, 0.999))
+        whole_s = left_s / (1.0 - done)
+        deadline_s = np.where(
+            np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + whole_s + config.window_s
+        )
+        runs = hour_has_come(snapshot.carbon.curve, now_s, left_s, deadline_s)
+        order = wishes_first(order_by(jobs.ids, deadline_s - left_s, jobs.submitted_s), jobs.priority)
+        order = order[runs[order]]
+        ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
+        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+
+
+def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Bools:
+    """Return which jobs run now: those with less greener time ahead than they need: (n_jobs,).
+
+    Args:
+        curve: The grid as known.
+        now_s: UTC seconds.
+        left_s: (n_jobs,) what each still needs.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
+    """
+    until_s = float(deadline_s.max(initial=now_s))
+    if until_s <= now_s:
+        return np.ones(left_s.shape, dtype=np.bool_)
+    begins, ends, intensity = steps_ahead(curve, now_s, min(until_s, max(curve.end_s, now_s + 1.0)))
+    greener = np.where(intensity < intensity[0], ends - begins, 0.0)
+    edges, spent = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(greener))
+    return np.interp(deadline_s, edges, spent) < left_s
