@@ -75,6 +75,17 @@ WHERE c.node_id = $1 AND a.state <> 'ended'
 ORDER BY 1
 """
 
+# An agent reports every share it has until it is told to forget it. One that it had and no longer reports, though it
+# has been up for longer than any lease it may have left behind, is gone with its state.
+_GONE = """
+UPDATE rank_statuses s SET
+    state = 'exited', ended_by = 'host', detail = 'Its node does not know of it any more.', updated_at = now()
+FROM nodes n
+WHERE n.id = $1 AND s.node_id = $1 AND s.allocation_id = ANY($2::text[]) AND s.state <> 'exited'
+    AND n.registered_at < now() - make_interval(secs => 2 * $3::float8)
+RETURNING s.allocation_id
+"""
+
 _NODES = """
 SELECT n.*, (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use FROM nodes n
 """
@@ -146,6 +157,9 @@ async def renew(pool: Pool, node_id: str, token: str, heartbeat: Heartbeat, leas
                 [rank.progress_total for rank in progress],
             )
         live = [record["allocation_id"] for record in await connection.fetch(_LIVE_HERE, node_id)]
+        unsaid = sorted(set(live) - {rank.allocation_id for rank in ranks})
+        if unsaid and await connection.fetch(_GONE, node_id, unsaid, lease_ttl_s):
+            changed = "rank"
     return Renewal(live, changed)
 
 

@@ -13,6 +13,7 @@ from tests.support.control_plane import (
     accept_job,
     allocate,
     end_allocation,
+    eventually,
     running_telemetry,
     service_headers,
     telemetry_settings,
@@ -214,3 +215,21 @@ async def test_without_the_database_everything_is_unavailable_and_nothing_is_a_s
         assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "unavailable")}
         assert (await http.get("/readyz")).status_code == 503
         assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_share_that_its_node_has_forgotten_is_gone(plane) -> None:
+    agent = await plane.agent("n1")
+    job = await accept_job(plane.pool)
+    gang = await allocate(plane.pool, job, {"n1": [0]})
+    await agent.beat()
+    assert await ranks_of(plane, gang) == [], "a share never reported may still have to start"
+    agent.say(gang, RankState.RUNNING)
+    await agent.beat()
+    forgetful = await plane.agent("n1")
+    assert await ranks_of(plane, gang) == [("n1", "running", None, None)], "its lease may not be over yet"
+
+    async def is_gone() -> bool:
+        await forgetful.beat()
+        return await ranks_of(plane, gang) == [("n1", "exited", None, "host")]
+
+    await eventually(is_gone)
