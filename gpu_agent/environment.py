@@ -64,16 +64,14 @@ def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
     }
 
 
-def rank_environment(
-    start: StartGang, paths: RankPaths, also_passed: Iterable[str] = (), own: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """Return the whole environment of the job's process.
+def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what of the agent's own environment its children get.
 
     Args:
-        also_passed: Names of further variables of the agent's own that this site wants jobs to have.
+        also_passed: Names of further variables that this site wants them to have.
         own: The agent's environment.
     """
     names = PASSED | set(also_passed)
     passed = {name: value for name, value in own.items() if name in names or name.startswith("LC_")}
     passed.setdefault("PATH", os.defpath)
-    return passed | start.spec.environment | job_variables(start, paths)
+    return passed

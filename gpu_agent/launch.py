@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_agent import containers, files
 from gpu_agent.account import Account
 from gpu_agent.containers import Engine
-from gpu_agent.environment import RankPaths, job_variables, rank_environment
+from gpu_agent.environment import RankPaths, job_variables, passed_environment
 from gpu_agent.ranks import ENV_FILE, SCRATCH, Launch, RankFolder
 from services.contracts.commands import StartGang
 
@@ -65,26 +65,26 @@ class Launcher:
             device_file=str(folder.device_file),
         )
         login = self._account.environment if self._account else {}
-        environment = rank_environment(start, paths, self._pass_environment, os.environ | login)
+        passed = passed_environment(self._pass_environment, os.environ | login)
+        variables = job_variables(start, paths)
         if start.spec.image is None or self._engine is None:
             return Launch(
                 start.spec.command,
-                environment,
+                passed | start.spec.environment | variables,
                 start.spec.working_dir or str(folder.path / SCRATCH),
                 start.spec.grace_s,
                 make_dir=paths.checkpoint_dir,
                 account=self._account,
             )
-        inside = containers.container_variables(start, job_variables(start, paths))
+        inside = containers.container_variables(start, variables)
         env_file = folder.path / ENV_FILE
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         mounts = [paths.checkpoint_dir, str(folder.path)]
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
         argv = containers.run_argv(self._engine, start, inside, str(env_file), mounts, self._account)
-        client = {name: value for name, value in environment.items() if name not in start.spec.environment}
         cleanup = containers.remove_argv(self._engine, start)
-        return Launch(argv, client, str(folder.path / SCRATCH), start.spec.grace_s, cleanup)
+        return Launch(argv, passed_environment(), str(folder.path / SCRATCH), start.spec.grace_s, cleanup)
 
     def _own_checkpoint_dir(self, start: StartGang) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""
