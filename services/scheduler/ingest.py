@@ -41,6 +41,9 @@ LOST_SHARES = """
 SELECT e.allocation_id, e.node_id FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
 """
 
+UNSENT = "SELECT DISTINCT payload ->> 'allocation_id' AS allocation_id FROM outbox"
+"""Gangs with a command that Redis has not had yet: repeating it would only make the outbox longer."""
+
 EXPIRED_NODES = """
 SELECT id FROM nodes WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1) FOR UPDATE SKIP LOCKED
 """
@@ -95,6 +98,7 @@ class Ingest:
         async with self._pool.transaction("repeatable_read", readonly=True) as connection:
             gangs = await connection.fetch(LIVE)
             reports = _reports(await connection.fetch(REPORTS), await connection.fetch(LOST_SHARES))
+            unsent = {row["allocation_id"] for row in await connection.fetch(UNSENT)}
         counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0}
         for row in gangs:
             match fate_of(self._gang(row, reports)):
@@ -104,7 +108,7 @@ class Ingest:
                     counts["stopped"] += await self._stop(row, reason)
                 case End():
                     counts["ended"] += await self._end(row)
-                case None:
+                case None if row["id"] not in unsent:
                     counts["repeated"] += await self._repeat(row, reports, now_s)
         live = {row["id"] for row in gangs}
         self._repeated_at_s = {name: at for name, at in self._repeated_at_s.items() if name in live}

@@ -49,7 +49,7 @@ FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
           FROM jobs WHERE state = 'queued'),
        (SELECT count(*) FROM device_claims),
-       (SELECT coalesce(string_agg(id || draining, ',' ORDER BY id), '') FROM nodes
+       (SELECT coalesce(string_agg(id || draining || jsonb_array_length(devices), ',' ORDER BY id), '') FROM nodes
          WHERE state = 'up' AND lease_until > now()),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1)
 """

@@ -74,6 +74,30 @@ async def test_a_command_without_effect_is_sent_again(postgres_url: str, redis_u
         assert first == again
 
 
+async def test_a_command_that_redis_has_not_had_is_not_repeated(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, republish_after_s=1e-9) as world:
+        await world.node("n1")
+        await world.job()
+        for _ in range(4):
+            await world.scheduler.turn()
+        assert len(await world.outbox()) == 1
+        await Relay(world.pool, world.redis).publish()
+        await world.scheduler.turn()
+        assert len(await world.outbox()) == 1, "it has had no effect: now it is sent again"
+
+
+async def test_a_node_that_comes_back_with_more_gpus_is_noticed(world: World) -> None:
+    await world.node("n1", 1)
+    job = await world.job(2)
+    await world.scheduler.turn()
+    assert await world.state(job) == "queued"
+    await world.fetch(
+        "UPDATE nodes SET devices = devices || jsonb_build_array(jsonb_set(devices -> 0, '{index}', '1')) RETURNING 1"
+    )
+    await world.scheduler.turn()
+    assert await world.state(job) == "starting"
+
+
 async def test_what_redis_did_not_take_stays_in_the_outbox(world: World) -> None:
     await world.node("n1")
     await world.job()
