@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -28,11 +28,9 @@ from carbon_service.repository import Repository
 from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
 from carbon_service.zones import ZoneConfigError, Zones, build_zones
-from services.contracts.identity import REQUEST_ID_HEADER
 from services.db.engine import create_engine, is_connection_error
-from services.kit.app import create_service, serve
+from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
-from services.kit.problems import as_problem, problem_response, unavailable
 
 log = Log(__name__)
 
@@ -125,18 +123,8 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     app.state.location_aliases = settings.location_aliases
     app.include_router(endpoints.router)
     app.include_router(carbon_aware.router)
-    for lost in (DBAPIError, PoolTimeoutError, OSError):
-        app.add_exception_handler(lost, _answer_without_database)
+    answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
-
-
-async def _answer_without_database(request: Request, error: Exception) -> Response:
-    lost = isinstance(error, PoolTimeoutError) or is_connection_error(error)
-    if not lost:
-        log.exception("request.failed", method=request.method, path=request.url.path)
-    return problem_response(
-        unavailable("The database") if lost else as_problem(error), request.headers.get(REQUEST_ID_HEADER)
-    )
 
 
 async def _started(repository: Repository, settings: Settings, now_s: NowS) -> Replay:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -19,12 +19,10 @@ from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
 from optimizer_service.sweeper import Sweeper
-from services.contracts.identity import REQUEST_ID_HEADER
 from services.db.engine import create_engine, is_connection_error
-from services.kit.app import create_service, serve
+from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
-from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
 
 log = Log(__name__)
@@ -69,18 +67,8 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(endpoints.router)
-    for lost in (DBAPIError, PoolTimeoutError, OSError):
-        app.add_exception_handler(lost, _answer_without_database)
+    answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
-
-
-async def _answer_without_database(request: Request, error: Exception) -> Response:
-    lost = isinstance(error, PoolTimeoutError) or is_connection_error(error)
-    if not lost:
-        log.exception("request.failed", method=request.method, path=request.url.path)
-    return problem_response(
-        unavailable("The database") if lost else as_problem(error), request.headers.get(REQUEST_ID_HEADER)
-    )
 
 
 def main() -> None:

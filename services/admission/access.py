@@ -8,7 +8,6 @@ from sqlalchemy import RowMapping, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.admission.cursors import read_cursor, write_cursor
 from services.admission.keys import key_hash, new_secret
 from services.contracts.identity import (
     ApiKey,
@@ -30,6 +29,7 @@ from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
 from services.contracts.schema import NAME_PATTERN
 from services.db.tables.admission import api_keys, audit_log, tenants
+from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import new_id, utc_now
 from services.kit.problems import ProblemError, not_found
 

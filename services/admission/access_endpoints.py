@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from services.admission.access import KEY_ID, Access
-from services.admission.cursors import matches
 from services.contracts.identity import (
     AuditList,
     KeyList,
@@ -72,6 +72,6 @@ def access_routes(access: Access) -> APIRouter:
 
 
 def _known_form(text: str, pattern: str, what: str) -> str:
-    if not matches(pattern, text):
+    if not re.fullmatch(pattern, text):
         raise not_found(what)
     return text

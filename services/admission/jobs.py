@@ -8,13 +8,13 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.cursors import read_cursor, write_cursor
 from services.admission.job_repository import JobFilter, JobRepository
 from services.admission.steering import Decision, Verb, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobList
 from services.contracts.problems import ProblemCode
 from services.contracts.queries import JobQuery
+from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError, not_found
 
 JOB_ID = r"job_[0-9a-z]{26}"

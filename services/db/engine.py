@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 import orjson
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 # What a lost or restarting server looks like from here; the next attempt finds it again.
@@ -58,7 +59,7 @@ def is_connection_error(error: BaseException) -> bool:
     """Return whether ``error`` says that the database could not be reached."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, CONNECTION_ERRORS) or getattr(seen, "connection_invalidated", False):
+        if isinstance(seen, (*CONNECTION_ERRORS, PoolTimeoutError)) or getattr(seen, "connection_invalidated", False):
             return True
         seen = getattr(seen, "orig", None) or seen.__cause__
     return False

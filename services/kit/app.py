@@ -17,9 +17,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit.logging import Log, configure_logging
-from services.kit.problems import ProblemError, install_problem_handlers, problem_response, unavailable
+from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.settings import SharedSettings
 
 log = Log(__name__)
@@ -139,10 +140,19 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
         return JSONResponse({"status": "ready"})
 
 
-def answer_unavailable(app: FastAPI, what: str, errors: Iterable[type[Exception]]) -> None:
-    """Answer 503 for ``errors``, which say that a dependency does not answer right now."""
+def answer_unavailable(
+    app: FastAPI,
+    what: str,
+    errors: Iterable[type[Exception]],
+    *,
+    is_so: Callable[[Exception], bool] = lambda error: True,
+) -> None:
+    """Answer 503 for those of ``errors`` which say that a dependency does not answer right now; ``is_so`` tells."""
 
-    async def handle(_: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
+        if not is_so(error):
+            log.exception("request.failed", method=request.method, path=request.url.path)
+            return problem_response(as_problem(error), request.headers.get(REQUEST_ID_HEADER))
         log.warning("dependency.unavailable", what=what, error=str(error) or type(error).__name__)
         return problem_response(unavailable(what))
 
