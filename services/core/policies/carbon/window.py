@@ -40,6 +40,6 @@ def percentile(curve: CarbonCurve, start_s: float, end_s: float, percent: float)
     """Return the intensity below which the grid spends ``percent`` of the time of a window, gCO2/kWh."""
     begins, ends, intensity = steps_ahead(curve, start_s, end_s)
     order = np.argsort(intensity, kind="stable")
-    spent = np.cumsum((ends - begins)[order])
-    at = int(np.searchsorted(spent, percent / 100.0 * spent[-1]))
+    spent: Floats = np.cumsum((ends - begins)[order])
+    at = int(np.searchsorted(spent, percent / 100.0 * float(spent[-1])))
     return float(intensity[order][min(at, order.size - 1)])

@@ -1,0 +1,77 @@
+"""``wattshift simulate training``: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.cli.client import CliError
+from services.cli.main import app
+
+DAY = ["simulate", "training", "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.2"]
+NEEDED = [
+    "policy",
+    "jobs",
+    "completed",
+    "avg_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "energy_kwh",
+    "carbon_kg",
+    "peak_power_w",
+    "preemptions",
+    "rounds",
+    "wall_s",
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what the command prints."""
+    app([*DAY, *arguments], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_one_policy_is_one_object_and_several_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    one = json.loads(run(capsys, "--policy", "green", "--param", "mu=1.5", "--json"))
+    two = json.loads(run(capsys, "--policy", "sjf,las", "--param", "las.promote_knob=2", "--json"))
+
+    assert all(one[name] is not None for name in NEEDED)
+    assert one["completed"] == one["jobs"] > 50
+    assert one["parameters"] == {"mu": 1.5}
+    assert [each["policy"] for each in two] == ["sjf", "las"]
+    assert [each["parameters"] for each in two] == [{}, {"promote_knob": 2}]
+
+
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Mean JCT" in run(capsys, "--policy", "fifo,ecovisor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "code"),
+    [
+        (["--policy", "gree"], "unknown policy gree", 2),
+        (["--policy", "green", "--param", "mu=0"], "at least 1", 2),
+        (["--policy", "green", "--param", "nu=1"], "sets no parameter", 2),
+        (["--policy", "fifo", "--jobs", "nowhere.csv"], "no job trace", 3),
+        (["--policy", "fifo", "--carbon", "XX"], "no grid", 3),
+        (["--policy", "fifo", "--carbon", "GB", "--start", "1999-01-01"], "known from", 2),
+        (["--policy", "fifo", "--cluster", "2by2"], "no node group", 2),
+        (["--policy", "fifo", "--recipe", "soup"], "unknown recipe", 2),
+        (["--policy", "fifo", "--jobs", __file__], "no job trace we know", 2),
+        (["--policy", "fifo", "--signal", "smoke"], "unknown signal", 2),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], complaint: str, code: int) -> None:
+    with pytest.raises(CliError, match=complaint) as caught:
+        app([*DAY, *arguments], standalone_mode=False)
+    assert caught.value.exit_code == code
+    assert "\n" not in str(caught.value)
+
+
+def test_a_format_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(CliError) as caught:
+        app([*DAY, "--policy", "fifo", "--jobs", str(tmp_path / "jobs.csv"), "--format", "swf"], standalone_mode=False)
+    assert caught.value.exit_code == 2
