@@ -11,20 +11,12 @@ from services.cli.client import CliError
 from services.cli.main import app
 
 DAY = ["simulate", "training", "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.2"]
-NEEDED = [
-    "policy",
-    "jobs",
-    "completed",
-    "avg_jct_s",
-    "p99_jct_s",
-    "makespan_s",
-    "energy_kwh",
-    "carbon_kg",
+NEEDED = {"policy", "jobs", "completed", "avg_jct_s", "p99_jct_s", "makespan_s", "energy_kwh", "carbon_kg"} | {
     "peak_power_w",
     "preemptions",
     "rounds",
     "wall_s",
-]
+}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Bools, Ints, Phase, Snapshot
 
+PREEMPTING = int(Phase.PREEMPTING)
+
 
 @dataclass(frozen=True)
 class Capacity:
@@ -36,15 +38,17 @@ def capacity_of(snapshot: Snapshot) -> Capacity:
     """Return the cluster's capacity as the snapshot shows it."""
     nodes, jobs = snapshot.nodes, snapshot.jobs
     n_models = len(snapshot.gpu_models)
+    if n_models == 1 and nodes.all_schedulable:
+        held = jobs.gpus
+        free = np.array([nodes.free_gpus.sum()])
+        releasing = np.array([held[jobs.phase == PREEMPTING].sum()])
+        return Capacity(
+            model_gpus(snapshot), free, releasing, np.where(held > 0, 0, -1), held, np.ones(len(jobs), dtype=np.bool_)
+        )
     sizes, taking = nodes.free_gpus, nodes.schedulable
     free = np.bincount(nodes.gpu_model[taking], weights=sizes[taking], minlength=n_models).astype(np.int64)
-    if n_models == 1 and bool(taking.all()):
-        held = jobs.gpus
-        model = np.where(held > 0, 0, -1)
-        movable = np.ones(len(jobs), dtype=np.bool_)
-    else:
-        model, held, movable = _located(snapshot)
-    stopping = (jobs.phase == Phase.PREEMPTING) & (held > 0)
+    model, held, movable = _located(snapshot)
+    stopping = (jobs.phase == PREEMPTING) & (held > 0)
     releasing = np.bincount(model[stopping], weights=held[stopping], minlength=n_models).astype(np.int64)
     return Capacity(model_gpus(snapshot), free, releasing, model, held, movable)
 

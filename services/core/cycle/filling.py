@@ -14,6 +14,7 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Ints, Phase, Snapshot
 
+BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)  # an enum member costs a loop more than the rest of a step
 
 
@@ -57,13 +58,12 @@ class Ranked:
 
     def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
         table, order = snapshot.jobs, ranking.order
-        bits = np.int64(1) << np.arange(capacity.total.size, dtype=np.int64)
         usable = table.eligible[order] & (capacity.total[None, :] >= ranking.gpus[:, None])
         self.jobs = order
         self.phase = table.phase[order]
         self.gpus = table.gpus[order]
         self.wanted = ranking.gpus
-        self.models: Ints = usable @ bits
+        self.models: Ints = usable.astype(np.int64) @ BITS[: capacity.total.size]
         self.model = capacity.model[order]
         self.held = capacity.held[order]
         self.resizable = (self.phase == RUNNING) & capacity.movable[order]

@@ -15,6 +15,8 @@ from services.core.cycle.snapshot import Ints, NodeTable, Snapshot
 from services.core.domain.errors import DomainError
 from services.core.domain.placement import NodeShare, Placement
 
+NEVER_TIGHT = int(np.iinfo(np.int64).max)
+
 
 class FreeDevices:
     """The free devices of one round, counted down as gangs are placed. Drained nodes have none.
@@ -26,13 +28,17 @@ class FreeDevices:
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
         self._taken: dict[int, list[int]] = {}
-        self.count: Ints = np.where(nodes.schedulable, nodes.free_gpus, 0)
+        self.count: Ints = (
+            nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
+        )
         self._of_model: dict[int, Ints] = {}
 
     def nodes_of(self, gpu_model: int) -> Ints:
         """Return the indices of the schedulable nodes of a model, ascending."""
         if gpu_model not in self._of_model:
-            of_model = (self._nodes.gpu_model == gpu_model) & self._nodes.schedulable
+            of_model = self._nodes.gpu_model == gpu_model
+            if not self._nodes.all_schedulable:
+                of_model &= self._nodes.schedulable
             self._of_model[gpu_model] = np.flatnonzero(of_model)
         return self._of_model[gpu_model]
 
@@ -92,6 +98,6 @@ def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: 
         counts[at] = 0
         left -= largest
         largest = int(counts.max())
-    tightest = int(np.where(counts >= left, counts, np.iinfo(np.int64).max).argmin())
+    tightest = int(np.where(counts >= left, counts, NEVER_TIGHT).argmin())
     shares.append((int(nodes[tightest]), left))
     return free.take(shares)

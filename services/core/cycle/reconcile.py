@@ -24,6 +24,8 @@ from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
 
+QUEUED, PREEMPTING = int(Phase.QUEUED), int(Phase.PREEMPTING)
+
 
 class Preemption(Enum):
     """Whether running jobs may be stopped for better-ranked ones."""
@@ -63,6 +65,8 @@ def reconcile(
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
     capacity = capacity_of(snapshot)
+    if preemption is not Preemption.NOW and not snapshot.reasons:
+        ranking = _waiting_only(snapshot, ranking)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
         filler = _fill_all(snapshot, ranked, capacity, backfill)
@@ -85,6 +89,13 @@ def reconcile(
     holds = map(_hold, map(ids.__getitem__, reasons), reasons.values())
     actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)
     return Plan(snapshot.version, actions)
+
+
+def _waiting_only(snapshot: Snapshot, ranking: Ranking) -> Ranking:
+    """Return the ranking without the jobs that a round without preemption leaves as they are anyway."""
+    phase = snapshot.jobs.phase[ranking.order]
+    waits = np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
+    return Ranking(ranking.order[waits], ranking.gpus[waits])
 
 
 def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:

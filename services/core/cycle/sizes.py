@@ -10,6 +10,8 @@ from services.core.cycle.snapshot import Ints, Snapshot
 def model_gpus(snapshot: Snapshot) -> Ints:
     """Return the GPUs on schedulable nodes of each model: (n_gpu_models,)."""
     nodes = snapshot.nodes
+    if len(snapshot.gpu_models) == 1:
+        return np.array([snapshot.total_gpus])
     taking = nodes.schedulable
     return np.bincount(nodes.gpu_model[taking], weights=nodes.gpus[taking], minlength=len(snapshot.gpu_models)).astype(
         np.int64

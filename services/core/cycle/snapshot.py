@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,11 @@ class NodeTable:
     free_devices: tuple[tuple[int, ...], ...]
     free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
 
+    @cached_property
+    def all_schedulable(self) -> bool:
+        """Whether every node takes work."""
+        return bool(self.schedulable.all())
+
     def __post_init__(self) -> None:
         if self.free_gpus is _UNCOUNTED:
             counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
@@ -170,7 +176,7 @@ class Snapshot:
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
     reasons: bool = True
 
-    @property
+    @cached_property
     def total_gpus(self) -> int:
         """GPUs on nodes that take work: the capacity a policy shares out."""
         return int(self.nodes.gpus[self.nodes.schedulable].sum())

@@ -17,6 +17,10 @@ from services.core.domain.ids import JobId
 
 HOLDING = {int(Phase.QUEUED): False, int(Phase.STARTING): True, int(Phase.RUNNING): True, int(Phase.PREEMPTING): False}
 
+QUEUED = int(Phase.QUEUED)
+FEW = 8
+"""Up to so many actions, finding each job costs less than an index of all of them."""
+
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
@@ -30,14 +34,18 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """
     if plan.snapshot_version != snapshot.version:
         raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
-    index = dict(zip(snapshot.jobs.ids, range(len(snapshot.jobs)), strict=True))
+    ids = snapshot.jobs.ids
+    if len(plan.actions) <= FEW and all(action.job_id in ids for action in plan.actions):
+        index = {action.job_id: ids.index(action.job_id) for action in plan.actions}
+    else:
+        index = dict(zip(ids, range(len(ids)), strict=True))
     held = [action.job_id for action in plan.actions if type(action) is Hold]
     changed = [action for action in plan.actions if type(action) is not Hold]
     named = [*held, *(action.job_id for action in changed)]
     if len(set(named)) != len(named) or not index.keys() >= set(named):
         _refuse_names(named, index)
     phase = snapshot.jobs.phase
-    waits = phase[list(map(index.__getitem__, held))] == Phase.QUEUED
+    waits = phase[list(map(index.__getitem__, held))] == QUEUED if held else np.ones(0, dtype=np.bool_)
     if not waits.all():
         job_id = held[int(waits.argmin())]
         raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
@@ -45,7 +53,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     for action in changed:
         job = index[action.job_id]
         if isinstance(action, Start):
-            if phase[job] != Phase.QUEUED:
+            if phase[job] != QUEUED:
                 raise PlanError(f"job {action.job_id} cannot start: it is {_phase_name(phase[job])}")
             _check_size(snapshot, job, action.gpus)
             starts.append(action)
@@ -89,7 +97,11 @@ def _check_preempt(snapshot: Snapshot, job: int, action: Preempt) -> None:
 
 def _check_devices(snapshot: Snapshot, index: dict[JobId, int], starts: list[Start]) -> None:
     nodes, jobs = snapshot.nodes, snapshot.jobs
-    where = {node_id: node for node, node_id in enumerate(nodes.ids)}
+    where = (
+        {share.node_id: nodes.ids.index(share.node_id) for share in starts[0].placement.shares}
+        if len(starts) == 1 and all(share.node_id in nodes.ids for share in starts[0].placement.shares)
+        else {node_id: node for node, node_id in enumerate(nodes.ids)}
+    )
     taken: set[tuple[int, int]] = set()
     for start in starts:
         job = index[start.job_id]

@@ -6,8 +6,6 @@ holds GPUs are closed forms of time since it got them: ``attained = settled + gp
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +19,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class F(IntEnum):
-    """Rows of the table of floats."""
+class F:
+    """Rows of the table of floats; plain integers, because an enum's members are slow to reach."""
 
     SUBMITTED = 0
     SINCE = 1
@@ -48,9 +46,10 @@ class F(IntEnum):
     SET_GPU_ENERGY = 21
     SET_DONE = 22
     PREDICTED = 23
+    COUNT = 24
 
 
-class I(IntEnum):  # noqa: E742
+class I:  # noqa: E742
     """Rows of the table of integers."""
 
     PHASE = 0
@@ -64,10 +63,9 @@ class I(IntEnum):  # noqa: E742
     GENERATION = 8
     MODEL = 9
     MEASURED = 10
+    COUNT = 11
 
 
-FLOATS = {name: int(member) for name, member in F.__members__.items()}
-INTS = {name: int(member) for name, member in I.__members__.items()}
 QUEUED, STARTING, RUNNING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.RUNNING)
 
 
@@ -76,9 +74,9 @@ class LiveJobs:
 
     Attributes:
         count: Live jobs.
-        floats: (len(F), capacity). ``SET_`` rows are what a job had when it last got or lost GPUs; the rows a snapshot
+        floats: (F.COUNT, capacity). ``SET_`` rows are what a job had when it last got or lost GPUs; the rows a snapshot
             shows are brought up to date by ``refresh``.
-        ints: (len(I), capacity).
+        ints: (I.COUNT, capacity).
         placements: Where each job sits.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
@@ -91,8 +89,8 @@ class LiveJobs:
         n = len(workload)
         zeros = np.zeros(n, dtype=np.int64)
         self.count = 0
-        self.floats: Floats = np.zeros((len(F), capacity))
-        self.ints: Ints = np.zeros((len(I), capacity), dtype=np.int64)
+        self.floats: Floats = np.zeros((F.COUNT, capacity))
+        self.ints: Ints = np.zeros((I.COUNT, capacity), dtype=np.int64)
         self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
         self.preemptible: Bools = np.ones(capacity, dtype=np.bool_)
         self.ids: list[JobId] = []
@@ -101,7 +99,7 @@ class LiveJobs:
         self.slot: dict[JobId, int] = {}
         self.profiled: dict[int, dict[int, float]] = {}
         self._all_eligible = bool(eligible.all())
-        self._arriving = np.full((n, len(F)), 0.0)
+        self._arriving = np.full((n, F.COUNT), 0.0)
         self._arriving[:, [F.SUBMITTED, F.SINCE]] = workload.submitted_s[:, None]
         self._arriving[:, F.DEADLINE] = np.inf if workload.deadline_s is None else workload.deadline_s
         self._arriving[:, [F.POWER, F.BASE, F.NOW]] = np.nan
