@@ -1,0 +1,179 @@
+"""The file of an experiment (TOML), and the cells it stands for.
+
+.. code-block:: toml
+
+    name = "day"
+    cluster = "32x2:RTX3090"
+    zones = ["GB", "SE"]                  # bundled zones or files
+    signals = ["direct", "lifecycle"]
+    seeds = [1]
+    baseline = "las"                      # label of the policy that ratios are taken against
+    bound_horizons_h = [24, 96, 0]        # 0: to the end of the trace; leave out for no bound
+    options = { host_idle_w = 30.0 }      # of the engine, for all
+
+    [[traces]]
+    label = "day"
+    jobs = "green-day"                    # a bundled trace or a file, with format and recipe where needed
+    start = "2023-08-15"
+    days = 1
+    tail_days = 6                         # grid known for so long after the last submission, where it reaches
+
+    [[policies]]
+    label = "green, mu 3"
+    policy = "green"
+    params = { mu = 3.0 }
+    options = { round_interval_s = 3600.0 }
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from services.core.domain.errors import DomainError
+from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+
+RESULT_VERSION = 1
+"""Raise it when a cell's result means something else than before: all cells run again."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs and when they are submitted; as ``read_jobs``."""
+
+    label: str
+    jobs: str
+    start: str
+    days: float
+    format: str | None = None
+    recipe: str | None = None
+    tail_days: float = 6.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A policy as it is compared: its name, parameters, and what the engine does differently for it."""
+
+    label: str
+    policy: str
+    params: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+T = TypeVar("T", Trace, Choice)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One simulation."""
+
+    choice: Choice
+    trace: Trace
+    zone: str
+    signal: str
+    seed: int
+    cluster: str
+    options: dict[str, Any]
+
+    def key(self) -> str:
+        """Return a hash of everything that goes in, contents of files included."""
+        sources = [name for name in (self.trace.jobs, self.zone) if name not in (*BUNDLED_JOBS, *BUNDLED_ZONES)]
+        contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sources]
+        inputs = json.dumps([RESULT_VERSION, asdict(self), contents], sort_keys=True, default=str)
+        return hashlib.sha256(inputs.encode()).hexdigest()[:20]
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Options for all and for this policy, joined; and the seed."""
+        return {**self.options, **self.choice.options, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a file says."""
+
+    name: str
+    cluster: str
+    zones: tuple[str, ...]
+    signals: tuple[str, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    traces: tuple[Trace, ...]
+    choices: tuple[Choice, ...]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    bound_horizons_h: tuple[float, ...] = ()
+
+    def cells(self) -> list[Cell]:
+        """Return every cell, the baseline's first."""
+        ordered = sorted(self.choices, key=lambda choice: choice.label != self.baseline)
+        return [
+            Cell(choice, trace, zone, signal, seed, self.cluster, self.options)
+            for trace in self.traces
+            for zone in self.zones
+            for signal in self.signals
+            for seed in self.seeds
+            for choice in ordered
+        ]
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read an experiment's file.
+
+    Raises:
+        DomainError: no such file, no TOML, or a key that is missing, unknown, or of the wrong kind.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DomainError(f"there is no file {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DomainError(f"{path} is no TOML: {error}") from error
+    known = {"name", "cluster", "zones", "signals", "seeds", "baseline", "traces", "policies", "options"}
+    unknown = sorted(set(content) - known - {"bound_horizons_h"})
+    if unknown:
+        raise DomainError(f"{path}: unknown key {unknown[0]!r}")
+    traces = tuple(_of(Trace, each, f"{path}: traces") for each in _list(content, "traces", path))
+    choices = tuple(_of(Choice, each, f"{path}: policies") for each in _list(content, "policies", path))
+    labels = [choice.label for choice in choices]
+    baseline = str(content.get("baseline", labels[0]))
+    if baseline not in labels or len(set(labels)) != len(labels):
+        raise DomainError(f"{path}: every policy has its own label, and the baseline is one of them")
+    return Experiment(
+        name=str(content.get("name", path.stem)),
+        cluster=str(content.get("cluster", "32x2:RTX3090")),
+        zones=tuple(map(str, _list(content, "zones", path))),
+        signals=tuple(map(str, content.get("signals", ["direct"]))),
+        seeds=tuple(map(int, content.get("seeds", [1]))),
+        baseline=baseline,
+        traces=traces,
+        choices=choices,
+        options=dict(content.get("options", {})),
+        bound_horizons_h=tuple(map(float, content.get("bound_horizons_h", []))),
+    )
+
+
+def _list(content: dict[str, Any], key: str, path: Path) -> list[Any]:
+    value = content.get(key)
+    if not isinstance(value, list) or not value:
+        raise DomainError(f"{path}: {key} is a list that is not empty")
+    return cast("list[Any]", value)
+
+
+def _of(kind: type[T], value: object, where: str) -> T:
+    if not isinstance(value, dict):
+        raise DomainError(f"{where}: each is a table")
+    table = cast("dict[str, Any]", value)
+    names = {each.name for each in fields(kind)}
+    unknown = sorted(set(table) - names)
+    if unknown:
+        raise DomainError(f"{where}: unknown key {unknown[0]!r}")
+    if kind is Choice:
+        table = {"label": table.get("policy"), **table}
+    try:
+        return kind(**table)
+    except TypeError as error:
+        raise DomainError(f"{where}: {error}") from error

@@ -1,0 +1,112 @@
+"""Every cell of an experiment, by processes; each result is a file, so that a second run does what is missing only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from services.core.solvers.model import SolveStatus
+from services.simulator.experiments.bound import bound_of
+from services.simulator.experiments.cell import grid_of, run_cell, workload_of
+from services.simulator.experiments.plan import Cell, Experiment
+from services.simulator.workload import ClusterSpec
+
+Tell = Callable[[int, int, str], None]
+"""Told done, total and the cell that ended."""
+LARGE = 20_000
+"""Jobs from which a bound groups windows by six hours and powers in four tiers."""
+
+
+def run_experiment(
+    experiment: Experiment, out: Path, *, workers: int = 1, tell: Tell | None = None
+) -> list[dict[str, Any]]:
+    """Run what has no result in ``out/cells`` yet and return every cell's result, in the experiment's order.
+
+    A cell that fails is told of and leaves no file; the others go on, and the first failure is raised at the end.
+    """
+    folder = out / "cells"
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = experiment.cells()
+    files = {cell.key(): cell for cell in cells}
+    missing = {key: cell for key, cell in files.items() if not (folder / f"{key}.json").exists()}
+    done = len(files) - len(missing)
+    failure: BaseException | None = None
+    if tell is not None:
+        tell(done, len(files), "")
+    if missing:
+        with ProcessPoolExecutor(min(workers, len(missing)), mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(run_to_file, cell, folder / f"{key}.json"): cell for key, cell in missing.items()}
+            for future in as_completed(futures):
+                done += 1
+                error = future.exception()
+                failure = failure or error
+                if tell is not None:
+                    tell(done, len(files), named(futures[future]) + (f": failed: {error}" if error else ""))
+    if failure is not None:
+        raise failure
+    return [json.loads((folder / f"{cell.key()}.json").read_text(encoding="utf-8")) for cell in cells]
+
+
+def named(cell: Cell) -> str:
+    """Return a cell in words."""
+    return f"{cell.choice.label}, {cell.trace.label}, {cell.zone}, {cell.signal}, seed {cell.seed}"
+
+
+def run_to_file(cell: Cell, file: Path) -> None:
+    """Run one cell and put its result in place at once, so that a file is always whole."""
+    write_json(file, run_cell(cell))
+
+
+def write_json(file: Path, value: object) -> None:
+    """Write a file under another name and then rename it."""
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.replace(file)
+
+
+def run_bounds(experiment: Experiment, out: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the bounds an experiment asks for, to the end of its baseline's run; each kept in ``out/bounds``."""
+    folder = out / "bounds"
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    for cell, result in zip(experiment.cells(), results, strict=True):
+        if cell.choice.label != experiment.baseline:
+            continue
+        for horizon_h in experiment.bound_horizons_h:
+            file = folder / f"{cell.key()}-{horizon_h:g}h.json"
+            if not file.exists():
+                write_json(file, _bound(cell, float(result["summary"]["makespan_s"]), horizon_h))
+            found.append(json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def _bound(cell: Cell, makespan_s: float, horizon_h: float) -> dict[str, Any]:
+    workload = workload_of(cell.trace, cell.seed)
+    large = len(workload) > LARGE
+    bound = bound_of(
+        workload,
+        ClusterSpec.parse(cell.cluster),
+        grid_of(cell.trace, cell.zone, cell.signal),
+        end_s=float(workload.submitted_s[0]) + makespan_s,
+        horizon_s=horizon_h * 3_600.0 if horizon_h else None,
+        host_idle_w=float(cell.engine_options.get("host_idle_w", 0.0)),
+        bin_s=21_600.0 if large else 3_600.0,
+        tiers=4 if large else None,
+    )
+    solved = bound.status is SolveStatus.OPTIMAL and bound.carbon_gco2 is not None
+    return {
+        "trace": cell.trace.label,
+        "zone": cell.zone,
+        "signal": cell.signal,
+        "seed": cell.seed,
+        "horizon_h": horizon_h,
+        "status": bound.status.value,
+        "carbon_kg": bound.carbon_gco2 / 1_000.0 if solved and bound.carbon_gco2 is not None else None,
+        "energy_kwh": (bound.busy_energy_kwh or 0.0) + (bound.idle_energy_kwh or 0.0) if solved else None,
+        "shortfall_gpu_hours": float(bound.shortfall_gpu_hours.sum()),
+    }

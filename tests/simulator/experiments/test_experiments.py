@@ -1,0 +1,165 @@
+"""Experiments: the file, the cells, resuming, the bound, the causes and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from services.core.domain.errors import DomainError
+from services.core.solvers.model import SolveStatus
+from services.simulator.experiments import runner
+from services.simulator.experiments.bound import bound_of, need_of
+from services.simulator.experiments.cell import grid_of, run_cell, workload_of
+from services.simulator.experiments.plan import Trace, load_experiment
+from services.simulator.report.markdown import fill
+from services.simulator.report.page import render
+from services.simulator.report.tables import causes, compare, write_csv
+from services.simulator.workload import ClusterSpec
+
+FILE = """
+name = "small"
+cluster = "4x2:RTX3090"
+zones = ["GB"]
+baseline = "Tiresias (LAS)"
+bound_horizons_h = [24, 0]
+
+[[traces]]
+label = "two hours"
+jobs = "green-year"
+start = "2023-08-01"
+days = 0.08
+tail_days = 2
+
+[[policies]]
+label = "Tiresias (LAS)"
+policy = "las"
+
+[[policies]]
+policy = "green"
+params = { mu = 3.0 }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("ran")
+    path = folder / "small.toml"
+    path.write_text(FILE, encoding="utf-8")
+    plan = load_experiment(path)
+    results = runner.run_experiment(plan, folder / "small")
+    return folder, results, runner.run_bounds(plan, folder / "small", results)
+
+
+def test_a_file_lists_its_cells_the_baseline_first(file: Path) -> None:
+    plan = load_experiment(file)
+    cells = plan.cells()
+
+    assert [cell.choice.label for cell in cells] == ["Tiresias (LAS)", "green"]
+    assert len({cell.key() for cell in cells}) == 2
+    assert [cell.key() for cell in cells] == [cell.key() for cell in load_experiment(file).cells()]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("name =", "nam ="), "unknown key 'nam'"),
+        (('zones = ["GB"]', "zones = []"), "zones is a list"),
+        (('baseline = "Tiresias (LAS)"', 'baseline = "x"'), "baseline is one of them"),
+        (("days = 0.08", "dayz = 0.08"), "unknown key 'dayz'"),
+        (("name =", "name"), "is no TOML"),
+        (('policy = "green"', 'label = "x"'), "missing"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_one_clear_error(file: Path, change: tuple[str, str], message: str) -> None:
+    file.write_text(FILE.replace(*change), encoding="utf-8")
+
+    with pytest.raises(DomainError, match=message):
+        load_experiment(file)
+
+
+def test_a_second_run_does_only_what_is_missing(
+    ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, results, _ = ran
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", None)
+    told: list[tuple[int, int, str]] = []
+    plan = load_experiment(folder / "small.toml")
+
+    again = runner.run_experiment(plan, folder / "small", tell=lambda *what: told.append(what))
+
+    assert again == results
+    assert told == [(2, 2, "")]
+    assert all(result["summary"]["completed"] == result["summary"]["jobs"] > 10 for result in results)
+    assert all(sum(size["jobs"] for size in result["sizes"]) == result["summary"]["jobs"] for result in results)
+
+
+def test_equal_cells_give_equal_results(file: Path) -> None:
+    cell = load_experiment(file).cells()[1]
+    one, other = run_cell(cell), run_cell(cell)
+
+    for result in (one, other):
+        del result["summary"]["wall_s"]
+    assert json.dumps(one) == json.dumps(other)
+
+
+def test_no_policy_goes_below_the_bound(ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]) -> None:
+    _, results, bounds = ran
+    day, whole = bounds
+
+    assert (day["status"], whole["status"]) == ("optimal", "optimal")
+    assert whole["carbon_kg"] <= day["carbon_kg"] + 1e-9
+    assert day["carbon_kg"] < results[0]["summary"]["carbon_kg"]
+
+
+def test_the_bound_needs_the_work_itself_and_no_more() -> None:
+    trace = Trace("t", "green-day", "2023-08-15", 1)
+    jobs, cluster = workload_of(trace, 1), ClusterSpec.parse("32x2:RTX3090")
+    need = need_of(jobs, cluster)
+    bound = bound_of(
+        jobs, cluster, grid_of(trace, "GB", "direct"), end_s=jobs.submitted_s[0] + 3 * 86_400, horizon_s=None
+    )
+
+    assert bound.status is SolveStatus.OPTIMAL
+    assert need.gpu_hours.sum() <= jobs.work_s.sum() / 3600 + 1e-6
+    assert bound.busy_energy_kwh == pytest.approx(float(need.gpu_hours @ need.power_w) / 1000)
+    assert np.isin(need.power_w, [np.inf]).sum() == 0
+
+
+def test_causes_add_up_and_are_told_apart() -> None:
+    base = {"energy_kwh": 100.0, "idle_energy_kwh": 20.0, "carbon_kg": 20.0, "idle_carbon_kg": 4.0}
+    less = {"energy_kwh": 92.0, "idle_energy_kwh": 20.0, "carbon_kg": 18.4, "idle_carbon_kg": 4.0}
+    moved = {"energy_kwh": 100.0, "idle_energy_kwh": 20.0, "carbon_kg": 18.0, "idle_carbon_kg": 4.0}
+    idle = {"energy_kwh": 90.0, "idle_energy_kwh": 10.0, "carbon_kg": 18.0, "idle_carbon_kg": 2.0}
+
+    assert causes(less, base) == pytest.approx((-0.08, 0.0, 0.0))
+    assert causes(moved, base) == pytest.approx((0.0, 0.0, -0.1))
+    assert causes(idle, base) == pytest.approx((0.0, -0.1, 0.0))
+
+
+def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]], tmp_path: Path) -> None:
+    folder, results, bounds = ran
+    page = render("small <1>", "Tiresias (LAS)", results, bounds)
+    write_csv(tmp_path / "results.csv", results)
+
+    root = ElementTree.fromstring(page.replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
+    assert len(root.findall(".//svg")) == 6
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "small &lt;1&gt;" in page
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
+    assert next(row.carbon for row in compare(results, "Tiresias (LAS)")) == 1.0
+    filled = fill("before\n<!-- small -->\nold\n<!-- end -->\n<!-- other -->\nkept\n<!-- end -->", folder)
+    assert "old" not in filled
+    assert "kept" in filled
+    assert "| green | GB |" in filled
