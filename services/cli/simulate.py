@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from services.cli import experiments
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, table
 from services.core.domain.errors import DomainError, PolicyConfigError
@@ -27,6 +28,7 @@ group = typer.Typer(help="Ask what a policy would have done with past jobs.", no
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
+    experiments.add_to(group)
     app.add_typer(group, name="simulate")
 
 

@@ -1,0 +1,41 @@
+"""``wattshift simulate experiment``: results, page, and what is said of a file that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.client import CliError
+from services.cli.main import app
+
+FILE = """
+zones = ["SE"]
+cluster = "4x2:RTX3090"
+baseline = "las"
+traces = [{ label = "an hour", jobs = "green-year", start = "2023-08-01", days = 0.04, tail_days = 2 }]
+policies = [{ policy = "las" }, { policy = "fifo" }]
+"""
+
+
+def test_an_experiment_leaves_a_table_and_a_page(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(FILE, encoding="utf-8")
+    ran = CliRunner().invoke(
+        app, ["simulate", "experiment", str(tmp_path / "one.toml"), "--out", str(tmp_path / "out"), "--json"]
+    )
+
+    assert ran.exit_code == 0, ran.output
+    assert [(row["label"], row["cells"]) for row in json.loads(ran.stdout)] == [("las", 1), ("fifo", 1)]
+    assert (tmp_path / "out" / "results.csv").read_text().startswith("policy,trace,zone,signal,seed,jobs")
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("text", "message"), [("zones = 3", "traces is a list"), ("x", "is no TOML")])
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
+    ran = CliRunner().invoke(app, ["simulate", "experiment", str(tmp_path / "bad.toml"), "--out", str(tmp_path)])
+
+    assert isinstance(ran.exception, CliError)
+    assert message in str(ran.exception)
