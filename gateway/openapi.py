@@ -46,7 +46,7 @@ HEADERS: dict[str, tuple[str, Schema]] = {
         {"type": "string", "pattern": "^[!-~]{1,200}$"},
     ),
     "if-none-match": ("The `ETag` of an earlier answer.", {"type": "string"}),
-    "last-event-id": ("Go on after this event.", {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"}),
+    "last-event-id": ("Go on after this event.", {"type": "string", "pattern": "^([0-9]{1,18}-[0-9]{1,18})?$"}),
 }
 NAMES = {IDEMPOTENCY_HEADER: "Idempotency-Key", "if-none-match": "If-None-Match", "last-event-id": "Last-Event-ID"}
 SUBMISSION_HEADERS = {
@@ -61,6 +61,19 @@ LOG_HEADERS = {
     LOG_NEXT_OFFSET_HEADER: "Ask with this `offset` for what comes after.",
     LOG_SIZE_HEADER: "Bytes written so far.",
     LOG_EOF_HEADER: "`true` when nothing more will be written and this is the end.",
+}
+EVENT: Schema = {
+    "type": "object",
+    "description": "One server-sent event.",
+    "properties": {
+        "id": {"type": "string", "description": "Give it back as `Last-Event-ID`."},
+        "event": {"type": "string", "description": "`job.submitted`, `job.running`, ..."},
+        "data": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"$ref": "#/components/schemas/JobEvent"},
+        },
+    },
 }
 TAGS = {
     "jobs": "Training jobs: submit, look, steer.",
@@ -233,7 +246,7 @@ def _header_parameters(route: Route) -> list[Schema]:
 def _responses(route: Route, models: _Models) -> Schema:
     success: Schema = {"description": HTTPStatus(route.status).phrase, "headers": _answer_headers(route)}
     if route.media == EVENTS:
-        success["content"] = {EVENTS: {"schema": {"type": "string"}, "example": ANSWERS["events"]}}
+        success["content"] = {EVENTS: {"schema": EVENT, "example": ANSWERS["events"]}}
     elif route.media == TEXT:
         success["content"] = {TEXT: {"schema": {"type": "string"}}}
     elif route.answer is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Message, Name, Text
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 
 TENANT_HEADER = "x-wattshift-tenant"
 ROLE_HEADER = "x-wattshift-role"
@@ -40,12 +40,12 @@ class Identity(Message):
 class TenantLimits(Message):
     """What a tenant may use."""
 
-    max_active_jobs: int = Field(default=100_000, ge=0, description="Jobs neither ended nor cancelled.")
-    max_gpus: int | None = Field(default=None, ge=0, description="GPUs held at once; null for no limit.")
-    requests_per_s: float = Field(
+    max_active_jobs: Int = Field(default=100_000, ge=0, description="Jobs neither ended nor cancelled.")
+    max_gpus: Int | None = Field(default=None, ge=0, description="GPUs held at once; null for no limit.")
+    requests_per_s: Real = Field(
         default=2_000, gt=0, le=1_000_000, description="Sustained request rate at the gateway."
     )
-    burst: int = Field(
+    burst: Int = Field(
         default=4_000, ge=1, le=1_000_000, description="Requests the tenant may make at once after a pause."
     )
 
@@ -73,10 +73,10 @@ class TenantList(Message):
 class TenantLimitsChange(Message):
     """The limits to change; those left out stay as they are, and `max_gpus: null` lifts that one."""
 
-    max_active_jobs: int | None = Field(default=None, ge=0)
-    max_gpus: int | None = Field(default=None, ge=0)
-    requests_per_s: float | None = Field(default=None, gt=0, le=1_000_000)
-    burst: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_active_jobs: Int | None = Field(default=None, ge=0)
+    max_gpus: Int | None = Field(default=None, ge=0)
+    requests_per_s: Real | None = Field(default=None, gt=0, le=1_000_000)
+    burst: Int | None = Field(default=None, ge=1, le=1_000_000)
 
     def applied_to(self, limits: TenantLimits) -> TenantLimits:
         """Return `limits` with the changes."""

@@ -118,6 +118,8 @@ async def test_concurrent_duplicates_become_one_job(desk: Desk) -> None:
         ('{"name": "a", "command": ["x"], "gpus": {"min": "1"}}', 422, "invalid_request", "/gpus/min"),
         ('{"name": "a", "command": ["x"], "gpus": {"min": 4, "max": 2}}', 422, "invalid_request", "/gpus"),
         ('{"name": "a", "command": ["x"], "labels": {"a/b": 1}}', 422, "invalid_request", "/labels/a~1b"),
+        ('{"name": "a", "command": ["x"], "deadline": 0}', 422, "invalid_request", "/deadline"),
+        ('{"name": "a", "command": ["x"], "deadline": "1e9"}', 422, "invalid_request", "/deadline"),
         ('{"name": "a", "command": ["x"], "deadline": "0001-01-01T00:00:00+23:59"}', 422, None, "/deadline"),
         (
             '{"name": "a", "command": ["x"], "progress": {"source": "log", "pattern": "a{99999999999}"}}',

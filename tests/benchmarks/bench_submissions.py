@@ -8,7 +8,6 @@ can be told for: closed, 64 requests of 100 jobs are always under way, and by Li
 
 import json
 import os
-import platform
 import sys
 import tempfile
 import urllib.request
@@ -19,7 +18,8 @@ from pathlib import Path
 from services.standalone import postgres, valkey
 from services.standalone.ports import Ports
 from tests.benchmarks.load import Load, Result, measure
-from tests.support.servers import ROOT, fresh_database, running, scratch_folder
+from tests.benchmarks.results import write_result
+from tests.support.servers import fresh_database, running, scratch_folder
 from tests.support.services import Services, services
 
 CONNECTIONS = 64
@@ -122,19 +122,15 @@ def _run(found: Services, name: str, path: str, body: str, per_second: float = 0
 def _report(results: dict[str, Result], targets: dict[str, bool]) -> None:
     for target, met in targets.items():
         print(f"{'met   ' if met else 'MISSED'} {target}")
-    folder = ROOT / "results" / "benchmarks"
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {
-        "benchmark": "submissions",
+    figures = {
         "connections": CONNECTIONS,
         "jobs_per_batch": BATCH,
+        "offered_jobs_per_s": OFFERED_JOBS_PER_S,
         "duration_s": DURATION_S,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
         "results": {name: asdict(result) for name, result in results.items()},
         "targets": targets,
     }
-    (folder / "submissions.json").write_text(json.dumps(document, indent=2) + "\n")
+    write_result("submissions", figures)
 
 
 if __name__ == "__main__":
