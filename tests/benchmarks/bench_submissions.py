@@ -15,11 +15,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from services.standalone import postgres, valkey
-from services.standalone.ports import Ports
 from tests.benchmarks.load import Load, Result, measure
 from tests.benchmarks.results import write_result
-from tests.support.servers import fresh_database, running, scratch_folder
+from tests.support.servers import fresh_database, postgres_server, valkey_server
 from tests.support.services import Services, services
 
 CONNECTIONS = 64
@@ -65,14 +63,9 @@ def main() -> int:
 
 
 def _started(stack: ExitStack) -> Services:
-    ports, folder = Ports(), stack.enter_context(scratch_folder())
-    port = ports.take(20_600)
-    stack.enter_context(running(postgres.prepare(folder / "postgres", password="secret", port=port)))
-    redis_port = ports.take(20_700)
-    stack.enter_context(running(valkey.prepare(folder / "valkey", password="secret", port=redis_port)))
-    database_url = fresh_database(postgres.url("secret", port))
+    database_url = fresh_database(stack.enter_context(postgres_server()))
     data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    found = stack.enter_context(services(data, database_url, valkey.url("secret", redis_port)))
+    found = stack.enter_context(services(data, database_url, stack.enter_context(valkey_server())))
     stack.enter_context(found.started("services.admission.app"))
     stack.enter_context(found.started("gateway.app", ready_path="/healthz"))
     return found

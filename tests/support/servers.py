@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -73,7 +75,9 @@ def postgres_server() -> Iterator[str]:
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(20_000 + os.getpid() % 5_000)
-        with running(postgres.prepare(folder / "postgres", password="secret", port=port)):
+        server = postgres.prepare(folder / "postgres", password="secret", port=port)
+        # Its data is thrown away: it need not first flush some hundred files of each test's database to the disk.
+        with running(replace(server, stop_signal=signal.SIGQUIT)):
             yield postgres.url("secret", port)
     _templates.clear()
     ports.release()
