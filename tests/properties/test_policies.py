@@ -128,6 +128,18 @@ def test_memory_goes_through_json_and_decides_the_same(
     assert all(f'"{job_id}"' not in json.dumps(after) for job_id in set(first.jobs.ids) - set(second.jobs.ids))
 
 
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_a_plan_without_reasons_has_the_same_starts_and_stops(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    plans = two_rounds(name, parameters, first, second)
+    quiet = two_rounds(name, parameters, replace(first, reasons=False), replace(second, reasons=False))
+
+    for plan, without in zip(plans, quiet, strict=True):
+        assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+
+
 @given(first=snapshots(Trigger.ACTIVE), second=snapshots())
 def test_mu_of_one_is_no_shifting_at_all(first: Snapshot, second: Snapshot) -> None:
     def unshifted(snapshot: Snapshot) -> Snapshot:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Reason
-from services.core.cycle.snapshot import Bools, Floats, Ints
+from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+
+QUEUED, PREEMPTING = int(Phase.QUEUED), int(Phase.PREEMPTING)
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,32 @@ def order_by(ids: tuple[JobId, ...], *keys: Floats | Ints | Bools) -> Ints:
     order = np.lexsort(reverse)
     if order.size < 2:
         return order
-    tied = np.ones(order.size - 1, dtype=np.bool_)
+    tied = np.zeros(order.size + 1, dtype=np.bool_)
+    tied[1:-1] = True
     for key in keys:
         ranked = key[order]
-        tied &= ranked[1:] == ranked[:-1]
+        tied[1:-1] &= ranked[1:] == ranked[:-1]
     if not tied.any():
         return order
-    positions = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))
+    positions = np.flatnonzero(tied[:-1] | tied[1:])
     involved = order[positions].tolist()
     by_id = np.zeros(order.size, dtype=np.int64)
     by_id[sorted(involved, key=ids.__getitem__)] = np.arange(len(involved))
     return np.lexsort((by_id, *reverse))
+
+
+def order_waiting(snapshot: Snapshot, *keys: Floats | Ints | Bools) -> Ints:
+    """Return the jobs without devices, or about to be without, by users' priorities and then as ``order_by``.
+
+    All that a round needs which stops nobody: those that hold devices go on, wherever they rank.
+    """
+    jobs = snapshot.jobs
+    waits = np.flatnonzero((jobs.phase == QUEUED) | (jobs.phase == PREEMPTING))
+    if waits.size < 2:
+        return waits
+    ids = tuple(map(jobs.ids.__getitem__, waits.tolist()))
+    order = order_by(ids, *(key[waits] for key in keys))
+    return wishes_first(waits[order], jobs.priority)
 
 
 def wishes_first(order: Ints, priority: Ints) -> Ints:

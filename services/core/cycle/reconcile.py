@@ -24,6 +24,8 @@ from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
 
+FEW = 16
+"""Fewer jobs are visited one by one sooner than sifted."""
 QUEUED, PREEMPTING = int(Phase.QUEUED), int(Phase.PREEMPTING)
 
 
@@ -66,7 +68,7 @@ def reconcile(
     """
     capacity = capacity_of(snapshot)
     if preemption is not Preemption.NOW and not snapshot.reasons:
-        ranking = _waiting_only(snapshot, ranking)
+        ranking = _waiting_only(snapshot, ranking, capacity, backfill)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
         filler = _fill_all(snapshot, ranked, capacity, backfill)
@@ -91,11 +93,23 @@ def reconcile(
     return Plan(snapshot.version, actions)
 
 
-def _waiting_only(snapshot: Snapshot, ranking: Ranking) -> Ranking:
-    """Return the ranking without the jobs that a round without preemption leaves as they are anyway."""
+def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, backfill: bool) -> Ranking:
+    """Return the ranking without the jobs that a round without preemption leaves as they are anyway.
+
+    Those are the jobs that hold devices, and, where there is one GPU model and no quota: jobs wider than all the room
+    there is, and whatever ranks below as many one-GPU jobs as there is room for, since nothing is left for it.
+    """
     phase = snapshot.jobs.phase[ranking.order]
     waits = np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
-    return Ranking(ranking.order[waits], ranking.gpus[waits])
+    order, gpus = ranking.order[waits], ranking.gpus[waits]
+    if order.size > FEW and capacity.total.size == 1 and backfill and not snapshot.tenant_gpu_quota:
+        room = int(capacity.free[0] + capacity.releasing[0])
+        fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
+        order, gpus = order[fits], gpus[fits]
+        single = np.flatnonzero(gpus == 1)
+        if single.size > room:
+            order, gpus = order[: single[room]], gpus[: single[room]]
+    return Ranking(order, gpus)
 
 
 def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:

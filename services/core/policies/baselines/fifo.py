@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, order_waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -50,7 +50,7 @@ class Fifo:
     def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
         """Return the starts that free devices allow, in order of submission."""
         jobs = snapshot.jobs
-        order = wishes_first(order_by(jobs.ids, jobs.submitted_s), jobs.priority)
+        order = order_waiting(snapshot, jobs.submitted_s)
         ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang)[order])
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=self.config.backfill), memory
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
@@ -93,7 +93,10 @@ class Las:
             started = np.where(np.isinf(started) & holds, jobs.waiting_since_s, started)
             memory = self._following(snapshot, memory, started, sizes)
         queues = queue_of(served_since_promotion(snapshot, memory), self.config.queue_thresholds_gpu_s)
-        order = wishes_first(order_by(jobs.ids, queues, started, jobs.submitted_s), jobs.priority)
+        if snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons:
+            order = order_waiting(snapshot, queues, started, jobs.submitted_s)
+        else:
+            order = wishes_first(order_by(jobs.ids, queues, started, jobs.submitted_s), jobs.priority)
         ranking = Ranking(order, sizes[order])
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 

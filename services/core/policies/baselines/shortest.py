@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 
@@ -65,7 +65,7 @@ class Sjf(Forgetful):
 
     def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
         """Return the starts that free devices allow, shortest job first."""
-        ranking = by_remaining(snapshot, self.config)
+        ranking = by_remaining(snapshot, self.config, waiting=True)
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=self.config.backfill), memory
 
 
@@ -79,14 +79,18 @@ class Srtf(Forgetful):
 
     def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
         """Return the plan that lets those run that will be done first."""
-        ranking = by_remaining(snapshot, self.config)
+        passive = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
+        ranking = by_remaining(snapshot, self.config, waiting=passive)
         preemption = Preemption.at(snapshot.trigger)
         return reconcile(snapshot, ranking, preemption=preemption, backfill=self.config.backfill), memory
 
 
-def by_remaining(snapshot: Snapshot, config: ShortestConfig) -> Ranking:
-    """Return all jobs by the time they still need, then by submission; those without a prediction come last."""
+def by_remaining(snapshot: Snapshot, config: ShortestConfig, *, waiting: bool) -> Ranking:
+    """Return all jobs, or those that wait, by the time they still need, then by submission; the unpredicted last."""
     jobs = snapshot.jobs
     remaining = np.where(np.isnan(jobs.remaining_s), np.inf, jobs.remaining_s)
-    order = wishes_first(order_by(jobs.ids, remaining, jobs.submitted_s), jobs.priority)
+    if waiting:
+        order = order_waiting(snapshot, remaining, jobs.submitted_s)
+    else:
+        order = wishes_first(order_by(jobs.ids, remaining, jobs.submitted_s), jobs.priority)
     return Ranking(order, fixed_sizes(snapshot, config.gang)[order])

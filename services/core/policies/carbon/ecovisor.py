@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, order_waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -68,7 +68,7 @@ class Ecovisor(Forgetful):
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
         curve = snapshot.carbon.curve
         limit = percentile(curve, now_s, now_s + config.curve_window_s, config.percentile)
-        order = wishes_first(order_by(jobs.ids, jobs.submitted_s), jobs.priority)
+        order = order_waiting(snapshot, jobs.submitted_s)
         if curve.at(now_s) > limit:
             longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
             may = (jobs.phase != Phase.QUEUED) | (now_s - jobs.submitted_s >= longest_s)

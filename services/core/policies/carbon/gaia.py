@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, order_waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
@@ -79,7 +79,7 @@ class Gaia:
         jobs, config = snapshot.jobs, self.config
         memory = self._following(snapshot, memory)
         start_s = np.fromiter((memory.start_s.get(job_id, -np.inf) for job_id in jobs.ids), np.float64, len(jobs))
-        order = wishes_first(order_by(jobs.ids, start_s, jobs.submitted_s), jobs.priority)
+        order = order_waiting(snapshot, start_s, jobs.submitted_s)
         order = order[start_s[order] <= snapshot.now_s]
         ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=config.backfill), memory

@@ -1,0 +1,76 @@
+"""How fast the simulator is: jobs per second by policy and size, and its memory; on one core.
+
+``python -m tests.benchmarks.bench_simulator [--full]``: without ``--full`` a month of the bundled year instead of all of
+it, and no run of a million jobs. The issue's sizes: the year (146,000 jobs on 64 GPUs), 20,000 short jobs on 6,500 GPUs
+under SJF, 5,000 on 2,048 under LAS.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from services.core.policies.registry import POLICIES
+from services.simulator.engine import EngineOptions, simulate
+from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+from tests.benchmarks.results import write_result
+from tests.support.workloads import a_trace, a_workload, a_year
+
+PAPER = ClusterSpec.parse("32x2:RTX3090")
+
+
+def timed(policy: str, workload: Workload, cluster: ClusterSpec, trace: CarbonTrace) -> dict[str, Any]:
+    """Return a run's figures: processor seconds, jobs per second, rounds."""
+    options = EngineOptions(rigid=not POLICIES[policy].elastic)
+    began_s = time.process_time()
+    result = simulate(policy, workload, cluster, trace, options=options)
+    cpu_s = time.process_time() - began_s
+    return {
+        "policy": policy,
+        "jobs": len(workload),
+        "gpus": cluster.gpus,
+        "completed": result.completed,
+        "rounds": result.rounds,
+        "active_rounds": result.active_rounds,
+        "cpu_s": round(cpu_s, 2),
+        "jobs_per_s": round(len(workload) / cpu_s),
+        "us_per_round": round(1e6 * cpu_s / max(result.rounds, 1)),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def short_jobs(jobs: int, every_s: float, mean_s: float, sizes: tuple[int, ...], seed: int = 1) -> Workload:
+    """Return jobs that arrive at a steady rate, of log-normal lengths in whole seconds."""
+    random = np.random.default_rng(seed)
+    work = np.ceil(random.lognormal(0.0, 1.2, jobs) * mean_s / np.exp(0.72))
+    gpus = random.choice(sizes, jobs)
+    return a_workload(list(zip((every_s * np.arange(jobs)).tolist(), work.tolist(), gpus.tolist(), strict=True)))
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    full = "--full" in sys.argv
+    days = 365.0 if full else 30.0
+    grid = read_carbon("GB", start="2023-01-01")
+    year = read_jobs("green-year", start="2023-01-01", days=days, seed=1)
+    runs = {f"year, {name}": timed(name, year, PAPER, grid) for name in ("green", "las", "fifo", "sjf")}
+    pai = ClusterSpec.parse("812x8:V100,1x4:V100")
+    runs["20,000 jobs on 6,500 GPUs, sjf"] = timed("sjf", short_jobs(20_000, 0.06, 5_000.0, (1,)), pai, a_trace())
+    tiresias = ClusterSpec.parse("256x8:V100")
+    runs["5,000 jobs on 2,048 GPUs, las"] = timed(
+        "las", short_jobs(5_000, 12.0, 7_000.0, (1, 1, 2, 4, 8)), tiresias, a_trace()
+    )
+    for jobs in (10_000, 100_000, 1_000_000) if full else (10_000, 40_000):
+        runs[f"growth, {jobs:,} jobs, fifo"] = timed("fifo", a_year(jobs, days=jobs / 400), PAPER, a_trace())
+    for name, run in runs.items():
+        print(f"{name:40} {run['cpu_s']:8.2f} s {run['jobs_per_s']:8,} jobs/s {run['peak_rss_mb']:6} MB")
+    write_result("simulator", {"days": days, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
