@@ -1,8 +1,8 @@
 """How fast the simulator is: jobs per second by policy and size, and its memory; on one core.
 
-``python -m tests.benchmarks.bench_simulator [--full]``: without ``--full`` a month of the bundled year instead of all of
-it, and no run of a million jobs. The issue's sizes: the year (146,000 jobs on 64 GPUs), 20,000 short jobs on 6,500 GPUs
-under SJF, 5,000 on 2,048 under LAS.
+``python -m tests.benchmarks.bench_simulator [--full]``: without ``--full`` a month of the bundled year instead of all
+of it, and no run of a million jobs. The issue's sizes: the year (146,000 jobs on 64 GPUs), 20,000 short jobs on 6,500
+GPUs under SJF, 5,000 on 2,048 under LAS.
 """
 
 from __future__ import annotations

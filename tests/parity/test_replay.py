@@ -9,8 +9,8 @@ import pytest
 
 from services.core.cycle.recording import plan_to_json
 from services.simulator.engine.replay import replay
-from tests.support.servers import fresh_database
 from tests.scheduler.world import a_world
+from tests.support.servers import fresh_database
 
 
 @pytest.mark.parametrize("policy", ["fifo", "gaia", "green", "las", "srtf"])

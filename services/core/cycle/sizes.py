@@ -33,7 +33,10 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints) -> Ints:
         (n_jobs,) sizes of the jobs' grids.
     """
     jobs = snapshot.jobs
-    largest = np.where(jobs.eligible, model_gpus(snapshot)[None, :], 0).max(axis=1, initial=0)
+    if len(snapshot.gpu_models) == 1:
+        largest = jobs.eligible[:, 0] * snapshot.total_gpus
+    else:
+        largest = np.where(jobs.eligible, model_gpus(snapshot)[None, :], 0).max(axis=1, initial=0)
     if snapshot.tenant_gpu_quota:
         quota = snapshot.tenant_gpu_quota
         boundless = int(largest.max(initial=0))

@@ -35,9 +35,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if plan.snapshot_version != snapshot.version:
         raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
     ids = snapshot.jobs.ids
-    if len(plan.actions) <= FEW and all(action.job_id in ids for action in plan.actions):
+    try:
+        if len(plan.actions) > FEW:
+            raise ValueError
         index = {action.job_id: ids.index(action.job_id) for action in plan.actions}
-    else:
+    except ValueError:
         index = dict(zip(ids, range(len(ids)), strict=True))
     held = [action.job_id for action in plan.actions if type(action) is Hold]
     changed = [action for action in plan.actions if type(action) is not Hold]
@@ -99,8 +101,10 @@ def _check_devices(snapshot: Snapshot, index: dict[JobId, int], starts: list[Sta
     nodes, jobs = snapshot.nodes, snapshot.jobs
     where = (
         {share.node_id: nodes.ids.index(share.node_id) for share in starts[0].placement.shares}
-        if len(starts) == 1 and all(share.node_id in nodes.ids for share in starts[0].placement.shares)
-        else {node_id: node for node, node_id in enumerate(nodes.ids)}
+        if len(starts) == 1
+        and len(nodes) <= 64
+        and all(each.node_id in nodes.ids for each in starts[0].placement.shares)
+        else dict(zip(nodes.ids, range(len(nodes)), strict=True))
     )
     taken: set[tuple[int, int]] = set()
     for start in starts:

@@ -3,6 +3,7 @@
 Events are ordered by ``(time_s, kind, sequence)``. At each instant everything that happens is taken in, then at most
 one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
 left out only where it could change nothing: nobody waits, or fewer devices are free than the smallest waiting gang.
+Then a policy that never preempts is not asked by the clock either.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.registry import build_policy
+from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine.behaviour import Behaviours, eligible_models, predicted_s, speed_curves
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.grid import Grid
@@ -65,6 +66,7 @@ class Simulation:
         self, policy: Policy[Any], workload: Workload, cluster: ClusterSpec, trace: CarbonTrace, options: EngineOptions
     ) -> None:
         self.policy = policy
+        self._preempts = policy.name not in POLICIES or POLICIES[policy.name].preempts
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         self.nodes = Nodes(cluster, options.host_idle_w)
@@ -154,7 +156,7 @@ class Simulation:
         live = self.live
         live.refresh(self.now_s, self.integral, self.options.min_profile_s)
         self.recorder.sample(self.now_s, self.grid.at(self.now_s), self._sums, live)
-        if live.count:
+        if live.count and (self._preempts or self._may_start()):
             self.active_rounds += 1
             self._round(Trigger.ACTIVE)
 

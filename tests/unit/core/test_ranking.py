@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from services.core.cycle.plan import Start
 from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
+from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot
 
 
@@ -68,3 +74,24 @@ def test_sizes_lie_on_the_grid_within_model_and_quota() -> None:
     assert possible_sizes(snapshot, np.full(5, 99)).tolist() == [4, 1, 1, 6, 1]
     assert possible_sizes(snapshot, np.full(5, 3)).tolist() == [1, 1, 1, 6, 1]
     assert possible_sizes(snapshot, np.zeros(5, dtype=np.int64)).tolist() == [1, 1, 1, 6, 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("fifo", {}), ("fifo", {"backfill": True}), ("sjf", {}), ("srtf", {}), ("las", {})]
+)
+def test_sifting_before_sorting_changes_no_start(name: str, parameters: dict[str, object], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    jobs = [
+        a_job(f"j{at}", min_gpus=int(random.choice([1, 1, 2, 5])), submitted_s=float(random.integers(1, 40)))
+        for at in range(80)
+    ]
+    snapshot = a_snapshot(jobs, [a_node("n", gpus=int(random.integers(1, 9)))], trigger=Trigger.PASSIVE)
+    remaining = random.integers(1, 60, 80).astype(np.float64)
+    snapshot = replace(snapshot, jobs=replace(snapshot.jobs, remaining_s=remaining))
+    policy = build_policy(name, parameters)
+
+    whole = run_cycle(policy, snapshot, policy.initial()).plan.actions
+    sifted = run_cycle(policy, replace(snapshot, reasons=False), policy.initial()).plan.actions
+
+    assert sifted == tuple(action for action in whole if isinstance(action, Start))

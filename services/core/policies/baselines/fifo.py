@@ -50,8 +50,9 @@ class Fifo:
     def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
         """Return the starts that free devices allow, in order of submission."""
         jobs = snapshot.jobs
-        order = order_waiting(snapshot, jobs.submitted_s)
-        ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang)[order])
+        sizes = fixed_sizes(snapshot, self.config.gang)
+        order = order_waiting(snapshot, jobs.submitted_s, sizes=sizes, backfill=self.config.backfill)
+        ranking = Ranking(order, sizes[order])
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=self.config.backfill), memory
 
     def dump(self, memory: FifoMemory) -> dict[str, Any]:

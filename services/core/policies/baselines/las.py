@@ -94,7 +94,7 @@ class Las:
             memory = self._following(snapshot, memory, started, sizes)
         queues = queue_of(served_since_promotion(snapshot, memory), self.config.queue_thresholds_gpu_s)
         if snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons:
-            order = order_waiting(snapshot, queues, started, jobs.submitted_s)
+            order = order_waiting(snapshot, queues, started, jobs.submitted_s, sizes=sizes)
         else:
             order = wishes_first(order_by(jobs.ids, queues, started, jobs.submitted_s), jobs.priority)
         ranking = Ranking(order, sizes[order])

@@ -89,8 +89,9 @@ def by_remaining(snapshot: Snapshot, config: ShortestConfig, *, waiting: bool) -
     """Return all jobs, or those that wait, by the time they still need, then by submission; the unpredicted last."""
     jobs = snapshot.jobs
     remaining = np.where(np.isnan(jobs.remaining_s), np.inf, jobs.remaining_s)
+    sizes = fixed_sizes(snapshot, config.gang)
     if waiting:
-        order = order_waiting(snapshot, remaining, jobs.submitted_s)
+        order = order_waiting(snapshot, remaining, jobs.submitted_s, sizes=sizes, backfill=config.backfill)
     else:
         order = wishes_first(order_by(jobs.ids, remaining, jobs.submitted_s), jobs.priority)
-    return Ranking(order, fixed_sizes(snapshot, config.gang)[order])
+    return Ranking(order, sizes[order])
