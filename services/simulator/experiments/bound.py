@@ -17,9 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.domain.carbon import CarbonCurve
+from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
 from services.core.policies.bounds.carbon import CarbonBound, CarbonBoundProblem, Work, carbon_bound
 from services.simulator.workload import CarbonTrace, ClusterSpec, Floats, Workload
+
+LARGEST = 3_000_000
+"""Pairs of a class of work and an hour; more would take minutes and gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ def bound_of(
         host_idle_w: Of the host per idle GPU, watts.
         bin_s: Width of the classes' windows.
         tiers: So many powers are told apart at most; None: all.
+
+    Raises:
+        DomainError: more than ``LARGEST`` unknowns.
     """
     need = need_of(workload, cluster)
     power_w = _tiered(need, tiers)
@@ -97,7 +104,12 @@ def bound_of(
     ]
     gpus = float(cluster.gpus)
     idle_w = sum(group.count * group.gpus * group.model.idle_w for group in cluster.groups) / gpus + host_idle_w
-    return carbon_bound(CarbonBoundProblem(cut, np.array(gpus), work, idle_power_w=idle_w))
+    problem = CarbonBoundProblem(cut, np.array(gpus), work, idle_power_w=idle_w)
+    if problem.cells > LARGEST:
+        raise DomainError(
+            f"a bound of {problem.cells} unknowns is too large to solve: name a shorter horizon of shifting"
+        )
+    return carbon_bound(problem)
 
 
 def _tiered(need: Need, tiers: int | None) -> Floats:

@@ -45,24 +45,28 @@ def tables(folder: Path) -> str:
 
 
 def _ratios(rows: Sequence[Compared]) -> str:
-    head = "| policy | zone | carbon | energy | mean JCT | p99 JCT | peak | by energy | by idling | by hours |"
-    lines = [head, "|---|---|" + "---:|" * 8]
+    """Return a row per policy: carbon by zone, then means over the zones of everything."""
+    zones = list(dict.fromkeys(row.zone for row in rows))
+    figures = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
+    head = ["policy", *(f"carbon {zone}" for zone in zones), *figures]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for label in dict.fromkeys(row.label for row in rows):
-        own = [row for row in rows if row.label == label]
-        lines += [_row(label, row.zone, [row]) for row in own]
-        if len(own) > 1:
-            lines.append(_row(f"**{label}**", "**mean**", own))
+        own = {row.zone: row for row in rows if row.label == label}
+        cells = [_change(own[zone].carbon) if zone in own else "-" for zone in zones]
+        lines.append("| " + " | ".join([label, *cells, *means(list(own.values()))]) + " |")
     return "\n".join(lines)
 
 
-def _row(label: str, zone: str, rows: Sequence[Compared]) -> str:
-    names = ("carbon", "energy", "avg_jct", "p99_jct", "peak")
-    changes = [100 * (sum(getattr(row, name) for row in rows) / len(rows) - 1) for name in names]
-    split = [100 * sum(getattr(row, name) for row in rows) / len(rows) for name in _CAUSES]
-    return f"| {label} | {zone} | " + " | ".join(f"{value:+.1f} %" for value in (*changes, *split)) + " |"
+def means(rows: Sequence[Compared]) -> list[str]:
+    """Return changes of carbon, energy, JCT and peak, and the causes, over the rows."""
+    ratios = [[getattr(row, name) for row in rows] for name in ("carbon", "energy", "avg_jct", "p99_jct", "peak")]
+    split = [[getattr(row, name) for row in rows] for name in ("by_energy", "by_idle", "by_intensity")]
+    changes = [_change(sum(values) / len(values)) for values in ratios]
+    return [*changes, *(_change(1 + sum(values) / len(values)) for values in split)]
 
 
-_CAUSES = ("by_energy", "by_idle", "by_intensity")
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def _base(cells: Sequence[Result], bounds: Sequence[Result]) -> str:
@@ -92,7 +96,8 @@ def _base(cells: Sequence[Result], bounds: Sequence[Result]) -> str:
 
 def _sizes(cells: Sequence[Result]) -> str:
     lines = ["| policy | size | jobs | mean JCT | p99 JCT |", "|---|---|---:|---:|---:|"]
-    for label, rows in sizes(cells, BASELINE).items():
+    shown = [cell for cell in cells if label_of(cell) == BASELINE or cell["inputs"]["choice"]["policy"] == "green"]
+    for label, rows in sizes(shown, BASELINE).items():
         for size, share, mean, tail in rows:
             lines.append(f"| {label} | {size} | {100 * share:.0f} % | {100 * mean:+.1f} % | {100 * tail:+.1f} % |")
     return "\n".join(lines)

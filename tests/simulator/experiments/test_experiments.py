@@ -162,4 +162,5 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     filled = fill("before\n<!-- small -->\nold\n<!-- end -->\n<!-- other -->\nkept\n<!-- end -->", folder)
     assert "old" not in filled
     assert "kept" in filled
-    assert "| green | GB |" in filled
+    assert "| policy | carbon GB |" in filled
+    assert "| green | " in filled
