@@ -70,7 +70,7 @@ def a_wave(days: int) -> CarbonTrace:
 
 
 def a_year(jobs: int = 146_000, *, days: float = 365.0, gpus: int = 64, load: float = 0.8, seed: int = 1) -> Workload:
-    """Return jobs at random moments, of log-normal lengths, six kinds, one to four GPUs, at this load of the cluster."""
+    """Return jobs at random moments, of log-normal lengths, six kinds and one to four GPUs, at this load."""
     random = np.random.default_rng(seed)
     arrivals = np.sort(random.uniform(0, days * 86_400.0, jobs))
     size = random.choice([1, 2, 4], jobs, p=[0.7, 0.2, 0.1])
