@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
         if made.process is not None:
             made.kill()
         for process in made.processes():
-            process.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # its own parent's end may have taken it along
+                process.send_signal(signal.SIGKILL)
         await redis.aclose()
         ports.release()
