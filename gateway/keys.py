@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from services.contracts.identity import ResolvedKey
 from services.contracts.problems import ProblemCode
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
+from services.kit.problems import ProblemError, unavailable
 
 log = Log(__name__)
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +(ws_[A-Za-z0-9_-]{43}) *")
 ASK_AGAIN_S = 1.0
+MOST_QUESTIONS = 100
+"""At once; a flood of made-up keys must not become a flood of questions."""
 
 Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
 
@@ -82,6 +84,8 @@ class KeyCache:
     async def _ask_once(self, digest: bytes) -> ResolvedKey | None:
         task = self._asking.get(digest)
         if task is None:
+            if len(self._asking) >= MOST_QUESTIONS:
+                raise unavailable("Admission")
             task = self._asking[digest] = asyncio.create_task(self._ask(digest))
             task.add_done_callback(lambda _: self._asking.pop(digest, None))
         return await asyncio.shield(task)  # whoever came first may go; the others still wait

@@ -17,7 +17,7 @@ from services.admission.capacity import Capacity, CapacityCache
 from services.admission.commits import Committer
 from services.admission.endpoints import job_routes
 from services.admission.feed import EventFeed
-from services.admission.first_start import ensure_first_admin, show_secret
+from services.admission.first_start import ensure_first_admin_patiently, show_secret
 from services.admission.hints import JobHints
 from services.admission.job_repository import JobRepository
 from services.admission.jobs import Jobs
@@ -65,7 +65,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         submissions = Submissions(committer, CapacityCache(read_capacity, settings.capacity_max_age_s))
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
         app.include_router(access_routes(Access(engine)))
-        if secret := await ensure_first_admin(engine, settings.data_dir):
+        if secret := await ensure_first_admin_patiently(engine, settings.data_dir):
             show_secret(secret, settings.data_dir)
         tasks = [asyncio.create_task(committer.run()), asyncio.create_task(hints.run())]
         try:

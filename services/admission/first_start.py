@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 
 from sqlalchemy import select, text
@@ -14,6 +16,7 @@ from services.admission.access import insert_key
 from services.admission.keys import is_secret, new_secret
 from services.contracts.identity import KeySpec, Role, TenantLimits
 from services.db import locks
+from services.db.engine import is_connection_error
 from services.db.tables.admission import api_keys, tenants
 from services.kit.logging import Log
 
@@ -21,6 +24,20 @@ log = Log(__name__)
 
 DEFAULT_TENANT = "default"
 KEY_FILE = "admin.key"
+RETRY_EVERY_S = 0.25
+
+
+async def ensure_first_admin_patiently(engine: AsyncEngine, data_dir: Path, patience_s: float = 20) -> str | None:
+    """Do as ``ensure_first_admin``, and wait for a database that is starting up beside us."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return await ensure_first_admin(engine, data_dir)
+        except Exception as error:
+            if not is_connection_error(error) or time.monotonic() > deadline_s:
+                raise
+            log.warning("admin_key.no_database", error=str(error))
+        await asyncio.sleep(RETRY_EVERY_S)
 
 
 async def ensure_first_admin(engine: AsyncEngine, data_dir: Path) -> str | None:

@@ -19,6 +19,7 @@ from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.output import console
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
+from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 from services.core.domain.jobs import JobState
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
@@ -221,7 +222,7 @@ def logs(
         sys.stdout.buffer.write(answer.content)
         if not answer.content:
             break
-        offset = int(answer.headers.get("x-next-offset", offset + len(answer.content)))
+        offset = int(answer.headers.get(LOG_NEXT_OFFSET_HEADER, offset + len(answer.content)))
     sys.stdout.flush()
 
 

@@ -164,7 +164,16 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
     """Run ``app`` until SIGTERM."""
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
-    uvicorn.run(app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=3)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        # Longer than our clients keep a connection: else one is closed here just as a request is sent on it.
+        timeout_keep_alive=75,
+    )
 
 
 def end_with_parent() -> None:

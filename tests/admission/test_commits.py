@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import asyncpg
 
@@ -10,6 +11,9 @@ from services.admission.commits import Committer
 from services.admission.submission_repository import SubmissionRepository
 from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import SubmissionAnswer
+from services.contracts.streams import HINTS_STREAM
+from services.kit.redis import connect
+from tests.admission.conftest import desk_on
 from tests.admission.desk import Desk, an_entry
 
 
@@ -119,3 +123,24 @@ async def test_commits_stay_below_their_size(database_url: str) -> None:
         await asyncio.gather(*(committer.submit(_drafts(30)) for _ in range(10)))
     assert sum(sizes) == 300
     assert max(sizes) <= 100
+
+
+async def test_without_redis_submissions_go_on(database_url: str, tmp_path: Path) -> None:
+    async with desk_on(database_url, "redis://127.0.0.1:1/0", tmp_path) as desk:
+        async with asyncio.timeout(5):
+            job_id = await desk.submit()
+            assert (await desk.ask("POST", f"/v1/jobs/{job_id}/cancel")).json()["state"] == "cancelled"
+
+
+async def test_a_commit_gives_one_hint(database_url: str, redis_url: str, tmp_path: Path) -> None:
+    redis = connect(redis_url)
+    async with desk_on(database_url, redis_url, tmp_path) as desk:
+        await redis.delete(HINTS_STREAM)
+        await desk.submit_all(*(an_entry() for _ in range(20)))
+        async with asyncio.timeout(10):
+            hints = await redis.xread({HINTS_STREAM: "0"}, block=9_000)
+        assert [fields for _, fields in hints[0][1]] == [{"kind": "job"}]
+        refused = an_entry("{")
+        await desk.submit_all(refused)
+        assert await redis.xlen(HINTS_STREAM) == 1
+    await redis.aclose()

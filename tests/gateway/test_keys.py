@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from gateway.keys import KeyCache
+from gateway.keys import MOST_QUESTIONS, KeyCache
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.kit.problems import ProblemError, unavailable
 
@@ -129,3 +129,12 @@ async def test_what_is_no_key_is_not_asked_for(admission: Admission, header: byt
 
 async def test_the_scheme_is_read_in_any_case(admission: Admission) -> None:
     assert (await admission.cache.caller(b"bEARER  " + GOOD.encode())).identity.tenant_id == "t"
+
+
+async def test_a_flood_of_unknown_keys_is_bounded(admission: Admission) -> None:
+    admission.may_answer.clear()
+    flood = [asyncio.create_task(admission.status(f"ws_{i:043}")) for i in range(300)]
+    await asyncio.wait(flood, timeout=0.05)
+    assert admission.questions == MOST_QUESTIONS
+    admission.may_answer.set()
+    assert sorted(await asyncio.gather(*flood)) == [401] * 100 + [503] * 200
