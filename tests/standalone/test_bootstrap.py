@@ -56,9 +56,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        ([], ["-m", "pytest", "-m", "not slow and not chaos"]),
+        ([], ["-m", "pytest", "-m", "not slow and not chaos", "-n", "2", "--dist", "loadfile"]),
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-m", "not chaos", "-x", "tests/kit"]),
-        (["--slow", "--chaos"], ["-m", "pytest"]),
+        (["--slow", "--chaos"], ["-m", "pytest", "-n", "2", "--dist", "loadfile"]),
         (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),
     ],
 )
