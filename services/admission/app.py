@@ -32,6 +32,7 @@ from services.kit.http import new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -71,9 +72,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
             await session.close()
             await redis.aclose()
             await engine.dispose()

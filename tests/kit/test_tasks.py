@@ -1,0 +1,40 @@
+"""Background tasks end, even those that do not listen at first."""
+
+import asyncio
+
+from services.kit.tasks import end_tasks
+
+
+async def _deaf(times: int) -> None:
+    """Swallow the first cancellations, as a library may do while it connects."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            times -= 1
+            if times < 0:
+                raise
+
+
+async def test_tasks_end_however_often_they_must_be_asked() -> None:
+    tasks = [asyncio.create_task(_deaf(times)) for times in (0, 1, 3)]
+    finished = asyncio.create_task(asyncio.sleep(0))
+    await finished
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0)
+        await end_tasks([*tasks, finished])
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_a_task_that_failed_has_ended() -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait({task})
+    await end_tasks([task])
+    assert isinstance(task.exception(), ValueError)
+
+
+async def test_nothing_to_end() -> None:
+    await end_tasks([])
