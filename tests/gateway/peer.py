@@ -29,11 +29,3 @@ async def a_peer(handler: Handler) -> AsyncIterator[str]:
     finally:
         await runner.cleanup()
         ports.release()
-
-
-def free_port() -> int:
-    """Return a port where nobody listens."""
-    ports = Ports()
-    port = ports.take(27_900)
-    ports.release()
-    return port
