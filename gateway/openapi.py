@@ -13,7 +13,14 @@ from gateway.examples import ANSWERS, BODIES, PARAMETERS
 from gateway.routes import EVENTS, JSON, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
 from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
 from services.contracts.jobs import JobEvent
-from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.nodes import (
+    LOG_EOF_HEADER,
+    LOG_GENERATION_HEADER,
+    LOG_NEXT_OFFSET_HEADER,
+    LOG_NODE_HEADER,
+    LOG_OFFSET_HEADER,
+    LOG_SIZE_HEADER,
+)
 from services.contracts.problems import MEDIA_TYPE, Problem
 
 Schema = dict[str, Any]
@@ -61,6 +68,8 @@ LOG_HEADERS = {
     LOG_NEXT_OFFSET_HEADER: "Ask with this `offset` for what comes after.",
     LOG_SIZE_HEADER: "Bytes written so far.",
     LOG_EOF_HEADER: "`true` when nothing more will be written and this is the end.",
+    LOG_GENERATION_HEADER: "Which of the job's gangs wrote it.",
+    LOG_NODE_HEADER: "On which of the gang's nodes.",
 }
 EVENT: Schema = {
     "type": "object",

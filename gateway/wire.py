@@ -17,6 +17,7 @@ Header = tuple[bytes, bytes]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # a job's output is text, whatever it looks like
 _JSON_TYPE = re.compile(rb"application/(?:[a-z0-9!#$&^_.+-]+\+)?json", re.IGNORECASE)
 
 
@@ -42,7 +43,7 @@ class Exchange:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(_REQUEST_ID_NAME, b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
-        return cls(scope, receive, send, headers, request_id, [(_REQUEST_ID_NAME, request_id)])
+        return cls(scope, receive, send, headers, request_id, [(_REQUEST_ID_NAME, request_id), _NO_SNIFFING])
 
     @property
     def named_scope(self) -> Scope:

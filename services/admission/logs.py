@@ -13,13 +13,18 @@ from services.admission.job_repository import Allocated, JobRepository
 from services.admission.jobs import Jobs
 from services.contracts.identity import Identity
 from services.contracts.jobs import LogStream
-from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
+from services.contracts.nodes import (
+    LOG_EOF_HEADER,
+    LOG_GENERATION_HEADER,
+    LOG_NEXT_OFFSET_HEADER,
+    LOG_NODE_HEADER,
+    LOG_OFFSET_HEADER,
+    LOG_SIZE_HEADER,
+)
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import LogQuery
 from services.kit.problems import ProblemError, unavailable
 
-GENERATION_HEADER = "x-wattshift-log-generation"
-NODE_HEADER = "x-wattshift-log-node"
 PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF_HEADER)
 
 
@@ -142,7 +147,7 @@ class Logs:
         passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
         return LogPiece(
             content=content,
-            headers={**passed_on, GENERATION_HEADER: str(source.generation), NODE_HEADER: source.node_id},
+            headers={**passed_on, LOG_GENERATION_HEADER: str(source.generation), LOG_NODE_HEADER: source.node_id},
             next_offset=int(told) if told.isdigit() else offset + len(content),
             is_end=headers.get(LOG_EOF_HEADER) == "true",
         )

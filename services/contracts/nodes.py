@@ -16,6 +16,9 @@ LOG_NEXT_OFFSET_HEADER = "x-wattshift-log-next-offset"
 LOG_SIZE_HEADER = "x-wattshift-log-size"
 LOG_EOF_HEADER = "x-wattshift-log-eof"
 """`true` once the rank has exited and the answer reaches the end."""
+LOG_GENERATION_HEADER = "x-wattshift-log-generation"
+LOG_NODE_HEADER = "x-wattshift-log-node"
+"""Which of a job's gangs, and which of its nodes, the output comes from; in the public API only."""
 
 
 Joules = Annotated[float, Field(ge=0, le=1e12)]
