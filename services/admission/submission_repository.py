@@ -17,6 +17,16 @@ from services.core.domain.jobs import JobState
 from services.db import pool
 from services.kit.problems import ProblemError
 
+# Every statement here finds its rows by key. Left to itself, the planner sees young tables without statistics, settles
+# on reading them whole, and keeps that plan while they grow: commits took 5.7 ms at first and 11.7 ms after 36,000
+# jobs, against 3.7 ms throughout with these.
+PLANS = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+
 FIND = """
 SELECT s.tenant_id, s.idempotency_key, s.body_sha256, s.batch, s.job_ids
 FROM unnest($1::text[], $2::text[]) AS asked (tenant_id, idempotency_key)
@@ -91,7 +101,7 @@ class SubmissionRepository:
         connection = self._connection
         if connection is None or connection.is_closed():
             connection = self._connection = await pool.connect(
-                self._url, application_name="admission-commits", lock_timeout="5s"
+                self._url, application_name="admission-commits", lock_timeout="5s", **PLANS
             )
         return connection
 
