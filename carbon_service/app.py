@@ -31,6 +31,7 @@ from carbon_service.zones import ZoneConfigError, Zones, build_zones
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -108,9 +109,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
             log.info("carbon.started", zones=",".join(settings.zones), speed=settings.replay_speed)
             yield
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
         await engine.dispose()
 
     async def readiness() -> None:

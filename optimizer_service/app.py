@@ -24,6 +24,7 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
 from services.kit.redis import connect
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -50,8 +51,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             )
             sweeping = asyncio.create_task(Sweeper(repository, queue, settings).run())
             yield
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            await end_tasks([sweeping])
         await redis.aclose()
         await engine.dispose()
 

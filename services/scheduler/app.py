@@ -15,6 +15,7 @@ from services.db.pool import Pool
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
 from services.scheduler.carbon import CarbonWatch
 from services.scheduler.loop import Scheduler
@@ -47,8 +48,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.repository = Repository(pool)
             loop = asyncio.create_task(Scheduler(settings, pool, redis, carbon).run())
             yield
-            loop.cancel()
-            await asyncio.gather(loop, return_exceptions=True)
+            await end_tasks([loop])
         await redis.aclose()
         await pool.close()
 

@@ -22,6 +22,7 @@ from services.core.policies.registry import build_policy
 from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import Pool
 from services.kit.logging import Log
+from services.kit.tasks import end_tasks
 from services.scheduler.apply import Applied, Decided, StalePlanError, apply
 from services.scheduler.carbon import CarbonWatch
 from services.scheduler.ingest import Ingest
@@ -87,21 +88,19 @@ class Scheduler:
 
     async def run(self) -> None:
         """Decide until cancelled, whenever this process leads."""
-        relay: asyncio.Task[None] | None = None
+        relay: list[asyncio.Task[None]] = []
         try:
             while True:
                 if not await self._leadership.hold():
-                    if relay:
-                        relay.cancel()
-                        relay = None
+                    await end_tasks(relay)
+                    relay = []
                     await asyncio.sleep(self._settings.tick_s)
                     continue
-                relay = relay or asyncio.create_task(self._relay.run())
+                relay = relay or [asyncio.create_task(self._relay.run())]
                 await self._guarded(self.turn)
                 await self._guarded(self._sleep_until_woken)
         finally:
-            if relay:
-                relay.cancel()
+            await end_tasks(relay)
             await self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:

@@ -14,6 +14,7 @@ from services.db.pool import Pool
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.tasks import end_tasks
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
@@ -37,17 +38,14 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         app.state.telemetry = Telemetry(settings, pool, redis, Ledger(pool, intensities, settings.pue))
-        folding: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         if settings.retention_s is not None:
-            folding = asyncio.create_task(
-                fold_for_ever(pool, settings.retention_s, settings.retention_interval_s), name="retention"
-            )
+            folding = fold_for_ever(pool, settings.retention_s, settings.retention_interval_s)
+            tasks.append(asyncio.create_task(folding, name="retention"))
         try:
             yield
         finally:
-            if folding is not None:
-                folding.cancel()
-                await asyncio.gather(folding, return_exceptions=True)
+            await end_tasks(tasks)
             await session.close()
             await redis.aclose()
             await pool.close()
