@@ -207,6 +207,11 @@ CLUSTER = (
         answer=reports.FootprintReport,
     ),
     _route(
+        *("GET", "/v1/reports/history", _T, "jobs", "Past jobs as they ran, for export and replay"),
+        query=queries.PastJobsQuery,
+        answer=reports.PastJobs,
+    ),
+    _route(
         *("GET", "/v1/invariants", _T, "footprint", "Hold the live system against its own rules"),
         role=Role.OPERATOR,
         answer=reports.InvariantReport,

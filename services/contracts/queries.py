@@ -82,6 +82,14 @@ class FootprintQuery(LedgerQuery):
     end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
 
 
+class PastJobsQuery(LedgerQuery):
+    """Which past jobs, in order of submission."""
+
+    start: Instant | None = Field(default=None, description="Submitted at or after this moment.")
+    end: Instant | None = Field(default=None, description="Submitted before this moment.")
+    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
+
+
 class SignalQuery(Message):
     """A question about one signal of a grid zone."""
 

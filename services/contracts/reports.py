@@ -9,6 +9,7 @@ from pydantic import Field
 from services.contracts.jobs import JobFootprint
 from services.contracts.schema import Instant, Message
 from services.core.domain.carbon import Signal
+from services.core.domain.jobs import JobState
 
 
 class FootprintLine(Message):
@@ -54,6 +55,29 @@ class JobFootprintReport(Message):
     signal: Signal | None
     pue: float | None
     intervals: list[IntensityUse]
+    next_cursor: str | None = None
+
+
+class PastJob(Message):
+    """A job as it ran, in the columns of the simulator's own format (`wattshift`)."""
+
+    job_id: str
+    tenant: str
+    project: str
+    state: JobState
+    submitted_at: Instant
+    started_at: Instant | None = Field(description="When it first held GPUs.")
+    ended_at: Instant | None
+    gpus: int | None = Field(description="GPUs it held, the last gang's if it was resized.")
+    run_s: float | None = Field(description="Seconds it held GPUs; null until it has ended.")
+    gpu_s: float | None = Field(description="Seconds times GPUs, over all its gangs; null until it has ended.")
+    energy_j: float | None = Field(description="Of its GPUs and its share of the hosts, as far as it was measured.")
+
+
+class PastJobs(Message):
+    """One page of past jobs, in order of submission."""
+
+    items: list[PastJob]
     next_cursor: str | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -20,10 +21,12 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport
+from services.contracts.queries import PastJobsQuery
+from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
 from services.contracts.schema import Instant, Name, Text
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found
+from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
 from services.telemetry.reports import GroupBy, Question, footprint_report, job_footprint, owner_of
 from services.telemetry.service import Telemetry
@@ -124,17 +127,29 @@ async def read_job_footprint(
 @router.get("/reports/footprint", tags=["reports"])
 async def read_footprint(query: Annotated[ReportQuery, Query()], caller: Caller, service: Service) -> FootprintReport:
     """Sum the ledger up; a tenant sees its own jobs, an operator everything and the idle share."""
-    if query.start and query.end and query.start > query.end:
-        detail = "The period starts after it ends."
-        raise ProblemError(
-            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
-        )
+    _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
     return await footprint_report(service.pool, question)
+
+
+@router.get("/reports/history", tags=["reports"])
+async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller, service: Service) -> PastJobs:
+    """List jobs as they ran, in order of submission; a tenant sees its own, an operator everyone's."""
+    _check_period(query.start, query.end)
+    tenant_id = query.tenant if caller.is_operator else caller.tenant_id
+    return await past_jobs(service.pool, query, tenant_id)
 
 
 @router.get("/invariants", tags=["reports"])
 async def read_invariants(_: Operator, service: Service) -> InvariantReport:
     """Hold the live system against its own rules."""
     return await check_invariants(service.pool)
+
+
+def _check_period(start: datetime | None, end: datetime | None) -> None:
+    if start and end and start > end:
+        detail = "The period starts after it ends."
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from services.simulator.readers import TraceFormatError, read_raw
 from services.simulator.readers.formats import FORMATS
@@ -142,6 +145,24 @@ def test_our_own_history_as_csv_and_as_json_lines(tmp_path: Path) -> None:
     )
     raw = read_raw(write(tmp_path, line + "{broken\n"))
     assert (raw.duration_s.tolist(), raw.gpus.tolist(), raw.report.lines) == ([60.0], [2], {"no JSON object": [2]})
+
+
+def test_a_resized_job_runs_its_gpu_time_on_its_last_gang(tmp_path: Path) -> None:
+    rows = "a,2024-05-01,2024-05-01,2024-05-02,4,200,500\nb,2024-05-01,2024-05-01,2024-05-02,4,200,800\n"
+    raw = read_raw(write(tmp_path, f"job_id,submitted_at,started_at,ended_at,gpus,run_s,gpu_s\n{rows}"))
+
+    assert raw.duration_s.tolist() == [125.0, 200.0]
+    assert raw.report.notes == ["jobs that were resized run their GPU time on the gang they ended with"]
+
+
+def test_a_parquet_table_is_read_as_its_csv(tmp_path: Path) -> None:
+    columns = list(csv.DictReader(HISTORY.splitlines()))
+    parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "jobs")
+    (tmp_path / "broken").write_bytes(b"PAR1 and no more")
+
+    assert read_raw(tmp_path / "jobs").ids == read_raw(write(tmp_path, HISTORY)).ids
+    with pytest.raises(TraceFormatError, match="no readable Parquet"):
+        read_raw(tmp_path / "broken")
 
 
 def test_ids_that_occur_again_stay_unique(tmp_path: Path) -> None:

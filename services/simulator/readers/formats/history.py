@@ -12,6 +12,8 @@ project        owner
 state          its end state
 run_s          seconds it held GPUs, where preemption makes it less than
                ``ended_at - started_at``
+gpu_s          seconds times GPUs over all its gangs; where it was resized, this
+               GPU time on ``gpus`` is what a replay runs
 energy_j       measured energy of its GPUs and share of the hosts, joules
 ============== =============================================================== =========
 """
@@ -64,6 +66,11 @@ class History:
         run_s = number(row.get("run_s", ""), "run_s")
         if math.isnan(run_s):
             run_s = utc_s(row["ended_at"], "ended_at") - utc_s(row["started_at"], "started_at")
+        gpu_s = number(row.get("gpu_s", ""), "gpu_s")
+        if not math.isnan(gpu_s):
+            if not math.isclose(gpu_s, run_s * gpus, rel_tol=0.01):
+                jobs.report.note("jobs that were resized run their GPU time on the gang they ended with")
+            run_s = gpu_s / gpus
         submitted_s = utc_s(row["submitted_at"], "submitted_at")
         energy_j = number(row.get("energy_j", ""), "energy_j")
         jobs.add(line, RawJob(row["job_id"], submitted_s, run_s, gpus, row.get("project", ""), energy_j=energy_j))
