@@ -13,14 +13,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
-from optimizer_service.queue import SolveQueue, optimizer_celery
-from optimizer_service.repository import SolveRepository
+from optimizer_service.queue import QUEUE, TASK, optimizer_celery
+from optimizer_service.repository import solve_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
-from optimizer_service.sweeper import Sweeper
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.background.desk import Desk
+from services.kit.background.queue import WorkQueue
+from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
 from services.kit.redis import connect
@@ -33,8 +35,8 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
     """Return the app; it sweeps up after crashes while it runs."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
-    repository = SolveRepository(engine)
-    queue = SolveQueue(optimizer_celery(settings), redis)
+    repository = solve_repository(engine)
+    queue = WorkQueue(optimizer_celery(settings), redis, QUEUE, TASK)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,10 +48,9 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 token=settings.service_token,
                 timeout_s=settings.carbon_timeout_s,
             )
-            app.state.optimizer = OptimizerService(
-                repository, queue, ServiceSources(carbon), settings.max_pending_per_tenant
-            )
-            sweeping = asyncio.create_task(Sweeper(repository, queue, settings).run())
+            desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
+            app.state.optimizer = OptimizerService(desk, ServiceSources(carbon))
+            sweeping = asyncio.create_task(Sweeper("solve", repository, queue, settings).run())
             yield
             await end_tasks([sweeping])
         await redis.aclose()

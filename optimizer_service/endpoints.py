@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.service import OptimizerService
-from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveState, SolveSummary
+from services.contracts.background import WorkState
+from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.problems import Problem
 from services.kit.identity import Caller
 
@@ -53,7 +54,7 @@ def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
     ) -> SolveSummary:
         submission = await service.submit(kind, body, caller, idempotency_key)
         response.headers["Location"] = f"/v1/optimize/{submission.solve.id}"
-        if not submission.is_new and submission.solve.state is SolveState.SUCCEEDED:
+        if not submission.is_new and submission.solve.state is WorkState.SUCCEEDED:
             response.status_code = 200
         return submission.solve
 

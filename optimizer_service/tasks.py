@@ -6,8 +6,9 @@ import functools
 
 from optimizer_service.queue import TASK, optimizer_celery
 from optimizer_service.settings import OptimizerSettings
-from optimizer_service.worker import SolveWorker
+from optimizer_service.worker import solve_worker
 from services.db.engine import async_url, create_engine
+from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
 
 settings = OptimizerSettings()  # type: ignore[call-arg]
@@ -17,10 +18,10 @@ prepare_worker("optimizer-worker", settings)
 
 
 @functools.cache
-def _worker() -> SolveWorker:
+def _worker() -> Worker:
     """Return this process's worker; made by the first task, after the pool has forked."""
     engine = create_engine(settings.database_url, pool_size=1, application_name="optimizer-worker")
-    return SolveWorker(engine, settings.lease_s)
+    return solve_worker(engine, settings.lease_s)
 
 
 @app.task(name=TASK)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from services.contracts.background import WorkFailure, WorkState
 from services.contracts.carbon import Clock, IntensityPoint
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
@@ -21,8 +21,6 @@ MAX_CELLS = 500_000
 """Most pairs of a class of work and a step of its window: the variables of a carbon bound."""
 MAX_SOLVER_TIME_S = 600.0
 
-SOLVE_ID_PATTERN = r"^solve_[0-9a-z]{26}$"
-SolveId = Annotated[str, StringConstraints(pattern=SOLVE_ID_PATTERN)]
 Solver = Literal[Backend.HIGHS, Backend.CBC, Backend.GUROBI]
 
 
@@ -30,34 +28,6 @@ def _storable(value: datetime | None) -> datetime | None:
     if value is not None and not 1970 <= value.year <= 9_000:
         raise ValueError("must lie between the years 1970 and 9000")
     return value
-
-
-class SolveState(StrEnum):
-    """Where a solve stands. `succeeded` means answered: an infeasible problem is an answer too."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class SolveFailureCode(StrEnum):
-    """Why a solve has no answer."""
-
-    TIME_LIMIT = "time_limit"
-    """It ran past every limit, its solver's included."""
-    WORKER_LOST = "worker_lost"
-    """Its worker died under it, as often as it was tried; most likely out of memory."""
-    INVALID_PROBLEM = "invalid_problem"
-    INTERNAL = "internal"
-
-
-class SolveFailure(Message):
-    """Why a solve has no answer, for programs and for people."""
-
-    code: SolveFailureCode
-    detail: str
 
 
 class SolveOptions(Message):
@@ -223,14 +193,14 @@ class SolveSummary(Message):
     id: str
     kind: str
     tenant_id: str
-    state: SolveState
+    state: WorkState
     submitted_at: Instant
     started_at: Instant | None = Field(default=None, description="When a worker last took it up.")
     ended_at: Instant | None = None
     attempts: int = Field(default=0, description="How often a worker took it up; more than once after a crash.")
     solve_s: float | None = Field(default=None, description="Wall time of the solve itself.")
     outcome: SolveOutcome | None = None
-    failure: SolveFailure | None = None
+    failure: WorkFailure | None = None
 
 
 class Solve(SolveSummary):
@@ -250,6 +220,6 @@ class SolveList(Message):
 class SolveQuery(PageQuery):
     """Which solves to list, newest first."""
 
-    state: list[SolveState] = Field(default_factory=list[SolveState], description="Any of these states; repeatable.")
+    state: list[WorkState] = Field(default_factory=list[WorkState], description="Any of these states; repeatable.")
     kind: Name | None = None
     tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")

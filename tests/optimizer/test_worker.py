@@ -16,13 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service import worker as worker_module
 from optimizer_service.kinds import KINDS
-from optimizer_service.repository import Draft, SolveRepository
+from optimizer_service.repository import solve_repository
 from optimizer_service.settings import OptimizerSettings
-from optimizer_service.sweeper import Sweeper
-from optimizer_service.worker import SolveWorker
+from optimizer_service.worker import solve_worker
+from services.contracts.background import Draft, WorkProblem
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
 from services.core.domain.errors import DomainError
+from services.db.background import WorkRepository
 from services.db.engine import create_engine
+from services.kit.background.sweeper import Sweeper
 from services.kit.ids import new_id
 from tests.optimizer.problems import a_bound
 
@@ -53,18 +55,18 @@ async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-def repository(engine: AsyncEngine) -> SolveRepository:
-    return SolveRepository(engine)
+def repository(engine: AsyncEngine) -> WorkRepository:
+    return solve_repository(engine)
 
 
 @pytest.fixture
-def sweeper(repository: SolveRepository) -> tuple[Sweeper, Messages]:
+def sweeper(repository: WorkRepository) -> tuple[Sweeper, Messages]:
     messages = Messages()
     settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, resend_s=1e-9, max_attempts=2, keep_days=1 / 86_400)
-    return Sweeper(repository, messages, settings), messages  # type: ignore[arg-type]
+    return Sweeper("solve", repository, messages, settings), messages  # type: ignore[arg-type]
 
 
-async def stored(repository: SolveRepository, *intensities: float) -> str:
+async def stored(repository: WorkRepository, *intensities: float) -> str:
     request = CarbonBoundRequest.model_validate(a_bound(*intensities))
     assert request.intensity is not None
     problem = CarbonBoundProblem(
@@ -74,13 +76,15 @@ async def stored(repository: SolveRepository, *intensities: float) -> str:
         id=new_id("solve"),
         tenant_id="acme",
         key_id="key",
-        kind="carbon-bound",
-        problem=problem.model_dump(mode="json"),
-        problem_sha256=problem.model_dump_json().encode()[-100:] + repr(intensities).encode(),
+        problem=WorkProblem(
+            problem.model_dump(mode="json"),
+            problem.model_dump_json().encode()[-100:] + repr(intensities).encode(),
+            {"kind": "carbon-bound"},
+        ),
         idempotency_key=None,
         body_sha256=b"",
     )
-    return (await repository.submit(draft, max_pending=100)).solve_id
+    return (await repository.submit(draft, max_pending=100)).id
 
 
 async def run(database_url: str, solve_id: str, lease_s: float = 30, lost: Callable[[], None] = lambda: None) -> None:
@@ -88,14 +92,15 @@ async def run(database_url: str, solve_id: str, lease_s: float = 30, lost: Calla
 
     def work() -> None:
         # The worker's engine belongs to the worker's own loop.
-        worker = SolveWorker(create_engine(database_url, pool_size=1), lease_s, on_lost_claim=lost)
+        engine = create_engine(database_url, pool_size=1)
+        worker = solve_worker(engine, lease_s, on_lost_claim=lost)
         worker.run(solve_id)
-        worker.close()
+        worker.close(engine.dispose())
 
     await asyncio.to_thread(work)
 
 
-async def held_for(repository: SolveRepository, seconds: float) -> None:
+async def held_for(repository: WorkRepository, seconds: float) -> None:
     """Return once the only running solve's lease has been extended that far."""
     reached = text("SELECT lease_until > started_at + make_interval(secs => :seconds) FROM solves")
     async with asyncio.timeout(20), repository._engine.connect() as connection:
@@ -109,7 +114,7 @@ def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) ->
     monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"carbon-bound": kind}))
 
 
-async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, repository: SolveRepository) -> None:
+async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, repository: WorkRepository) -> None:
     solve_id = await stored(repository)
     await asyncio.gather(run(database_url, solve_id), run(database_url, solve_id))
     await run(database_url, solve_id)
@@ -127,7 +132,7 @@ async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, r
     ],
 )
 async def test_what_goes_wrong_is_written_down(
-    database_url: str, repository: SolveRepository, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+    database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     def broken(_: Any) -> Any:
         raise error
@@ -142,7 +147,7 @@ async def test_what_goes_wrong_is_written_down(
 
 
 async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_lost(
-    database_url: str, repository: SolveRepository, monkeypatch: pytest.MonkeyPatch
+    database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, may_go_on, was_lost = threading.Event(), threading.Event(), threading.Event()
     result = KINDS["carbon-bound"].solve
@@ -168,7 +173,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
 
 
 async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_workers(
-    repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
+    repository: WorkRepository, sweeper: tuple[Sweeper, Messages]
 ) -> None:
     sweep, messages = sweeper
     solve_id = await stored(repository)
@@ -180,9 +185,7 @@ async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_wor
     assert messages.sent == [solve_id]
 
 
-async def test_only_lost_messages_are_sent_again(
-    repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
-) -> None:
+async def test_only_lost_messages_are_sent_again(repository: WorkRepository, sweeper: tuple[Sweeper, Messages]) -> None:
     sweep, messages = sweeper
     made = [await stored(repository, float(n)) for n in range(3)]
     messages.works = False
@@ -199,7 +202,7 @@ async def test_only_lost_messages_are_sent_again(
 
 
 async def test_what_ended_long_ago_is_forgotten(
-    database_url: str, repository: SolveRepository, sweeper: tuple[Sweeper, Messages]
+    database_url: str, repository: WorkRepository, sweeper: tuple[Sweeper, Messages]
 ) -> None:
     old, waiting = await stored(repository), await stored(repository, 1.0)
     await run(database_url, old)

@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 
-from optimizer_service.queue import SolveQueue
-from optimizer_service.repository import SolveRepository
-from optimizer_service.settings import OptimizerSettings
-from services.contracts.optimize import SolveState
+from services.contracts.background import WorkState
+from services.kit.background.queue import WorkQueue
+from services.kit.background.settings import WorkSettings
+from services.kit.background.store import WorkStore
 from services.kit.logging import Log
 
 log = Log(__name__)
 
 
 class Sweeper:
-    """Looks for solves that nobody works on."""
+    """Looks for work that nobody does."""
 
-    def __init__(self, repository: SolveRepository, queue: SolveQueue, settings: OptimizerSettings) -> None:
-        self._repository = repository
+    def __init__(self, what: str, store: WorkStore, queue: WorkQueue, settings: WorkSettings) -> None:
+        self._what = what
+        self._store = store
         self._queue = queue
         self._settings = settings
 
@@ -36,26 +37,26 @@ class Sweeper:
             await asyncio.sleep(self._settings.sweep_s * random.uniform(0.8, 1.2))
 
     async def sweep(self) -> None:
-        """Queue abandoned solves again, send lost messages again, delete old solves."""
-        for row in await self._repository.release_abandoned(self._settings.max_attempts):
-            event = "solve.requeued" if row.state == SolveState.QUEUED else "solve.given_up"
-            log.warning(event, solve=row.id, attempts=row.attempts)
+        """Queue abandoned work again, send lost messages again, delete old work."""
+        for row in await self._store.release_abandoned(self._settings.max_attempts):
+            event = "requeued" if row.state == WorkState.QUEUED else "given_up"
+            log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)
         await self._send_lost()
-        if forgotten := await self._repository.forget_ended(self._settings.keep_days):
-            log.info("solves.forgotten", count=forgotten)
+        if forgotten := await self._store.forget_ended(self._settings.keep_days):
+            log.info(f"{self._what}.forgotten", count=forgotten)
 
     async def _send_lost(self) -> None:
-        """Send messages for as many queued solves as there are fewer messages than those.
+        """Send messages for as much queued work as there are fewer messages than that.
 
         Which ones were lost the broker cannot tell, but messages are taken in order, so it is those that have waited
         longest. Sending all of them each time would fill the queue while the workers are busy.
         """
-        queued = await self._repository.queued(self._settings.resend_s)
+        queued = await self._store.queued(self._settings.resend_s)
         if not queued:
             return
         missing = len(queued) - await self._queue.waiting()
-        for solve_id in queued[: max(missing, 0)]:
-            if not await self._queue.send(solve_id):
+        for work_id in queued[: max(missing, 0)]:
+            if not await self._queue.send(work_id):
                 return
-            await self._repository.mark_enqueued(solve_id)
-            log.info("solve.sent_again", solve=solve_id)
+            await self._store.mark_enqueued(work_id)
+            log.info(f"{self._what}.sent_again", id=work_id)

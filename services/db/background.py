@@ -1,0 +1,270 @@
+"""Queries on work that workers claim. Every change names the state it expects, so that no two processes both make it.
+
+A table of work has the columns ``id, tenant_id, key_id, state, problem, problem_sha256, result, failure, attempts,
+claim, lease_until, submitted_at, enqueued_at, started_at, ended_at``, and those its owner adds; its table of
+submissions says which piece of work an idempotency key stands for. ``services.kit.background`` has the processes' side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Table, and_, case, delete, func, literal, or_, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.contracts.background import (
+    Draft,
+    KeyReusedError,
+    Submitted,
+    TooManyPendingError,
+    WorkFailure,
+    WorkFailureCode,
+    WorkState,
+)
+from services.contracts.identity import Identity
+from services.db.tables.admission import audit_log
+
+LIVE = (WorkState.QUEUED, WorkState.RUNNING)
+KEPT = (*LIVE, WorkState.SUCCEEDED)
+
+WorkRow = Row[*tuple[Any, ...]]
+
+
+class WorkRepository:
+    """Queries on one table of work; times are the database's own."""
+
+    def __init__(
+        self, engine: AsyncEngine, work: Table, submissions: Table, what: str, summary: Sequence[ColumnElement[Any]]
+    ) -> None:
+        """Take the tables; ``what`` one piece of work is called, and the columns that lists show of it."""
+        self._engine = engine
+        self._work = work
+        self._submissions = submissions
+        self._stands_for = next(column for column in submissions.c if column.foreign_keys)
+        self._what = what
+        self._summary = summary
+
+    async def ping(self) -> None:
+        """Return once the database has answered."""
+        async with self._engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
+        """Return the work an idempotency key stands for, if any.
+
+        Raises:
+            KeyReusedError: The key was used with another body.
+        """
+        async with self._engine.connect() as connection:
+            return await self._submitted(connection, tenant_id, key, body_sha256)
+
+    async def submit(self, draft: Draft, max_pending: int) -> Submitted:
+        """Store a piece of work, unless its key or its problem stands for one already; durable on return.
+
+        Raises:
+            KeyReusedError: The key was used with another body.
+            TooManyPendingError: The tenant has ``max_pending`` pieces queued or running.
+        """
+        work, problem = self._work, draft.problem
+        async with self._engine.begin() as connection:
+            # One submission of a tenant at a time: the count and both uniqueness rules hold without further care.
+            lock = func.hashtextextended(f"{work.name}:{draft.tenant_id}", 0)
+            await connection.execute(select(func.pg_advisory_xact_lock(lock)))
+            if draft.idempotency_key is not None:
+                known = await self._submitted(connection, draft.tenant_id, draft.idempotency_key, draft.body_sha256)
+                if known is not None:
+                    return Submitted(known, is_new=False)
+            same = and_(
+                work.c.tenant_id == draft.tenant_id,
+                work.c.problem_sha256 == problem.sha256,
+                work.c.state.in_(KEPT),
+            )
+            # Locked, so that it cannot be cancelled between being found and being answered with.
+            known = (await connection.execute(select(work.c.id).where(same).with_for_update())).scalar()
+            if known is None:
+                mine = and_(work.c.tenant_id == draft.tenant_id, work.c.state.in_(LIVE))
+                pending = (await connection.execute(select(func.count()).where(mine))).scalar_one()
+                if pending >= max_pending:
+                    raise TooManyPendingError
+                values = {name: getattr(draft, name) for name in ("id", "tenant_id", "key_id")}
+                values |= {"problem": problem.document, "problem_sha256": problem.sha256, **problem.columns}
+                await connection.execute(insert(work).values(**values, state=WorkState.QUEUED))
+            if draft.idempotency_key is not None:
+                await connection.execute(
+                    insert(self._submissions).values(
+                        {
+                            "tenant_id": draft.tenant_id,
+                            "idempotency_key": draft.idempotency_key,
+                            "body_sha256": draft.body_sha256,
+                            self._stands_for.name: known or draft.id,
+                        }
+                    )
+                )
+            return Submitted(known or draft.id, is_new=known is None)
+
+    async def find(self, work_id: str, tenant_id: str | None) -> WorkRow | None:
+        """Return a piece of work whole, of ``tenant_id`` if one is given."""
+        wanted = self._visible(self._work.c.id == work_id, tenant_id)
+        query = select(*self._summary, self._work.c.problem, self._work.c.result).where(wanted)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).first()
+
+    async def summary(self, work_id: str) -> WorkRow:
+        """Return a piece of work that exists, without its problem and result."""
+        async with self._engine.connect() as connection:
+            return (await connection.execute(select(*self._summary).where(self._work.c.id == work_id))).one()
+
+    async def page(
+        self,
+        tenant_id: str | None,
+        states: Sequence[str],
+        before_id: str | None,
+        limit: int,
+        also: Mapping[str, Any] | None = None,
+    ) -> Sequence[WorkRow]:
+        """Return work, newest first: ids sort by the time they were made. ``also``: what other columns must hold."""
+        work = self._work
+        query = select(*self._summary).where(self._visible(literal(True), tenant_id))
+        if states:
+            query = query.where(work.c.state.in_(states))
+        for name, value in (also or {}).items():
+            query = query.where(work.c[name] == value)
+        if before_id is not None:
+            query = query.where(work.c.id < before_id)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query.order_by(work.c.id.desc()).limit(limit))).all()
+
+    async def cancel(self, work_id: str, caller: Identity) -> bool:
+        """Cancel work that is queued or running and return whether it was; its worker finds out by its lease.
+
+        An operator who cancels another tenant's is written down.
+        """
+        work = self._work
+        wanted = and_(work.c.id == work_id, work.c.state.in_(LIVE))
+        if not caller.is_operator:
+            wanted = self._visible(wanted, caller.tenant_id)
+        values = {"state": WorkState.CANCELLED, "ended_at": func.now(), "claim": None, "lease_until": None}
+        statement = update(work).where(wanted).values(values).returning(work.c.tenant_id)
+        async with self._engine.begin() as connection:
+            tenant_id = (await connection.execute(statement)).scalar()
+            if tenant_id not in (None, caller.tenant_id):
+                await connection.execute(
+                    insert(audit_log).values(
+                        tenant_id=caller.tenant_id,
+                        key_id=caller.key_id,
+                        action=f"{self._what}.cancelled",
+                        target=work_id,
+                        data={"tenant": tenant_id},
+                    )
+                )
+        return tenant_id is not None
+
+    async def mark_enqueued(self, work_id: str) -> None:
+        """Note that a message for the work is on its way."""
+        work = self._work
+        wanted = and_(work.c.id == work_id, work.c.state == WorkState.QUEUED)
+        await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
+
+    async def claim(self, work_id: str, claim: str, lease_s: float) -> WorkRow | None:
+        """Take work that is queued, or whose worker's lease is over; return its row, or None."""
+        work = self._work
+        free = or_(
+            work.c.state == WorkState.QUEUED,
+            and_(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now()),
+        )
+        values = {"state": WorkState.RUNNING, "claim": claim, "lease_until": _from_now(lease_s)}
+        values |= {"started_at": func.now(), "attempts": work.c.attempts + 1}
+        statement = update(work).where(work.c.id == work_id, free).values(values).returning(work)
+        async with self._engine.begin() as connection:
+            return (await connection.execute(statement)).first()
+
+    async def renew(self, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
+        """Extend a claim, note how far the work is, and return whether the claim still stands."""
+        values = {"lease_until": _from_now(lease_s), **columns}
+        return await self._change(update(self._work).where(self._owned(work_id, claim)).values(values)) > 0
+
+    async def succeed(self, work_id: str, claim: str, result: Any, **columns: Any) -> bool:
+        """Write the answer if the claim still stands, and return whether it did."""
+        return await self._end(work_id, claim, state=WorkState.SUCCEEDED, result=result, **columns)
+
+    async def fail(self, work_id: str, claim: str, failure: WorkFailure, **columns: Any) -> bool:
+        """Write why there is no answer if the claim still stands, and return whether it did."""
+        document = failure.model_dump(mode="json")
+        return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
+
+    async def release_abandoned(self, max_attempts: int) -> Sequence[WorkRow]:
+        """Queue again all running work whose lease is over, or fail it after ``max_attempts``; return both."""
+        work = self._work
+        gave_up = work.c.attempts >= max_attempts
+        failure = WorkFailure(
+            code=WorkFailureCode.WORKER_LOST, detail=f"{max_attempts} workers were lost while they worked on this."
+        )
+        statement = (
+            update(work)
+            .where(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now())
+            .values(
+                state=case((gave_up, WorkState.FAILED), else_=WorkState.QUEUED),
+                failure=case((gave_up, literal(failure.model_dump(mode="json"), work.c.failure.type)), else_=None),
+                ended_at=case((gave_up, func.now()), else_=None),
+                claim=None,
+                lease_until=None,
+                enqueued_at=None,
+            )
+            .returning(work.c.id, work.c.state, work.c.attempts)
+        )
+        async with self._engine.begin() as connection:
+            return (await connection.execute(statement)).all()
+
+    async def queued(self, enqueued_before_s: float) -> Sequence[str]:
+        """Return the queued work whose message was sent that long ago or never, that longest waiting first."""
+        work = self._work
+        query = (
+            select(work.c.id)
+            .where(
+                work.c.state == WorkState.QUEUED,
+                or_(
+                    work.c.enqueued_at < _from_now(-enqueued_before_s),
+                    # Never sent: the service that stored it may be about to send it.
+                    and_(work.c.enqueued_at.is_(None), work.c.submitted_at < _from_now(-enqueued_before_s)),
+                ),
+            )
+            .order_by(work.c.enqueued_at.asc().nulls_first(), work.c.id)
+        )
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).scalars().all()
+
+    async def forget_ended(self, keep_days: float) -> int:
+        """Delete what ended that long ago, and return how many."""
+        return await self._change(delete(self._work).where(self._work.c.ended_at < _from_now(-86_400 * keep_days)))
+
+    async def _submitted(self, connection: AsyncConnection, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
+        keys = self._submissions.c
+        wanted = and_(keys.tenant_id == tenant_id, keys.idempotency_key == key)
+        row = (await connection.execute(select(keys.body_sha256, self._stands_for).where(wanted))).first()
+        if row is None:
+            return None
+        if row[0] != body_sha256:
+            raise KeyReusedError
+        return row[1]
+
+    async def _end(self, work_id: str, claim: str, **values: Any) -> bool:
+        ended = {"ended_at": func.now(), "claim": None, "lease_until": None, **values}
+        return await self._change(update(self._work).where(self._owned(work_id, claim)).values(ended)) > 0
+
+    async def _change(self, statement: Any) -> int:
+        async with self._engine.begin() as connection:
+            return (await connection.execute(statement)).rowcount
+
+    def _visible(self, condition: ColumnElement[bool], tenant_id: str | None) -> ColumnElement[bool]:
+        return condition if tenant_id is None else and_(condition, self._work.c.tenant_id == tenant_id)
+
+    def _owned(self, work_id: str, claim: str) -> ColumnElement[bool]:
+        work = self._work
+        return and_(work.c.id == work_id, work.c.state == WorkState.RUNNING, work.c.claim == claim)
+
+
+def _from_now(seconds: float) -> ColumnElement[Any]:
+    return func.now() + timedelta(seconds=seconds)

@@ -1,0 +1,147 @@
+"""What callers may do with background work: submit it, see it, cancel it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from services.contracts.background import Draft, KeyReusedError, Submitted, TooManyPendingError, WorkProblem, WorkState
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.kit.background.queue import WorkQueue
+from services.kit.background.store import WorkStore
+from services.kit.ids import new_id
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+
+log = Log(__name__)
+
+
+def sha256(kind: str, document: Any) -> bytes:
+    """Return the hash of a JSON document of some kind; the order of its keys makes no difference."""
+    return hashlib.sha256(kind.encode() + b"\0" + orjson.dumps(document, option=orjson.OPT_SORT_KEYS)).digest()
+
+
+class Desk:
+    """One kind of work, such as ``solve``, with which its ids begin.
+
+    A user reaches its tenant's, an operator everyone's.
+    """
+
+    def __init__(self, what: str, store: WorkStore, queue: WorkQueue, max_pending_per_tenant: int) -> None:
+        self._what = what
+        self._store = store
+        self._queue = queue
+        self._max_pending = max_pending_per_tenant
+        self._id = re.compile(rf"{what}_[0-9a-z]{{26}}")
+
+    async def submit(
+        self, caller: Identity, key: str | None, body_sha256: bytes, resolve: Callable[[], Awaitable[WorkProblem]]
+    ) -> tuple[Any, bool]:
+        """Accept work: it is in the database on return, and a message for it on its way.
+
+        The same idempotency key, and the same problem while it is queued, running or answered, give the same work.
+
+        Args:
+            caller: Who asks.
+            key: The idempotency key, if there is one.
+            body_sha256: What a key used twice must agree on.
+            resolve: Makes the problem; called only for a key not known.
+
+        Returns:
+            The summary's row, and whether the work is new.
+
+        Raises:
+            ProblemError: 422 for a key used for another body, 429 with too much pending, and what ``resolve`` raises.
+        """
+        try:
+            submitted = await self._submit(caller, key, body_sha256, resolve)
+        except KeyReusedError as error:
+            raise ProblemError(
+                422,
+                ProblemCode.IDEMPOTENCY_KEY_REUSED,
+                "This Idempotency-Key stands for another request body; nothing was submitted.",
+                errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
+            ) from error
+        except TooManyPendingError as error:
+            raise ProblemError(
+                429,
+                ProblemCode.QUOTA_EXCEEDED,
+                f"{self._max_pending} {self._what}s of yours are queued or running; wait for one to end, or cancel it.",
+                headers={"Retry-After": "5"},
+            ) from error
+        if submitted.is_new:
+            log.info(f"{self._what}.accepted", id=submitted.id, tenant=caller.tenant_id)
+            if await self._queue.send(submitted.id):
+                await self._store.mark_enqueued(submitted.id)
+        return await self._store.summary(submitted.id), submitted.is_new
+
+    async def find(self, work_id: str, caller: Identity) -> Any:
+        """Return a row whole.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        row = await self._store.find(self._checked(work_id), None if caller.is_operator else caller.tenant_id)
+        if row is None:
+            raise not_found(self._what)
+        return row
+
+    async def page(
+        self,
+        caller: Identity,
+        *,
+        cursor: str | None,
+        limit: int,
+        states: Sequence[str],
+        tenant: str | None,
+        also: Mapping[str, Any] | None = None,
+    ) -> tuple[Sequence[Any], str | None]:
+        """Return one page of rows, newest first, and the next page's cursor; ``tenant`` is heard of operators only.
+
+        Raises:
+            ProblemError: 422 for a cursor that is not one.
+        """
+        if cursor is not None and not self._id.fullmatch(cursor):
+            detail = "The cursor is not one that this list gave out."
+            errors = [FieldError(pointer="?cursor", detail=detail)]
+            raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=errors)
+        tenant_id = tenant if caller.is_operator else caller.tenant_id
+        rows = await self._store.page(tenant_id, states, cursor, limit + 1, also)
+        return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
+
+    async def cancel(self, work_id: str, caller: Identity) -> Any:
+        """Cancel work and return its row; cancelling it again changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
+        """
+        cancelled = await self._store.cancel(self._checked(work_id), caller)
+        row = await self.find(work_id, caller)
+        if cancelled:
+            log.info(f"{self._what}.cancelled", id=work_id, tenant=row.tenant_id, by=caller.key_id, role=caller.role)
+        elif row.state != WorkState.CANCELLED:
+            detail = f"The {self._what} has {row.state} already."
+            raise ProblemError(409, ProblemCode.INVALID_TRANSITION, detail)
+        return row
+
+    async def _submit(
+        self, caller: Identity, key: str | None, body_sha256: bytes, resolve: Callable[[], Awaitable[WorkProblem]]
+    ) -> Submitted:
+        if key is not None:  # before resolving: what the request refers to may have changed since
+            known = await self._store.submitted(caller.tenant_id, key, body_sha256)
+            if known is not None:
+                return Submitted(known, is_new=False)
+        problem = await resolve()
+        draft = Draft(new_id(self._what), caller.tenant_id, caller.key_id, problem, key, body_sha256)
+        return await self._store.submit(draft, self._max_pending)
+
+    def _checked(self, work_id: str) -> str:
+        """Return an id that could be one; PostgreSQL could not even be asked for some texts."""
+        if not self._id.fullmatch(work_id):
+            raise not_found(self._what)
+        return work_id

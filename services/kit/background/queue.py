@@ -1,0 +1,47 @@
+"""The queue of work: messages that carry an id. Losing one, or having it twice, costs time and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from celery import Celery
+from redis.asyncio import Redis
+
+from services.kit.celery import queue_key
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+PUBLISH_WITHIN_S = 3.0
+
+
+class WorkQueue:
+    """The service's end of a queue."""
+
+    def __init__(self, celery: Celery, redis: Redis, queue: str, task: str) -> None:
+        self._celery = celery
+        self._redis = redis
+        self._queue = queue
+        self._task = task
+
+    async def send(self, work_id: str) -> bool:
+        """Send a message for work that is committed, and return whether the broker took it.
+
+        It never raises: the row is there, and the sweeper sends what was not sent.
+        """
+        try:
+            # Celery publishes synchronously.
+            sending = asyncio.to_thread(self._celery.send_task, self._task, args=[work_id])
+            await asyncio.wait_for(sending, PUBLISH_WITHIN_S)
+        except Exception as error:
+            log.warning("work.not_enqueued", id=work_id, error=str(error) or type(error).__name__)
+            return False
+        return True
+
+    async def waiting(self) -> int:
+        """Return how many messages wait for a worker."""
+        return int(await self._redis.llen(queue_key(self._queue)))  # type: ignore[misc]  # redis-py types it for both worlds
+
+    async def ping(self) -> None:
+        """Return once the broker has answered."""
+        await self._redis.ping()  # type: ignore[misc]

@@ -1,0 +1,150 @@
+"""What a worker does with an id: claim its row, work, write the answer while the claim stands.
+
+The work runs in the main thread, where Celery's soft time limit can reach it. Everything that talks to the database
+runs in an event loop on a thread of its own, so that the claim is renewed while a solver computes for minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from celery.exceptions import SoftTimeLimitExceeded
+from pydantic import ValidationError
+
+from services.contracts.background import WorkFailure, WorkFailureCode
+from services.core.domain.errors import DomainError, PolicyConfigError
+from services.kit.background.store import WorkStore
+from services.kit.celery import leave_process
+from services.kit.ids import new_id
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+R = TypeVar("R")
+
+DATABASE_PATIENCE_S = 60.0
+"""How long an answer is held on to while the database is away; after that the work is done anew."""
+
+
+class Worker:
+    """Does one piece of work at a time, in whichever process of the pool made it.
+
+    Attributes:
+        progress: Columns to write with the next renewal of the claim; whoever works sets them as it gets on.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        store: WorkStore,
+        answer: Callable[[Any, Worker], Any],
+        *,
+        lease_s: float,
+        took: str,
+        is_away: Callable[[BaseException], bool],
+        on_lost_claim: Callable[[], None] = leave_process,
+    ) -> None:
+        """Make a worker.
+
+        Args:
+            what: One piece of work, for the log.
+            store: Its table.
+            answer: Does the work: the row and this worker in, the result out as JSON. What it raises as
+                ``DomainError``, ``PolicyConfigError`` or ``ValidationError`` is the problem's own fault.
+            lease_s: How long the claim stands without being renewed.
+            took: The column that takes how long the work took, seconds.
+            is_away: Whether an exception says that the database does not answer.
+            on_lost_claim: Ends the work when nobody waits for it any more.
+        """
+        self.progress: dict[str, Any] = {}
+        self._what = what
+        self._store = store
+        self._answer = answer
+        self._lease_s = lease_s
+        self._took = took
+        self._is_away = is_away
+        self._on_lost_claim = on_lost_claim
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
+        self._thread.start()
+
+    def run(self, work_id: str) -> None:
+        """Do the work, unless another worker does or did, or nobody wants it any more."""
+        claim = new_id("claim")
+        row = self.ask(lambda: self._store.claim(work_id, claim, self._lease_s))
+        if row is None:
+            log.info(f"{self._what}.skipped", id=work_id)
+            return
+        log.info(f"{self._what}.started", id=work_id, attempt=row.attempts)
+        self.progress = {}
+        keeper = asyncio.run_coroutine_threadsafe(self._keep(work_id, claim), self._loop)
+        began_s = time.monotonic()
+        try:
+            answer = self._answer_or_failure(row)
+        except SoftTimeLimitExceeded:
+            answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It ran past its time limit.")
+        finally:
+            keeper.cancel()
+        self._write(work_id, claim, answer, time.monotonic() - began_s)
+
+    def ask(self, query: Callable[[], Awaitable[R]]) -> R:
+        """Run a query on the loop's thread, again and again while the database is away."""
+        deadline_s = time.monotonic() + DATABASE_PATIENCE_S
+        while True:
+            try:
+                return asyncio.run_coroutine_threadsafe(_awaited(query), self._loop).result()
+            except Exception as error:
+                if not self._is_away(error) or time.monotonic() > deadline_s:
+                    raise
+                log.warning("database.waiting", error=str(error) or type(error).__name__)
+                time.sleep(0.5)
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        """Do something last (give back the connections) and end the thread."""
+        asyncio.run_coroutine_threadsafe(last, self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _answer_or_failure(self, row: Any) -> Any:
+        try:
+            return self._answer(row, self)
+        except (DomainError, PolicyConfigError, ValidationError) as error:
+            return WorkFailure(code=WorkFailureCode.INVALID_PROBLEM, detail=str(error))
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            log.exception(f"{self._what}.broke")
+            return WorkFailure(
+                code=WorkFailureCode.INTERNAL, detail=f"The {self._what} broke off: {type(error).__name__}."
+            )
+
+    def _write(self, work_id: str, claim: str, answer: Any, took_s: float) -> None:
+        columns = {**self.progress, self._took: took_s}
+        if isinstance(answer, WorkFailure):
+            stood = self.ask(lambda: self._store.fail(work_id, claim, answer, **columns))
+            log.warning(f"{self._what}.failed", id=work_id, code=answer.code, detail=answer.detail, written=stood)
+            return
+        stood = self.ask(lambda: self._store.succeed(work_id, claim, answer, **columns))
+        log.info(f"{self._what}.ended", id=work_id, s=round(took_s, 3), written=stood)
+
+    async def _keep(self, work_id: str, claim: str) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 5)
+            try:
+                stands = await self._store.renew(work_id, claim, self._lease_s, **self.progress)
+            except Exception as error:  # the answer is written only if the claim still stands by then
+                log.warning("claim.not_renewed", id=work_id, error=str(error) or type(error).__name__)
+                continue
+            if not stands:
+                log.info(f"{self._what}.stopped", id=work_id)
+                self._on_lost_claim()
+                return
+
+
+async def _awaited(query: Callable[[], Awaitable[R]]) -> R:
+    return await query()
