@@ -62,7 +62,8 @@ def training(
     node_mtbf_days: Annotated[
         float | None, typer.Option(help="Mean time between failures of a node; none if not given.")
     ] = None,
-    host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 0.0,
+    host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 30.0,
+    horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
@@ -80,6 +81,7 @@ def training(
             power_down_after_s=None if power_down_minutes is None else 60.0 * power_down_minutes,
             node_mtbf_s=None if node_mtbf_days is None else 86_400.0 * node_mtbf_days,
             host_idle_w=host_idle_w,
+            horizon_s=3_600.0 * horizon_hours,
         )
         trace = _grid(carbon, start, days, signal, forecast)
         workload = _jobs(jobs, format, recipe, start, days, seed)

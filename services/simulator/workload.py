@@ -34,15 +34,18 @@ class Behaviour:
         speed: (n_sizes,) seconds of ``Workload.work_s`` done per second, on one node. 1 is the reference gang.
         gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
         spread_speed: (n_sizes,) speed of a gang that spans nodes; None where that costs nothing.
+        spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
     """
 
     gpus: Ints
     speed: Floats
     gpu_power_w: Floats
     spread_speed: Floats | None = None
+    spread_power_w: Floats | None = None
 
     def __post_init__(self) -> None:
-        columns = [self.speed, self.gpu_power_w, *([] if self.spread_speed is None else [self.spread_speed])]
+        optional = (self.spread_speed, self.spread_power_w)
+        columns = [self.speed, self.gpu_power_w, *(column for column in optional if column is not None)]
         if self.gpus.ndim != 1 or not self.gpus.size or any(column.shape != self.gpus.shape for column in columns):
             raise DomainError("a behaviour needs one speed and one power per gang size")
         if self.gpus[0] < 1 or bool((np.diff(self.gpus) <= 0).any()):
@@ -55,9 +58,10 @@ class Behaviour:
         speed = self.spread_speed if spread and self.spread_speed is not None else self.speed
         return np.interp(gpus, self.gpus, speed)
 
-    def power_w_at(self, gpus: Ints) -> Floats:
+    def power_w_at(self, gpus: Ints, *, spread: bool = False) -> Floats:
         """Return the draw of one of the gang's GPUs at each size, watts; same shape."""
-        return np.interp(gpus, self.gpus, self.gpu_power_w)
+        power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
+        return np.interp(gpus, self.gpus, power)
 
 
 @dataclass(frozen=True)

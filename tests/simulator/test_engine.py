@@ -30,18 +30,32 @@ def test_one_job_takes_its_start_and_its_work_and_spends_its_power() -> None:
 def test_idle_devices_draw_power_while_the_cluster_waits() -> None:
     result = simulate("fifo", a_workload([(0.0, 3_600.0, 1), (7_200.0, 3_600.0, 1)]), ONE, a_trace())
 
-    assert result.idle_energy_kwh == pytest.approx(0.03)
-    assert result.energy_kwh == pytest.approx(2 * 0.25 + 0.03)
+    assert result.idle_energy_kwh == pytest.approx(0.06)  # 30 W of the board, 30 W of its host
+    assert result.energy_kwh == pytest.approx(2 * 0.25 + 0.06)
 
 
 def test_nodes_that_are_switched_off_draw_nothing_and_boot_first() -> None:
-    options = EngineOptions(power_down_after_s=600.0, boot_s=100.0)
+    options = EngineOptions(power_down_after_s=600.0, boot_s=100.0, host_idle_w=0.0)
     jobs = a_workload([(0.0, 3_600.0, 1), (7_200.0, 3_600.0, 1)])
 
     result = simulate("fifo", jobs, ONE, a_trace(), options=options)
 
     assert result.columns.jct_s.tolist() == [3_600.0, 3_700.0]
     assert result.idle_energy_kwh == pytest.approx(30.0 * 600 / 3.6e6)
+
+
+def test_a_host_may_be_charged_to_each_job_on_it() -> None:
+    """Two jobs share a node of two GPUs, each paying its host whole; a gang over two nodes pays both."""
+    profile = a_profile(gpu_w=200.0, host_power_w=50.0, restart_s=0.0)
+    jobs = a_workload([(0.0, 3_600.0, 1), (0.0, 3_600.0, 1)], [profile])
+    wide = a_workload([(0.0, 3_600.0, 4)], [profile])
+    options = EngineOptions(host_per_job_w=100.0, rigid=True)
+
+    shared = simulate("fifo", jobs, ClusterSpec.parse("1x2:RTX3090"), a_trace(), options=options)
+    spread = simulate("fifo", wide, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=options)
+
+    assert shared.energy_kwh == pytest.approx(2 * 0.3)
+    assert spread.peak_power_w == pytest.approx(4 * 200.0 + 2 * 100.0)
 
 
 def test_a_preempted_job_pays_for_its_checkpoint_and_its_restart() -> None:

@@ -36,32 +36,36 @@ class Run:
 class Behaviours:
     """Truth and prediction of a workload's jobs on a cluster's GPU models."""
 
-    def __init__(self, workload: Workload, models: tuple[str, ...]) -> None:
+    def __init__(self, workload: Workload, models: tuple[str, ...], host_per_job_w: float | None = None) -> None:
+        """Take the kinds of jobs, the cluster's GPU models, and ``EngineOptions.host_per_job_w``."""
         self._profiles = workload.profiles
         self._models = models
-        self._runs: dict[tuple[int, int, int, bool], Run] = {}
+        self._host_per_job_w = host_per_job_w
+        self._runs: dict[tuple[int, int, int, int], Run] = {}
 
-    def run(self, profile: int, model: int, gpus: int, spread: bool) -> Run:
-        """Return what a gang of this size does on this model; ``spread``: over more than one node.
+    def run(self, profile: int, model: int, gpus: int, nodes: int) -> Run:
+        """Return what a gang of this size does on this model, on so many nodes.
 
         Raises:
             KeyError: the job cannot run on that model.
         """
-        key = (profile, model, gpus, spread)
+        key = (profile, model, gpus, nodes)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
         return found
 
-    def _look_up(self, profile: int, model: int, gpus: int, spread: bool) -> Run:
+    def _look_up(self, profile: int, model: int, gpus: int, nodes: int) -> Run:
+        spread = nodes > 1
         kind = self._profiles[profile]
         behaviour = kind.truth(self._models[model])
         if behaviour is None:
             raise KeyError(f"{kind.name} does not run on {self._models[model]}")
         size = np.array([gpus])
         speed = float(behaviour.speed_at(size, spread=spread)[0])
-        gpu_w = gpus * float(behaviour.power_w_at(size)[0])
-        draw_w = gpu_w + gpus * kind.host_power_w
+        gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0])
+        host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
+        draw_w = gpu_w + host_w
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s, kind.checkpoint_s)
 
 

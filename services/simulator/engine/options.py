@@ -24,7 +24,9 @@ class EngineOptions:
         lease_s: From a node's failure until its jobs are surely over and wait again.
         power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
         boot_s: What a gang waits for a node that is switched off.
-        host_idle_w: Draw of the host per idle GPU, watts, while its node is on.
+        host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
+        host_per_job_w: Where given, what a job is charged for every node it sits on, watts, in place of its profile's
+            host power per GPU; jobs that share a node are then each charged for it.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -42,7 +44,8 @@ class EngineOptions:
     lease_s: float = 60.0
     power_down_after_s: float | None = None
     boot_s: float = 180.0
-    host_idle_w: float = 0.0
+    host_idle_w: float = 30.0
+    host_per_job_w: float | None = None
     rigid: bool = False
     until_s: float | None = None
 
@@ -50,5 +53,6 @@ class EngineOptions:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
         positive += [each for each in (self.node_mtbf_s, self.power_down_after_s) if each is not None]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
+        least.append(self.host_per_job_w or 0.0)
         if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
             raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")

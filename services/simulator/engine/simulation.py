@@ -74,7 +74,7 @@ class Simulation:
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models))
-        self.behaviours = Behaviours(self.workload, models)
+        self.behaviours = Behaviours(self.workload, models, options.host_per_job_w)
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.now_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
@@ -194,7 +194,7 @@ class Simulation:
         model, boots = self.nodes.take(placement)
         ints = live.ints
         row = int(ints[I.ROW, slot])
-        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, gpus, len(placement.shares) > 1)
+        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, gpus, len(placement.shares))
         run_from = now_s + run.restart_s + (self.options.boot_s if boots else 0.0)
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
@@ -225,7 +225,7 @@ class Simulation:
         assert placement is not None
         model = self.nodes.model[self.nodes.where[placement.shares[0].node_id]]
         return self.behaviours.run(
-            int(live.ints[I.CURVE, slot]), model, int(live.ints[I.GPUS, slot]), len(placement.shares) > 1
+            int(live.ints[I.CURVE, slot]), model, int(live.ints[I.GPUS, slot]), len(placement.shares)
         )
 
     def _stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:

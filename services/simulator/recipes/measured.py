@@ -23,11 +23,16 @@ H200 (``dgx-ext``), which differ in speed and in scaling.
 
 **Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
 ``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
-V100's idle is the least power in Zeus' table (36 W), the H200's is measured (84 W). GPUs of a gang that wait for each
-other are not taken to draw less: no source measured that, and spinning all-reduce kernels keep a board busy.
+V100's idle is the least power in Zeus' table (36 W), the H200's is measured (84 W). The part of a step in which the
+GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``: boards that
+block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 84 W (A100, 400 W) in the Perseus
+example of ml-energy/lowtime.
 
-**Host.** 60 W per GPU held for CPU and static draw: the paper prints none. Its 28 kW peak on 64 boards of 350 W leaves
-at most 88 W per GPU.
+**Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
+60 W idle and 120 W at work on a node of two. The paper prints no watts; its 28 kW peak on 64 boards of 350 W leaves at
+most 175 W per node. SPECpower, as Cloud Carbon Footprint reads it (Skylake, 0.64 to 4.2 W per thread, 0.39 W per GB),
+gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 W at half. Who holds n of a node's GPUs pays
+n shares of its static draw, as the agents' meter splits it.
 """
 
 from __future__ import annotations
@@ -40,7 +45,10 @@ import numpy as np
 from services.simulator.bundles import rows_of
 from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
 
-HOST_W_PER_GPU = 60.0
+HOST_IDLE_W_PER_GPU = 30.0
+HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
+WAITING_FRACTION = 0.15
+"""(70.4 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw."""
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
 REFERENCE_GPU = "RTX3090"
 TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
@@ -100,8 +108,15 @@ def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
     base = speeds()[(SPEED_OF[model], "rtx", batch)][("one", 1)]
     one = _column(table, "one", "spread")
     spread = _column(table, "spread", "one")
-    power = np.full(SIZES.shape, power_w(dynamic_fraction(model, batch), gpu_model))
-    return Behaviour(SIZES, one / base, power, np.minimum(spread, one) / base)
+    spread = np.minimum(spread, one)
+    busy_w, waiting_w = (power_w(each, gpu_model) for each in (dynamic_fraction(model, batch), WAITING_FRACTION))
+
+    def drawn_w(speed: Floats) -> Floats:
+        """Return the mean draw of a gang's GPUs, which work for part of a step and wait for the rest."""
+        working = np.minimum(speed / (SIZES * one[0]), 1.0)
+        return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
+
+    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread))
 
 
 def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Floats:

@@ -11,7 +11,14 @@ from services.core.domain.errors import DomainError
 from services.simulator.bundles.make import DAY_SHARES, shares_of
 from services.simulator.readers import TraceFormatError, read_jobs
 from services.simulator.recipes.green import MODELS
-from services.simulator.recipes.measured import HOST_W_PER_GPU, SIZES, batches_of, dynamic_fraction, profile
+from services.simulator.recipes.measured import (
+    HOST_W_PER_GPU,
+    SIZES,
+    WAITING_FRACTION,
+    batches_of,
+    dynamic_fraction,
+    profile,
+)
 from services.simulator.workload import GPU_MODELS
 
 START = "2023-01-01"
@@ -70,6 +77,19 @@ def test_power_follows_the_measured_fraction() -> None:
     assert dynamic_fraction("shufflenet", 64) == pytest.approx((90.8 - 36) / 214, abs=0.001)
     assert dynamic_fraction("resnet50", 115) == pytest.approx((223 - 36) / 214, abs=0.02)
     assert dynamic_fraction("gpt2", 4) == pytest.approx((502.1 - 83.8) / 616.2, abs=0.001)
+
+
+def test_gpus_that_wait_for_each_other_draw_less() -> None:
+    """BERT at 4 samples per GPU works 56 % of a step on two GPUs; a model that scales draws what it did alone."""
+    board, lossy, smooth = GPU_MODELS["RTX3090"], profile("bert", 4).true["RTX3090"], profile("resnet50", 200)
+    waiting_w = board.idle_w + WAITING_FRACTION * (board.peak_w - board.idle_w)
+    alone_w = lossy.gpu_power_w[0]
+
+    assert lossy.gpu_power_w[1] == pytest.approx(0.5637 * alone_w + 0.4363 * waiting_w, rel=1e-3)
+    assert lossy.spread_power_w is not None
+    assert (lossy.spread_power_w <= lossy.gpu_power_w + 1e-9).all()
+    assert (lossy.spread_power_w >= waiting_w).all()
+    assert smooth.true["RTX3090"].gpu_power_w[1] == smooth.true["RTX3090"].gpu_power_w[0]
 
 
 def test_no_gang_is_more_efficient_than_one_gpu() -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase
-from services.core.policies.green.config import GreenConfig
-from services.core.policies.green.efficiency import degradation, gamma_at, largest_gang, occupancy_of
+from services.core.domain.ids import JobId
+from services.core.policies.green.config import GammaCompares, GreenConfig
+from services.core.policies.green.efficiency import Step, degradation, gamma_at, largest_gang, last_step, occupancy_of
+from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
 from services.core.policies.green.mlfq import Green, scale
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
 
@@ -154,3 +156,57 @@ def test_fixed_gpus_runs_every_job_at_one_size_or_the_nearest_it_may_have(fixed:
     result = run_cycle(policy, a_snapshot(jobs, [a_node(gpus=16)]), policy.initial())
 
     assert result.memory.gangs == sizes
+
+
+@pytest.mark.parametrize(("step_back", "size"), [(False, 3), (True, 2)])
+def test_a_job_may_step_back_from_the_size_that_proved_too_wide(step_back: bool, size: int) -> None:
+    config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, step_back=step_back)
+    snapshot = a_snapshot([a_measured_job("a", 0.8, gpus=3), a_measured_job("b", 0.8)], [a_node(gpus=16)])
+
+    result = run_cycle(Green(config), snapshot, Green(config).initial())
+
+    assert result.memory.lower == {"a", "b"}
+    assert result.memory.gangs == {"a": size, "b": 1}
+    assert story(result.plan) == ({"a": "preempt scale_in -> 2"} if step_back else {})
+
+
+def test_a_job_at_its_cap_is_measured_before_it_is_said_to_fit() -> None:
+    config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, job_cap_gpus=2, step_back=True)
+    unmeasured = a_job("a", gpus=2, min_gpus=1, max_gpus=8, efficiency_base=1.0, waiting_since_s=NOON_S - 60)
+
+    assert not run_cycle(Green(config), a_snapshot([unmeasured]), Green(config).initial()).memory.lower
+
+
+def test_the_last_step_alone_can_be_judged() -> None:
+    """At 2 GPUs 600 W made 1.2 of what 300 W made at one: 0.6 per joule in all, 0.2 of the added watts."""
+    job = a_measured_job("a", 0.6, gpus=2, energy_j=300_000 + 600 * 500, attained_gpu_s=1_000 + 2 * 500)
+    snapshot = a_snapshot([job, a_measured_job("b", 0.7), a_job("c", gpus=1)], [a_node(gpus=16)])
+    grown = {JobId("a"): Step(1, 0.002, 300.0, 300_000.0, 1_000.0)}
+    present = np.array([2, 1, 1])
+
+    assert last_step(snapshot, present, grown, marginal=False)[:2] == pytest.approx([0.6, 1.0])
+    assert last_step(snapshot, present, grown, marginal=True)[:2] == pytest.approx([0.2, 1.0])
+    assert np.isnan(last_step(snapshot, present, grown, marginal=True)[2])
+
+
+@pytest.mark.parametrize(("compares", "gang"), [("minimum", 2), ("previous", 3), ("marginal", 2)])
+def test_what_gamma_is_held_against_decides(compares: GammaCompares, gang: int) -> None:
+    """A job lost a tenth of its efficiency at the first step, and next to nothing more at the second."""
+    config = GreenConfig(gamma_empty=0.95, gamma_full=0.95, gamma_compares=compares)
+    job = a_measured_job("a", 0.9, gpus=2, energy_j=2_000.0, attained_gpu_s=10.0)
+    memory = GreenMemory(grown={JobId("a"): Step(1, 0.002 * 0.91, 100.0, 1_000.0, 5.0)})
+
+    following = run_cycle(Green(config), a_snapshot([job], [a_node(gpus=16)]), memory).memory
+
+    assert following.gangs == {"a": gang}
+    assert ("a" in following.lower) == (gang == 2)
+
+
+def test_what_jobs_were_before_they_grew_is_remembered_and_stored() -> None:
+    config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, gamma_compares="marginal")
+    job = a_measured_job("a", 1.0, energy_j=3_000.0, attained_gpu_s=10.0)
+
+    memory = run_cycle(Green(config), a_snapshot([job], [a_node(gpus=16)]), GreenMemory()).memory
+
+    assert memory.grown == {"a": Step(1, 0.002, 300.0, 3_000.0, 10.0)}
+    assert load_memory(dump_memory(memory)) == memory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats
+from services.core.cycle.snapshot import Bools, Floats
 from services.core.domain.carbon import CarbonCurve
 
 
@@ -28,6 +28,15 @@ def rescaled_power(power_w: Floats, mu: float) -> Floats:
         return np.ones_like(power_w)
     scaled = (power_w - known.min()) / span * (mu - 1.0) + 1.0
     return np.where(np.isfinite(scaled), scaled, 1.0)
+
+
+def high_power(power_w: Floats) -> Bools:
+    """Return which jobs draw at least the median of those known: (n_jobs,); an unobserved one does not.
+
+    Source: GREEN section 5.2, P~; for jobs at the median see ``shifting``.
+    """
+    known = np.isfinite(power_w)
+    return power_w >= np.median(power_w[known]) if known.any() else known
 
 
 def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float) -> Floats:
@@ -61,7 +70,7 @@ def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float
     known = np.isfinite(power_w)
     if not known.any():
         return np.ones_like(power_w)
-    high = power_w >= np.median(power_w[known])
+    high = high_power(power_w)
     factor = rescaled_power(power_w, mu)
     late = high == (intensity >= mean_intensity)
     return np.where(known, np.where(late, factor, 1.0 / factor), 1.0)

@@ -9,6 +9,8 @@ from services.core.domain.errors import PolicyConfigError
 from services.core.policies.parameters import Parameter, check_parameters
 
 CarbonFactor = Literal["footprint", "gpu_seconds"]
+GammaCompares = Literal["minimum", "previous", "marginal"]
+WaitsFor = Literal["high_power", "all"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,21 @@ class GreenConfig:
             maximum=2.0,
         ),
     ] = 0.95
+    gamma_compares: Annotated[
+        GammaCompares,
+        Parameter(
+            "What gamma is held against: the efficiency at the present gang over that at the smallest (equation 4), or "
+            "over that before the last step (one reading of line 4 of Algorithm 1), or what the last step alone turns "
+            "a joule into, over the smallest gang's (ours)."
+        ),
+    ] = "minimum"
+    step_back: Annotated[
+        bool,
+        Parameter(
+            "A job whose last step fell below gamma leaves the upper queue at the size before it; Algorithm 1 leaves "
+            "it at the size that proved too wide. Default: the paper's."
+        ),
+    ] = False
     job_cap_gpus: Annotated[
         int,
         Parameter(
@@ -73,6 +90,23 @@ class GreenConfig:
             minimum=60.0,
         ),
     ] = 86_400.0
+    slack_s: Annotated[
+        float,
+        Parameter(
+            "How much later than at once a job without a deadline may end, so that GPUs stand idle in dirty hours; "
+            "a job with a deadline may then be held until it. 0, as the paper: never while a GPU is free.",
+            unit="s",
+            minimum=0.0,
+        ),
+    ] = 0.0
+    slack_share: Annotated[
+        float | None,
+        Parameter("A second limit on that delay, as a share of the time the job itself needs.", minimum=0.0),
+    ] = None
+    slack_of: Annotated[
+        WaitsFor,
+        Parameter("Which jobs of the lower queue are held where slack_s allows it: those of high power, or all."),
+    ] = "all"
     carbon_factor: Annotated[
         CarbonFactor,
         Parameter("What counts against a job in the lower queue: its emissions, or its GPU seconds (ablation of A.1)."),

@@ -5,12 +5,33 @@ Source: GREEN section 5.1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from services.core.cycle.snapshot import Floats, Ints, Snapshot
+from services.core.domain.ids import JobId
 
 LEAST_DEGRADATION = 1e-9
 """Below this a job makes no progress at all; the floor keeps priorities finite."""
+
+
+class Step(NamedTuple):
+    """A job as it was when it last grew.
+
+    Attributes:
+        gpus: Its size.
+        efficiency: Progress per joule at that size.
+        power_w: What it drew at that size, hosts included.
+        energy_j, gpu_s: What it had spent and held by then.
+    """
+
+    gpus: int
+    efficiency: float
+    power_w: float
+    energy_j: float
+    gpu_s: float
 
 
 def degradation(efficiency_base: Floats, efficiency_now: Floats) -> Floats:
@@ -64,3 +85,40 @@ def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:
     ``tests/unit/core/test_green_scaling.py::test_no_job_grows_beyond_its_cap``.
     """
     return np.minimum(max_gpus, np.maximum(min_gpus, job_cap_gpus))
+
+
+def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, Step], *, marginal: bool) -> Floats:
+    """Return what the last step of each job did to its efficiency, NaN where unobserved, 1 where there was none.
+
+    With ``EFF`` progress per joule and ``P`` watts at the sizes before (b) and now (n): ``EFF_n / EFF_b``, or, if
+    ``marginal``, what the added watts are turned into, against the smallest gang's
+
+        (EFF_n * P_n - EFF_b * P_b) / (P_n - P_b) / EFFICIENCY(t0)
+
+    A step that added no watts counts as one that lost nothing.
+
+    Args:
+        snapshot: The cluster.
+        present: (n_jobs,) the size each job has.
+        grown: The jobs that have grown, as they were before.
+        marginal: See above.
+
+    Returns:
+        (n_jobs,) values >= ``LEAST_DEGRADATION``, or NaN.
+    """
+    jobs = snapshot.jobs
+    known = (jobs.efficiency_base > 0) & (jobs.efficiency_now >= 0)
+    ratio = np.where(known, 1.0, np.nan)
+    for job in np.flatnonzero(known).tolist():
+        before = grown.get(jobs.ids[job])
+        if before is None or before.gpus == present[job]:
+            continue
+        now = float(jobs.efficiency_now[job])
+        ratio[job] = now / before.efficiency
+        gpu_s = float(jobs.attained_gpu_s[job]) - before.gpu_s
+        if marginal and gpu_s > 0:
+            power_w = (float(jobs.energy_j[job]) - before.energy_j) / gpu_s * float(present[job])
+            added_w = power_w - before.power_w
+            gained = now * power_w - before.efficiency * before.power_w
+            ratio[job] = gained / added_w / float(jobs.efficiency_base[job]) if added_w > 0 else 1.0
+    return np.maximum(ratio, LEAST_DEGRADATION)

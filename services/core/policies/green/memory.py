@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.core.domain.ids import JobId
+from services.core.policies.green.efficiency import Step
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class GreenMemory:
         gangs: The size each job had or was to have.
         lower: The jobs that have left the upper queue.
         counted_from: For a job that starved, its emissions (gCO2) and GPU seconds by then; only what came after counts.
+        grown: For a job that has grown, what it was before its last step; kept only where the configuration asks.
+        held: The jobs that wait for greener hours, whatever is free.
     """
 
     rank: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
@@ -26,6 +29,8 @@ class GreenMemory:
     gangs: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     lower: frozenset[JobId] = frozenset()
     counted_from: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
+    grown: Mapping[JobId, Step] = field(default_factory=dict[JobId, Step])
+    held: frozenset[JobId] = frozenset()
 
 
 def dump_memory(memory: GreenMemory) -> dict[str, Any]:
@@ -33,7 +38,14 @@ def dump_memory(memory: GreenMemory) -> dict[str, Any]:
     ranking = sorted(memory.rank, key=memory.rank.__getitem__)
     rows = [[job_id, memory.gangs[job_id], job_id in memory.lower] for job_id in ranking]
     counted = {job_id: list(amounts) for job_id, amounts in memory.counted_from.items()}
-    return {"ranking": rows, "ahead": memory.ahead, "counted_from": counted}
+    grown = {job_id: list(step) for job_id, step in memory.grown.items()}
+    return {
+        "ranking": rows,
+        "ahead": memory.ahead,
+        "counted_from": counted,
+        "grown": grown,
+        "held": sorted(memory.held),
+    }
 
 
 def load_memory(stored: dict[str, Any]) -> GreenMemory:
@@ -48,4 +60,9 @@ def load_memory(stored: dict[str, Any]) -> GreenMemory:
             JobId(job_id): (float(carbon), float(gpu_s))
             for job_id, (carbon, gpu_s) in stored.get("counted_from", {}).items()
         },
+        grown={
+            JobId(job_id): Step(int(gpus), *map(float, rest))
+            for job_id, (gpus, *rest) in stored.get("grown", {}).items()
+        },
+        held=frozenset(map(JobId, stored.get("held", ()))),
     )

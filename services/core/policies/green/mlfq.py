@@ -6,6 +6,8 @@ An active round sorts the jobs into queues, sets their sizes and ranks them:
 2. the lower queue by PRIORITY (``carbon.lower_priority``);
 3. what theta kept out of the upper queue, so that no GPU idles for its sake.
 
+Where ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
+
 A passive round fills free GPUs by the last active ranking; jobs that came since join the end of the upper queue at
 their minimum gang, within theta as well.
 
@@ -14,22 +16,30 @@ Source: GREEN section 6, Algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan
+from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.ranking import Ranking, order_by, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
-from services.core.policies.green.carbon import lower_priority, mean_intensity, shifting
+from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
-from services.core.policies.green.efficiency import degradation, gamma_at, largest_gang, occupancy_of
+from services.core.policies.green.efficiency import (
+    Step,
+    degradation,
+    gamma_at,
+    largest_gang,
+    last_step,
+    occupancy_of,
+)
 from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
+from services.core.policies.green.slack import can_wait
 
 
 class Green:
@@ -50,8 +60,12 @@ class Green:
             order, gangs, memory = active_ranking(snapshot, memory, self.config)
         else:
             order, gangs = passive_ranking(snapshot, memory, self.config)
+        reason = Reason.WAITING_FOR_ROUND
+        if memory.held:
+            ids, reason = snapshot.jobs.ids, Reason.GREENER_HOURS
+            order = order[[ids[job] not in memory.held for job in order.tolist()]]
         order = wishes_first(order, snapshot.jobs.priority)
-        ranking = Ranking(order, gangs[order])
+        ranking = Ranking(order, gangs[order], reason)
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
@@ -72,12 +86,14 @@ class Scaling:
         gangs: The size each job should have.
         lower: Which jobs are in the lower queue from this round on.
         degradation: Efficiency against the minimum gang, NaN where unobserved.
+        grown: As ``GreenMemory.grown``, from this round on.
     """
 
     present: Ints
     gangs: Ints
     lower: Bools
     degradation: Floats
+    grown: dict[JobId, Step] = field(default_factory=dict[JobId, Step])
 
 
 def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, GreenMemory]:
@@ -108,6 +124,8 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
         gangs=dict(zip(ids, gangs[order].tolist(), strict=True)),
         lower=frozenset(jobs.ids[job] for job in np.flatnonzero(scaling.lower).tolist()),
         counted_from=counted_from,
+        grown=scaling.grown,
+        held=_held(snapshot, lower, gangs, config),
     )
     return order, gangs, following
 
@@ -139,7 +157,8 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     A job grows if it runs and may be restarted, its degradation has been measured at its present size and is at least
     gamma, and a step keeps it within its cap. It leaves the upper queue, at the size it has, when it runs and may not
     grow, or when its efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike
-    Algorithm 1 as printed, which stops at theta, every job of the queue is examined.
+    Algorithm 1 as printed, which stops at theta, every job of the queue is examined. With ``step_back`` a job whose
+    last step proved too wide leaves at the size before it.
 
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
@@ -154,11 +173,51 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     gamma = gamma_at(occupancy_of(snapshot), config.gamma_empty, config.gamma_full)
     cap = possible_sizes(snapshot, largest_gang(jobs.min_gpus, jobs.max_gpus, config.job_cap_gpus))
     may_grow = jobs.preemptible & (present + jobs.step_gpus <= cap)
-    measured = np.isfinite(degraded)
-    grows = runs & may_grow & measured & (degraded >= gamma)
-    waits = runs & may_grow & ~measured & (snapshot.now_s - jobs.waiting_since_s < config.unmeasured_s)
+    kept = degraded
+    if config.gamma_compares != "minimum":
+        kept = last_step(snapshot, present, memory.grown, marginal=config.gamma_compares == "marginal")
+    measured = np.isfinite(kept)
+    holds = measured & (kept >= gamma)
+    grows = runs & may_grow & holds
+    wide = config.step_back & jobs.preemptible & (present > jobs.min_gpus)
+    waits = runs & ~measured & (may_grow | wide)
+    waits &= snapshot.now_s - jobs.waiting_since_s < config.unmeasured_s
     gangs = np.where(grows, present + jobs.step_gpus, present)
-    return Scaling(present, gangs, known_lower | (runs & ~grows & ~waits), degraded)
+    gangs = np.where(runs & measured & ~holds & wide, present - jobs.step_gpus, gangs)
+    lower = known_lower | (runs & ~grows & ~waits)
+    return Scaling(present, gangs, lower, degraded, _grown(snapshot, memory, config, present, grows))
+
+
+def _grown(
+    snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, present: Ints, grows: Bools
+) -> dict[JobId, Step]:
+    """Return what jobs that have grown were before their last step, if gamma is held against it."""
+    if config.gamma_compares == "minimum":
+        return {}
+    jobs, known = snapshot.jobs, memory.grown
+    grown = {job_id: known[job_id] for job_id in jobs.ids if job_id in known}
+    for job in np.flatnonzero(grows).tolist():
+        energy_j, gpu_s = float(jobs.energy_j[job]), float(jobs.attained_gpu_s[job])
+        before = known.get(jobs.ids[job])
+        if before is not None and before.gpus == present[job]:  # asked for before, and not granted yet
+            continue
+        since = (0.0, 0.0) if before is None else (before.energy_j, before.gpu_s)
+        power_w = (energy_j - since[0]) / max(gpu_s - since[1], 1.0) * float(present[job])
+        grown[jobs.ids[job]] = Step(int(present[job]), float(jobs.efficiency_now[job]), power_w, energy_j, gpu_s)
+    return grown
+
+
+def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) -> frozenset[JobId]:
+    """Return the jobs of the lower queue that wait for greener hours."""
+    jobs = snapshot.jobs
+    if not config.slack_s:
+        return frozenset()
+    may = lower & jobs.preemptible
+    if config.slack_of == "high_power":
+        may &= high_power(jobs.gpu_power_w)
+    which = np.flatnonzero(may)
+    held: list[int] = which[can_wait(snapshot, which, gangs[which], config.slack_s, config.slack_share)].tolist()
+    return frozenset(map(jobs.ids.__getitem__, held))
 
 
 def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Ints]:

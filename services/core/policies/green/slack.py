@@ -1,0 +1,46 @@
+"""Beyond the paper: whether a job can wait for greener hours while GPUs stand idle.
+
+GREEN never leaves a GPU idle that a job could use, so on a cluster with room it moves nothing. With a slack that users
+grant, a job of the lower queue runs in the greenest hours before its time is up, as ``wait-awhile`` runs every job; new
+jobs still start at once, and jobs whose time is up compete as ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.cycle.snapshot import Bools, Floats, Ints, Snapshot
+from services.core.policies.carbon.wait_awhile import hour_has_come
+
+
+def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None) -> Bools:
+    """Return which of these jobs have more greener time ahead than they need: (n,).
+
+    A job must be done by its deadline, or, without one, by so much later than if it had run from its submission on.
+
+    Args:
+        snapshot: The cluster.
+        which: (n,) indices into the job table.
+        gangs: (n,) the sizes they would run at.
+        slack_s: The most a job may be delayed, >= 0.
+        slack_share: The same as a share of the time it needs; None: no such limit.
+    """
+    jobs = snapshot.jobs
+    ran_s = np.nan_to_num(jobs.attained_gpu_s[which], nan=0.0) / gangs
+    left_s = remaining_s(ran_s, jobs.progress[which])
+    needed_s = ran_s + left_s
+    allowed_s = slack_s if slack_share is None else np.minimum(slack_s, slack_share * needed_s)
+    deadline_s = jobs.deadline_s[which]
+    deadline_s = np.where(np.isfinite(deadline_s), deadline_s, jobs.submitted_s[which] + needed_s + allowed_s)
+    return ~hour_has_come(snapshot.carbon.curve, snapshot.now_s, left_s, deadline_s)
+
+
+def remaining_s(ran_s: Floats, progress: Floats) -> Floats:
+    """Return how long jobs still need at the pace so far; one that does not report progress, as long as it ran: (n,).
+
+    Args:
+        ran_s: (n,) seconds they ran.
+        progress: (n,) share of the work done, NaN where unknown.
+    """
+    done = np.where(np.isnan(progress), 0.5, np.clip(progress, 1e-3, 1.0))
+    return ran_s * (1.0 - done) / done
