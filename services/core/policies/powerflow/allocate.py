@@ -1,0 +1,198 @@
+"""GPUs by marginal return: the first half of Algorithm 1.
+
+Every job starts without a GPU, at the setting that is most efficient at its size. The job with the largest marginal
+return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from the print:
+
+- Gangs are powers of two (section 5.3), so a step doubles a gang instead of adding one GPU. A job whose next step is
+  wider than what is left is done; the others go on.
+- JCT and energy of the whole cluster, by which eq. 20 divides, are the same for every job at a moment: they order
+  nothing and are left out. So does the work a job has left, which is in numerator and denominator.
+- A job without a GPU has an infinite JCT and so an infinite return: such jobs come first, in the order of their claim.
+
+The limit is checked at node boundaries as printed (lines 18-20); what the last node took beyond it is given back, last
+step first, so that the allocation is a prefix of the greedy order that keeps the limit. A job whose smallest gang
+exceeds the limit on an otherwise idle cluster is passed over; as printed it would hold up all behind it.
+
+Source: PowerFlow section 5.2, eq. 20, Algorithm 1 lines 2-20.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+import numpy as np
+
+from services.core.cycle.snapshot import Bools, Floats, Ints
+from services.core.policies.powerflow.choices import Choices
+
+FIRST, FREE, PAID, NEVER = range(4)
+"""Kinds of steps, best first: to a first gang; faster for no more energy; faster for more energy; not faster."""
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """How the greedy differs from the print; the defaults are the paper's.
+
+    Attributes:
+        marginal: What a return is. ``energy``: time saved per energy spent, as eq. 20. ``energy_and_gpu``: that per GPU
+            of the step, since a step of a power of two takes as many as the gang had. ``power``: the time by which the
+            job ends sooner, the work it has left counted, per watt of the limit: eq. 18 and 19 rather than energy.
+        queue: Which job without a GPU is first: the ``submitted`` first, or the ``shortest`` by the time it has left.
+        at_limit: What a step does that exceeds the power limit: it ends the allocation (``stop``, as printed), or only
+            that job's (``skip``).
+    """
+
+    marginal: Literal["energy", "energy_and_gpu", "power"] = "energy"
+    queue: Literal["submitted", "shortest"] = "submitted"
+    at_limit: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is to share out.
+
+    Attributes:
+        gpus: (n_pools,) devices by GPU model.
+        idle_w: (n_pools,) draw of one of them while nobody holds it, watts.
+        gpus_per_node: At whose multiples the limit is looked at.
+        limit_w: What the cluster may draw, watts; inf for no limit.
+        other_w: What it draws beside jobs and those devices, watts.
+    """
+
+    gpus: Ints
+    idle_w: Floats
+    gpus_per_node: int
+    limit_w: float
+    other_w: float = 0.0
+
+
+def allocate_gpus(
+    choices: Choices, room: Room, *, pool: Ints, keeps: Bools, work_s: Floats, greedy: Greedy | None = None
+) -> Ints:
+    """Return the size each job should have: (n_jobs,) index into its row of ``choices.gpus``, -1 for none.
+
+    Args:
+        choices: What each job could have.
+        room: Devices and power, those of ``keeps`` included.
+        pool: (n_jobs,) index of the GPU model the job would run on.
+        keeps: (n_jobs,) which jobs have their first size whatever becomes of the others; counted before all steps, even
+            where that exceeds the room.
+        work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; no matter to the greedy as printed.
+        greedy: Departures from the paper.
+    """
+    greedy = greedy or Greedy()
+    kind, order = _steps(choices, work_s, greedy)
+    draw_w = _draw_w(choices)
+    net_w = np.where(choices.gpus > 0, draw_w - choices.gpus * room.idle_w[pool][:, None], 0.0)
+    base_w = room.other_w + float(room.gpus @ room.idle_w)
+    possible = base_w + net_w[:, 0] <= room.limit_w
+    walk = _Walk(choices.gpus, net_w, pool, room, base_w, stops=greedy.at_limit == "stop")
+    for job in np.flatnonzero(keeps).tolist():
+        walk.take(job)
+    walk.begin()
+    sizes: list[int] = choices.sizes.tolist()
+    kinds, orders = kind.tolist(), order.tolist()
+    at = walk.size
+    heap = [
+        (kinds[job][at[job] + 1], orders[job][at[job] + 1], job)
+        for job in np.flatnonzero(possible | keeps).tolist()
+        if at[job] + 1 < sizes[job]
+    ]
+    heapify(heap)
+    while heap and heap[0][0] != NEVER:
+        _, _, job = heappop(heap)
+        if not walk.fits(job):
+            continue
+        if walk.take(job):
+            break
+        following = at[job] + 1
+        if following < sizes[job]:
+            heappush(heap, (kinds[job][following], orders[job][following], job))
+    walk.give_back()
+    return np.array(at, dtype=np.int64)
+
+
+class _Walk:
+    """Steps taken so far, and what they leave.
+
+    Attributes:
+        size: Per job the index of its present size, -1 for none.
+    """
+
+    def __init__(self, gpus: Ints, net_w: Floats, pool: Ints, room: Room, base_w: float, *, stops: bool) -> None:
+        self.size = [-1] * len(gpus)
+        self._more: list[list[int]] = np.diff(gpus, axis=1, prepend=0).tolist()
+        self._net_w: list[list[float]] = np.diff(net_w, axis=1, prepend=0.0).tolist()
+        self._pool: list[int] = pool.tolist()
+        self._left: list[int] = room.gpus.tolist()
+        self._per_node = max(room.gpus_per_node, 1)
+        self._limit_w, self._power_w = room.limit_w, base_w
+        self._stops = stops
+        self._held = 0
+        self._trail: list[int] = []
+
+    def begin(self) -> None:
+        """Forget the steps so far: they are not given back."""
+        self._trail.clear()
+
+    def fits(self, job: int) -> bool:
+        """Whether the job's next step finds devices, and power where every step is checked."""
+        at = self.size[job] + 1
+        if self._more[job][at] > self._left[self._pool[job]]:
+            return False
+        return self._stops or self._power_w + self._net_w[job][at] <= self._limit_w
+
+    def take(self, job: int) -> bool:
+        """Take the job's next step; return whether the allocation ends at this node boundary (lines 18-20)."""
+        at = self.size[job] = self.size[job] + 1
+        more = self._more[job][at]
+        crosses = self._held % self._per_node + more >= self._per_node
+        self._held += more
+        self._left[self._pool[job]] -= more
+        self._power_w += self._net_w[job][at]
+        self._trail.append(job)
+        return crosses and self._stops and self._power_w >= self._limit_w
+
+    def give_back(self) -> None:
+        """Undo steps, the last one first, until the limit holds."""
+        while self._trail and self._power_w > self._limit_w:
+            job = self._trail.pop()
+            self._power_w -= self._net_w[job][self.size[job]]
+            self.size[job] -= 1
+
+
+def known_work_s(work_s: Floats) -> Floats:
+    """Return the work with the median in place of what is unknown; 1 if nothing is known. Shape (n,) to (n,)."""
+    known = np.isfinite(work_s)
+    return np.where(known, work_s, np.median(work_s[known]) if known.any() else 1.0)
+
+
+def _draw_w(choices: Choices) -> Floats:
+    """Return each gang's draw at its most efficient setting: (n_jobs, n_sizes) watts."""
+    return np.take_along_axis(choices.power_w, choices.most_efficient()[:, :, None], axis=2)[:, :, 0]
+
+
+def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats]:
+    """Return the kind of each step and its place among its kind, smaller first: both (n_jobs, n_sizes).
+
+    Step k leads to size k. Eq. 20 for the steps beyond the first, with n + 1 read as the next size.
+    """
+    best = choices.most_efficient()[:, :, None]
+    speed = np.take_along_axis(choices.speed, best, axis=2)[:, :, 0]
+    power_w = np.take_along_axis(choices.power_w, best, axis=2)[:, :, 0]
+    exists = choices.gpus > 0
+    time_s = np.divide(1.0, speed, out=np.zeros(speed.shape), where=exists)
+    energy_j = power_w * time_s
+    gain, cost = -np.diff(time_s, axis=1, prepend=0.0), np.diff(energy_j, axis=1, prepend=0.0)
+    if greedy.marginal == "energy_and_gpu":
+        gain = gain / np.maximum(np.diff(choices.gpus, axis=1, prepend=0), 1)
+    elif greedy.marginal == "power":
+        gain, cost = gain * known_work_s(work_s)[:, None], np.diff(power_w, axis=1, prepend=0.0)
+    kind = np.where(gain <= 0, NEVER, np.where(cost <= 0, FREE, PAID))
+    order = np.divide(-gain, cost, out=-gain, where=kind == PAID)
+    kind[:, 0] = FIRST
+    left_s = work_s * time_s[:, 0] if greedy.queue == "shortest" else np.zeros(len(choices))
+    order[:, 0] = np.where(np.isnan(left_s), np.inf, left_s)
+    return kind, order

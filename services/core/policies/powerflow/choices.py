@@ -1,0 +1,72 @@
+"""What each job could have: its gang sizes and settings, with the speed and the draw of each.
+
+Rows are jobs in the order of their claim (users' priorities, then submission); that order ends every tie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.errors import DomainError
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Speed and power of jobs by gang size and setting.
+
+    Attributes:
+        gpus: (n_jobs, n_sizes) gang sizes, ascending along a row; 0 beyond a job's last size.
+        speed: (n_jobs, n_sizes, n_settings) seconds of work done per second; 0 where the job has no such choice.
+        power_w: The same shape: the whole gang's draw with its share of the hosts, watts; above 0 where ``speed`` is.
+    """
+
+    gpus: Ints
+    speed: Floats
+    power_w: Floats
+
+    def __post_init__(self) -> None:
+        if self.gpus.ndim != 2 or self.speed.shape[:2] != self.gpus.shape or self.speed.shape != self.power_w.shape:
+            raise DomainError("choices need one size per job and level, and one speed and power per setting of each")
+        runs = self.speed > 0
+        if not (np.isfinite(self.speed).all() and (self.power_w[runs] > 0).all()):
+            raise DomainError("speeds are finite, and whatever runs draws power")
+        if bool((runs.any(axis=2) != (self.gpus > 0)).any()):
+            raise DomainError("a gang size has at least one setting, and none beyond a job's last size")
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def sizes(self) -> Ints:
+        """How many gang sizes each job has: (n_jobs,)."""
+        return np.count_nonzero(self.gpus, axis=1)
+
+    def most_efficient(self) -> Ints:
+        """Return the setting with the least energy per work at each size (f0 of Algorithm 1): (n_jobs, n_sizes)."""
+        energy = np.divide(self.power_w, self.speed, out=np.full(self.speed.shape, np.inf), where=self.speed > 0)
+        return energy.argmin(axis=2)
+
+    def at(self, sizes: Ints) -> tuple[Floats, Floats]:
+        """Return speed and power by setting at one size of each job: (n_jobs,) to (n_jobs, n_settings), twice."""
+        rows = np.arange(len(self))
+        return self.speed[rows, sizes], self.power_w[rows, sizes]
+
+
+def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
+    """Return the gang sizes the placement allows: (n_jobs, n_sizes) as ``Choices.gpus``.
+
+    Powers of two on a job's grid ``low, low + step, ..., high``. A job whose grid has none, such as a rigid gang of
+    three, has its smallest gang only.
+
+    Source: PowerFlow section 5.3.
+    """
+    most = int(high.max(initial=1))
+    sizes: Ints = np.int64(1) << np.arange(most.bit_length(), dtype=np.int64)
+    on_grid = (sizes >= low[:, None]) & (sizes <= high[:, None]) & ((sizes - low[:, None]) % step[:, None] == 0)
+    packed = np.argsort(~on_grid, axis=1, kind="stable")
+    table = np.where(np.take_along_axis(on_grid, packed, axis=1), sizes[packed], 0)
+    table[:, 0] = np.where(table[:, 0] == 0, low, table[:, 0])
+    return table[:, : max(int(np.count_nonzero(table, axis=1).max(initial=1)), 1)]
