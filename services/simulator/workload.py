@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingCurve, SettingKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,6 +36,8 @@ class Behaviour:
         gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
         spread_speed: (n_sizes,) speed of a gang that spans nodes; None where that costs nothing.
         spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
+        settings: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
+            proportion. A kind of setting that is not in it changes nothing: nobody has measured it.
     """
 
     gpus: Ints
@@ -42,6 +45,7 @@ class Behaviour:
     gpu_power_w: Floats
     spread_speed: Floats | None = None
     spread_power_w: Floats | None = None
+    settings: Mapping[SettingKind, SettingCurve] = field(default_factory=dict[SettingKind, SettingCurve])
 
     def __post_init__(self) -> None:
         optional = (self.spread_speed, self.spread_power_w)
@@ -62,6 +66,18 @@ class Behaviour:
         """Return the draw of one of the gang's GPUs at each size, watts; same shape."""
         power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
         return np.interp(gpus, self.gpus, power)
+
+    def factors_at(self, settings: Mapping[SettingKind, float]) -> tuple[float, float]:
+        """Return what the settings in force multiply speed and power with.
+
+        A board that has both a limit and a locked clock obeys both: the one that slows it more decides.
+        """
+        factors: list[tuple[float, float]] = []
+        for kind, value in settings.items():
+            if (curve := self.settings.get(kind)) is not None:
+                speed, power_w = curve.at(value)
+                factors.append((speed, power_w / curve.at(None)[1]))
+        return min(factors, default=(1.0, 1.0))
 
 
 @dataclass(frozen=True)

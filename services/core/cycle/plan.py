@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.core.domain.settings import SettingKind
 
 
 class Reason(StrEnum):
-    """Why a job starts, stops or waits. The codes are part of the public API: they are added to, never renamed."""
+    """Why a job starts, stops, waits or is set. The codes are public API: they are added to, never renamed."""
 
     # starts
     IN_ORDER = "in_order"
@@ -35,6 +37,13 @@ class Reason(StrEnum):
     """Its tenant holds as many GPUs as it may."""
     GREENER_HOURS = "greener_hours"
     """The policy keeps it for hours of lower carbon intensity."""
+    # settings
+    LEAST_COST = "least_cost"
+    """Its energy and its time together cost least at this setting."""
+    PROFILING = "profiling"
+    """It is measured at each setting, for the policy does not know yet what they do to it."""
+    DEFAULT_SETTING = "default_setting"
+    """The policy has no reason to keep the setting it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,67 @@ class Hold:
     expected_start_s: float | None = None
 
 
-Action = Start | Preempt | Hold
+@dataclass(frozen=True, slots=True)
+class SetPowerLimit:
+    """Cap the power of each GPU of a gang; None restores the default. A gang begins at the default."""
+
+    job_id: JobId
+    power_limit_w: float | None
+    reason: Reason
+    kind: ClassVar[SettingKind] = SettingKind.POWER_LIMIT
+
+    @property
+    def value(self) -> float | None:
+        """The setting in its kind's unit."""
+        return self.power_limit_w
+
+
+@dataclass(frozen=True, slots=True)
+class SetClock:
+    """Lock the clock of each GPU of a gang; None restores the default. A gang begins at the default."""
+
+    job_id: JobId
+    clock_mhz: int | None
+    reason: Reason
+    kind: ClassVar[SettingKind] = SettingKind.CLOCK
+
+    @property
+    def value(self) -> float | None:
+        """The setting in its kind's unit."""
+        return self.clock_mhz
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """Run a gang for ``window_s`` at each value its devices take, from the highest down; then back at the default.
+
+    Nothing else is stopped for it: the gang works on meanwhile, slower. Snapshots taken afterwards show the curve.
+    """
+
+    job_id: JobId
+    kind: SettingKind
+    window_s: float
+    reason: Reason = Reason.PROFILING
+
+
+Setting = SetPowerLimit | SetClock | ProfileSettings
+Action = Start | Preempt | Hold | Setting
+ACTION_NAMES: dict[type, str] = {
+    Start: "start",
+    Preempt: "preempt",
+    Hold: "hold",
+    SetPowerLimit: "set_power_limit",
+    SetClock: "set_clock",
+    ProfileSettings: "profile_settings",
+}
+"""As records and the public API name them."""
+
+
+def set_to(job_id: JobId, kind: SettingKind, value: float | None, reason: Reason) -> SetPowerLimit | SetClock:
+    """Return the action that sets one kind of setting, in its unit."""
+    if kind is SettingKind.POWER_LIMIT:
+        return SetPowerLimit(job_id, value, reason)
+    return SetClock(job_id, None if value is None else round(value), reason)
 
 
 @dataclass(frozen=True, slots=True)

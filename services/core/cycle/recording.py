@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Start
-from services.core.cycle.snapshot import JobTable, NodeTable, Snapshot, Trigger
+from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileSettings, SetClock, SetPowerLimit, Start
+from services.core.cycle.snapshot import Curves, JobTable, NodeTable, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.ids import NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.settings import SettingCurve, SettingKind
 
 _DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
 
@@ -36,6 +37,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         },
         "tenant_gpu_quota": snapshot.tenant_gpu_quota,
         "speed_curves": snapshot.speed_curves.tolist(),
+        "setting_curves": [_curves_to_json(curves) for curves in snapshot.setting_curves],
+        "settable": [sorted(kinds) for kinds in snapshot.settable],
     }
 
 
@@ -57,6 +60,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         carbon=CarbonOutlook(carbon["zone"], Signal(carbon["signal"]), curve, carbon["stale"]),
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
+        setting_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
+        settable=tuple(frozenset(map(SettingKind, kinds)) for kinds in stored.get("settable", [])),
     )
 
 
@@ -68,10 +73,37 @@ def _shape(stored: dict[str, Any]) -> tuple[int, int]:
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
     """Return a plan's actions as JSON values."""
     return [
-        {"action": type(action).__name__.lower(), "job_id": action.job_id, "reason": action.reason.value}
-        | ({"placement": _placement_to_json(action.placement)} if isinstance(action, Start) else {})
-        for action in plan.actions
+        {"action": ACTION_NAMES[type(each)], "job_id": each.job_id, "reason": each.reason.value} | _details(each)
+        for each in plan.actions
     ]
+
+
+def _details(action: Action) -> dict[str, Any]:
+    match action:
+        case Start():
+            return {"placement": _placement_to_json(action.placement)}
+        case SetPowerLimit():
+            return {"power_limit_w": action.power_limit_w}
+        case SetClock():
+            return {"clock_mhz": action.clock_mhz}
+        case ProfileSettings():
+            return {"kind": action.kind.value, "window_s": action.window_s}
+        case _:
+            return {}
+
+
+def _curves_to_json(curves: Curves) -> list[list[Any]]:
+    return [
+        [model, kind.value, curve.values.tolist(), curve.speed.tolist(), curve.power_w.tolist()]
+        for (model, kind), curve in sorted(curves.items())
+    ]
+
+
+def _curves_from_json(stored: list[list[Any]]) -> Curves:
+    return {
+        (model, SettingKind(kind)): SettingCurve(*(np.array(column, dtype=np.float64) for column in columns))
+        for model, kind, *columns in stored
+    }
 
 
 def _table_to_json(table: JobTable | NodeTable) -> dict[str, Any]:

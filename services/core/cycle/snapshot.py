@@ -7,6 +7,7 @@ spent in ranking them: an expression over a column is fifty times cheaper than a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -19,6 +20,7 @@ from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
+from services.core.domain.settings import SettingCurve, SettingKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,6 +28,9 @@ Bools = NDArray[np.bool_]
 
 _UNKNOWN: Floats = np.empty(0)
 _UNCOUNTED: Ints = np.empty(0, dtype=np.int64)
+
+Curves = Mapping[tuple[int, SettingKind], SettingCurve]
+"""What is known of one kind of job: a curve by GPU model (its index) and kind of setting."""
 
 
 class Phase(IntEnum):
@@ -74,6 +79,9 @@ class JobTable:
         remaining_s: Predicted time the job still needs at its smallest gang, seconds; all NaN unless given.
         speed_curve: Row of ``Snapshot.speed_curves`` that foretells the job's speed by gang size, -1 where none does;
             all -1 unless given.
+        power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
+        clock_mhz: The clock they are locked to; NaN at the default, and unless given.
+        setting_curve: Index into ``Snapshot.setting_curves``, -1 where nothing is known; all -1 unless given.
     """
 
     ids: tuple[JobId, ...]
@@ -99,20 +107,27 @@ class JobTable:
     placements: tuple[Placement | None, ...]
     remaining_s: Floats = field(default_factory=lambda: _UNKNOWN)
     speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    clock_mhz: Floats = field(default_factory=lambda: _UNKNOWN)
+    setting_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
-        if self.remaining_s is _UNKNOWN:
-            object.__setattr__(self, "remaining_s", np.full(n_jobs, np.nan))
-        if self.speed_curve is _UNCOUNTED:
-            object.__setattr__(self, "speed_curve", np.full(n_jobs, -1, dtype=np.int64))
         columns: dict[str, Any] = self.__dict__
         for name, column in columns.items():
+            if column is _UNKNOWN:
+                columns[name] = column = np.full(n_jobs, np.nan)
+            elif column is _UNCOUNTED:
+                columns[name] = column = np.full(n_jobs, -1, dtype=np.int64)
             if len(column) != n_jobs:
                 raise DomainError(f"column {name} has {len(column)} rows, not {n_jobs}")
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def setting(self, kind: SettingKind) -> Floats:
+        """Return the present setting of each job, NaN at the default: (n_jobs,) watts or MHz."""
+        return self.power_limit_w if kind is SettingKind.POWER_LIMIT else self.clock_mhz
 
 
 @dataclass(frozen=True)
@@ -162,6 +177,9 @@ class Snapshot:
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
         speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
             that need it ahead; rows are named by ``JobTable.speed_curve``.
+        setting_curves: What is known of speed and power by setting, one entry per kind of job; they are named by
+            ``JobTable.setting_curve``.
+        settable: The kinds of settings each GPU model (by index) takes; one that is refused anywhere is left out.
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
     """
 
@@ -174,7 +192,18 @@ class Snapshot:
     carbon: CarbonOutlook
     tenant_gpu_quota: dict[str, int]
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    setting_curves: tuple[Curves, ...] = ()
+    settable: tuple[frozenset[SettingKind], ...] = ()
     reasons: bool = True
+
+    def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:
+        """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""
+        row = int(self.jobs.setting_curve[job])
+        return self.setting_curves[row].get((gpu_model, kind)) if row >= 0 else None
+
+    def takes(self, gpu_model: int, kind: SettingKind) -> bool:
+        """Whether devices of that model can be set so."""
+        return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
 
     @cached_property
     def total_gpus(self) -> int:

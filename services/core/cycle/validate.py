@@ -6,14 +6,16 @@ there a failure is routine (the plan is stale) and here it is a bug in a policy.
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import numpy as np
 
-from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileSettings, Setting, Start
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
+from services.core.domain.settings import SettingKind
 
 HOLDING = {int(Phase.QUEUED): False, int(Phase.STARTING): True, int(Phase.RUNNING): True, int(Phase.PREEMPTING): False}
 
@@ -25,9 +27,10 @@ FEW = 8
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
 
-    Checked: the snapshot's version; at most one action per job, on jobs it knows, from phases that allow the action;
-    that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's
-    grid and on one GPU model the job may use; tenant quotas, counting what is held now.
+    Checked: the snapshot's version; at most one action per job and beside it one of each kind of setting, on jobs it
+    knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
+    devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
+    and on one GPU model the job may use; tenant quotas, counting what is held now.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -42,7 +45,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     except ValueError:
         index = dict(zip(ids, range(len(ids)), strict=True))
     held = [action.job_id for action in plan.actions if type(action) is Hold]
-    changed = [action for action in plan.actions if type(action) is not Hold]
+    others = [action for action in plan.actions if not isinstance(action, Hold)]
+    changed = [action for action in others if isinstance(action, (Start, Preempt))]
     named = [*held, *(action.job_id for action in changed)]
     if len(set(named)) != len(named) or not index.keys() >= set(named):
         _refuse_names(named, index)
@@ -59,11 +63,14 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"job {action.job_id} cannot start: it is {_phase_name(phase[job])}")
             _check_size(snapshot, job, action.gpus)
             starts.append(action)
-        elif isinstance(action, Preempt):
+        else:
             _check_preempt(snapshot, job, action)
     if starts:
         _check_devices(snapshot, index, starts)
         _check_quotas(snapshot, index, starts)
+    if len(others) > len(changed):
+        settings = [action for action in others if not isinstance(action, (Start, Preempt))]
+        _check_settings(snapshot, index, settings, changed)
 
 
 def _phase_name(code: np.int64) -> str:
@@ -146,3 +153,29 @@ def _check_quotas(snapshot: Snapshot, index: dict[JobId, int], starts: list[Star
         held[tenant] = held.get(tenant, 0) + start.gpus
         if tenant in quotas and held[tenant] > quotas[tenant]:
             raise PlanError(f"tenant {tenant} would hold {held[tenant]} GPUs of its {quotas[tenant]}")
+
+
+def _check_settings(
+    snapshot: Snapshot, index: dict[JobId, int], settings: list[Setting], changed: list[Start | Preempt]
+) -> None:
+    jobs, models = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
+    stopped = {action.job_id for action in changed if isinstance(action, Preempt)}
+    started = {action.job_id: action.placement for action in changed if isinstance(action, Start)}
+    seen: set[tuple[JobId, SettingKind]] = set()
+    for action in settings:
+        job_id, name = action.job_id, action.kind.value.replace("_", " ")
+        job = index.get(job_id)
+        if job is None:
+            raise PlanError(f"job {job_id} is not in the snapshot")
+        placement = started.get(job_id) or jobs.placements[job]
+        if placement is None or job_id in stopped or not (job_id in started or HOLDING[jobs.phase[job]]):
+            raise PlanError(f"job {job_id} cannot have its {name} set: it neither runs on nor starts")
+        if (job_id, action.kind) in seen:
+            raise PlanError(f"job {job_id} has its {name} set twice")
+        seen.add((job_id, action.kind))
+        amount = action.window_s if isinstance(action, ProfileSettings) else action.value
+        if amount is not None and not 0 < amount < math.inf:
+            raise PlanError(f"job {job_id} cannot have a {name} or window of {amount}")
+        on = {models[share.node_id] for share in placement.shares if share.node_id in models}
+        if not all(snapshot.takes(model, action.kind) for model in on):
+            raise PlanError(f"job {job_id} cannot have its {name} set: its GPUs do not take one")

@@ -34,6 +34,7 @@ ZEUS = {
     "deepspeech2": "deepspeech2",
     "resnet50": "resnet50",
 }
+ZEUS_GPUS = ("V100", "P100")
 Table = dict[tuple[str, int], list[tuple[float, float]]]
 
 
@@ -80,22 +81,23 @@ def write_speeds(sources: Path) -> None:
 
 
 def write_powers(sources: Path) -> None:
-    """Write mean power and time per epoch by model, batch and power limit (V100), and H200 rows at its own limit."""
+    """Write mean power and time per epoch by model, GPU, batch and power limit, and H200 rows at its own limit."""
     folder = sources / "profiles"
-    zeus: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
-    for row in rows_of(folder / "zeus" / "summary_power_v100.csv"):
-        for model, network in ZEUS.items():
-            if row["network"] == network and row["dataset"] != "sentiment140":
-                key = (model, int(row["batch_size"]), int(float(row["power_limit"])))
-                zeus[key].append((float(row["average_power"]), float(row["time_per_epoch"])))
+    zeus: dict[tuple[str, str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for gpu in ZEUS_GPUS:
+        for row in rows_of(folder / "zeus" / f"summary_power_{gpu.lower()}.csv"):
+            for model, network in ZEUS.items():
+                if row["network"] == network and row["dataset"] != "sentiment140":
+                    key = (model, gpu, int(row["batch_size"]), int(float(row["power_limit"])))
+                    zeus[key].append((float(row["average_power"]), float(row["time_per_epoch"])))
     with (HERE / "powers.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["model", "gpu", "batch", "power_limit_w", "power_w", "relative_time"])
-        for (model, batch, limit), runs in sorted(zeus.items()):
-            widest = max(other[2] for other in zeus if other[:2] == (model, batch))
+        for (model, gpu, batch, limit), runs in sorted(zeus.items(), key=lambda item: (item[0][1] != "V100", item)):
+            widest = max(other[3] for other in zeus if other[:3] == (model, gpu, batch))
             power, time_s = np.median(np.array(runs), axis=0)
-            relative = time_s / np.median(np.array(zeus[(model, batch, widest)]), axis=0)[1]
-            out.writerow([model, "V100", batch, limit, f"{power:.1f}", f"{relative:.4f}"])
+            relative = time_s / np.median(np.array(zeus[(model, gpu, batch, widest)]), axis=0)[1]
+            out.writerow([model, gpu, batch, limit, f"{power:.1f}", f"{relative:.4f}"])
         for row in rows_of(folder / "h200" / "training.csv"):
             if (row["model"], row["precision"]) in (("gpt2", "bf16"), ("inception_v3", "tf32")):
                 out.writerow([row["model"], "H200", row["batch_size"], 700, row["mean_power_w"], "1.0000"])

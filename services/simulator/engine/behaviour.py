@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.settings import SettingKind
 from services.simulator.workload import Workload
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Settings = tuple[tuple[SettingKind, float], ...]
+"""What is set on a gang's devices, by kind; nothing at the defaults."""
+Key = tuple[int, int, int, int, Settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +45,30 @@ class Behaviours:
         self._profiles = workload.profiles
         self._models = models
         self._host_per_job_w = host_per_job_w
-        self._runs: dict[tuple[int, int, int, int], Run] = {}
+        self._runs: dict[Key, Run] = {}
 
-    def run(self, profile: int, model: int, gpus: int, nodes: int) -> Run:
-        """Return what a gang of this size does on this model, on so many nodes.
+    def run(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings = ()) -> Run:
+        """Return what a gang of this size does on this model, on so many nodes and so set.
 
         Raises:
             KeyError: the job cannot run on that model.
         """
-        key = (profile, model, gpus, nodes)
+        key = (profile, model, gpus, nodes, settings)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
         return found
 
-    def _look_up(self, profile: int, model: int, gpus: int, nodes: int) -> Run:
+    def _look_up(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings) -> Run:
         spread = nodes > 1
         kind = self._profiles[profile]
         behaviour = kind.truth(self._models[model])
         if behaviour is None:
             raise KeyError(f"{kind.name} does not run on {self._models[model]}")
         size = np.array([gpus])
-        speed = float(behaviour.speed_at(size, spread=spread)[0])
-        gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0])
+        slower, cooler = behaviour.factors_at(dict(settings))
+        speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower
+        gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
         host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
         draw_w = gpu_w + host_w
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s, kind.checkpoint_s)

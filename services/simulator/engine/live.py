@@ -46,7 +46,12 @@ class F:
     SET_GPU_ENERGY = 21
     SET_DONE = 22
     PREDICTED = 23
-    COUNT = 24
+    ACCOUNTED = 24
+    BEGAN = 25
+    KEPT = 26
+    POWER_LIMIT = 27
+    CLOCK = 28
+    COUNT = 29
 
 
 class I:  # noqa: E742
@@ -74,8 +79,9 @@ class LiveJobs:
 
     Attributes:
         count: Live jobs.
-        floats: (F.COUNT, capacity). ``SET_`` rows are what a job had when it last got or lost GPUs; the rows a snapshot
-            shows are brought up to date by ``refresh``.
+        floats: (F.COUNT, capacity). ``SET_`` rows are what a job had at ``ACCOUNTED``, when it last got or lost GPUs or
+            was set; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at ``SPEED`` since
+            ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before ``RUN_FROM`` held.
         ints: (I.COUNT, capacity).
         placements: Where each job sits.
         slot: Slot of each job, by id.
@@ -102,7 +108,7 @@ class LiveJobs:
         self._arriving = np.full((n, F.COUNT), 0.0)
         self._arriving[:, [F.SUBMITTED, F.SINCE]] = workload.submitted_s[:, None]
         self._arriving[:, F.DEADLINE] = np.inf if workload.deadline_s is None else workload.deadline_s
-        self._arriving[:, [F.POWER, F.BASE, F.NOW]] = np.nan
+        self._arriving[:, [F.POWER, F.BASE, F.NOW, F.POWER_LIMIT, F.CLOCK]] = np.nan
         self._arriving[:, F.WORK] = workload.work_s
         self._arriving[:, [F.PREDICTED, F.REMAINING]] = predicted_s[:, None]
         priority = zeros if workload.priority is None else workload.priority
@@ -154,7 +160,7 @@ class LiveJobs:
             integral: ``Grid.integral(now_s)``.
         """
         column = self.floats[:, slot].tolist()
-        seconds = now_s - column[F.SINCE]
+        seconds = now_s - column[F.ACCOUNTED]
         gpus = int(self.ints[I.GPUS, slot])
         energy_j = column[F.DRAW] * seconds
         carbon = column[F.DRAW] * (integral - column[F.GRID]) / 3.6e6
@@ -169,7 +175,7 @@ class LiveJobs:
         )
         self.floats[F.SET_ATTAINED : F.SET_DONE + 1, slot] = settled
         self.floats[F.ATTAINED : F.CARBON + 1, slot] = settled[:3]
-        self.floats[[F.SINCE, F.GRID], slot] = now_s, integral
+        self.floats[[F.SINCE, F.ACCOUNTED, F.GRID], slot] = now_s, now_s, integral
         return spent
 
     def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
@@ -179,7 +185,7 @@ class LiveJobs:
         phase = i[I.PHASE]
         started = (phase == STARTING) & (f[F.RUN_FROM] <= now_s)
         phase[started] = RUNNING
-        held_s = now_s - f[F.SINCE]
+        held_s = now_s - f[F.ACCOUNTED]
         gpus = i[I.GPUS]
         f[F.ATTAINED] = f[F.SET_ATTAINED] + gpus * held_s
         f[F.ENERGY] = f[F.SET_ENERGY] + f[F.DRAW] * held_s
@@ -233,6 +239,9 @@ class LiveJobs:
             placements=tuple(self.placements),
             remaining_s=f[10],
             speed_curve=i[6],
+            power_limit_w=f[27],
+            clock_mhz=f[28],
+            setting_curve=i[6],
         )
 
     def _grow(self) -> None:

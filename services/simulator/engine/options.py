@@ -27,6 +27,8 @@ class EngineOptions:
         host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
         host_per_job_w: Where given, what a job is charged for every node it sits on, watts, in place of its profile's
             host power per GPU; jobs that share a node are then each charged for it.
+        settings_known: Whether policies know from the beginning, as predicted, how each kind of job answers to power
+            limits and clocks; else they have it measured.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -46,6 +48,7 @@ class EngineOptions:
     boot_s: float = 180.0
     host_idle_w: float = 30.0
     host_per_job_w: float | None = None
+    settings_known: bool = False
     rigid: bool = False
     until_s: float | None = None
 

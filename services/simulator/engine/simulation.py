@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, Start
+from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Setting, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine.behaviour import Behaviours, eligible_models, predicted_s, speed_curves
@@ -28,9 +29,11 @@ from services.simulator.engine.live import F, I, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
+from services.simulator.engine.settings import Measurements
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
-RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE = range(6)
+RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP = range(7)
+SETTING_ROWS = {SettingKind.POWER_LIMIT: F.POWER_LIMIT, SettingKind.CLOCK: F.CLOCK}
 QUEUED, STARTING, PREEMPTING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.PREEMPTING)
 STALLED_S = 60 * 86_400.0
 
@@ -81,6 +84,9 @@ class Simulation:
         self.integral = self.grid.integral(self.now_s)
         self.rounds = self.active_rounds = 0
         self._curves = speed_curves(self.workload, models)
+        self._measurements = Measurements(self.workload, models, known=options.settings_known)
+        self._settable = (frozenset(SettingKind),) * len(models)
+        self._learned = False
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._version = 0
@@ -130,7 +136,7 @@ class Simulation:
                 if progress is not None and self.active_rounds >= told:
                     told = self.active_rounds + 48
                     progress(self.recorder.completed, len(self.workload))
-            elif changed and self._may_start():
+            elif self._learned or (changed and self._may_start()):
                 self._passive()
         if math.isfinite(until_s) and until_s > self.now_s:
             self._advance(until_s)
@@ -149,6 +155,8 @@ class Simulation:
             self.grid.outlook(self.now_s),
             {},
             self._curves,
+            self._measurements.curves,
+            self._settable,
             reasons=False,
         )
 
@@ -174,6 +182,7 @@ class Simulation:
 
     def _round(self, trigger: Trigger) -> None:
         self.rounds += 1
+        self._learned = False
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
         self.memory = result.memory
         self._carry_out(result.plan)
@@ -184,6 +193,65 @@ class Simulation:
                 self._start(action)
             elif type(action) is Preempt:
                 self._preempt(self.live.slot[action.job_id])
+            elif isinstance(action, Setting):
+                self._set(action)
+
+    def _set(self, action: Setting) -> None:
+        slot, kind = self.live.slot[action.job_id], action.kind
+        row = int(self.live.ints[I.ROW, slot])
+        self._measurements.end(row, kind)
+        if not isinstance(action, ProfileSettings):
+            self._put(slot, kind, action.value)
+            return
+        profile = int(self.live.ints[I.CURVE, slot])
+        line = self._measurements.begin(row, profile, self._model_of(slot), kind, action.window_s)
+        if line is not None:
+            self._push(max(self.now_s, float(self.live.floats[F.RUN_FROM, slot])), STEP, row, line)
+
+    def _put(self, slot: int, kind: SettingKind, value: float | None) -> None:
+        """Put a gang's devices to a value: what it did so far is settled, and its end timed anew."""
+        live, column = self.live, self.live.floats[:, slot]
+        since_s, left_off_s = float(column[F.SINCE]), float(column[F.RUN_FROM])
+        if self.now_s > left_off_s:
+            column[F.KEPT] = self._kept(slot)
+        self._settle(slot)
+        column[F.SINCE] = since_s
+        column[SETTING_ROWS[kind]] = math.nan if value is None else value
+        run = self._run_of(slot)
+        self._jobs_w += run.draw_w - float(column[F.DRAW])
+        run_from = max(left_off_s, self.now_s)
+        column[F.RUN_FROM : F.EFFICIENCY + 1] = (
+            run_from, run.speed, run.draw_w, run.gpu_w, self.integral, run.efficiency,
+        )  # fmt: skip
+        if live.ints[I.MEASURED, slot]:
+            live.measured(slot)
+        live.ints[I.GENERATION, slot] += 1
+        left = float(column[F.WORK]) - float(column[F.SET_DONE])
+        self._push(
+            run_from + left / run.speed, COMPLETE, int(live.ints[I.ROW, slot]), int(live.ints[I.GENERATION, slot])
+        )
+
+    def _step(self, slot: int, line: int) -> None:
+        """Take the next step of a measurement; at the end of a curve it is known, and policies are asked."""
+        row = int(self.live.ints[I.ROW, slot])
+        while (step := self._measurements.next(row, line)) is not None:
+            self._put(slot, step.kind, step.value)
+            if step.value is not None:
+                self._push(self.now_s + step.window_s, STEP, row, line)
+                return
+            profile = int(self.live.ints[I.CURVE, slot])
+            self._measurements.learn(profile, self._model_of(slot), step.kind)
+            self._learned = True
+
+    def _kept(self, slot: int) -> float:
+        """Return the work a gang's last checkpoint holds; it writes one whenever it has run so long."""
+        column = self.live.floats[:, slot]
+        every = self.options.checkpoint_every_s
+        at_s = math.floor(max(self.now_s - float(column[F.BEGAN]), 0.0) / every) * every
+        since_change_s = at_s - float(column[F.RUN_FROM] - column[F.BEGAN])
+        if since_change_s < 0:
+            return float(column[F.KEPT])
+        return float(column[F.SET_DONE]) + since_change_s * float(column[F.SPEED])
 
     def _start(self, start: Start) -> None:
         live, now_s = self.live, self.now_s
@@ -198,7 +266,8 @@ class Simulation:
         run_from = now_s + run.restart_s + (self.options.boot_s if boots else 0.0)
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
-        column[F.SINCE] = now_s
+        column[F.SINCE] = column[F.ACCOUNTED] = now_s
+        column[F.BEGAN], column[F.KEPT] = run_from, column[F.SET_DONE]
         column[F.NOW] = math.nan if known is None else known
         column[F.RUN_FROM : F.EFFICIENCY + 1] = (
             run_from, run.speed, run.draw_w, run.gpu_w, self.integral, run.efficiency,
@@ -223,25 +292,28 @@ class Simulation:
         live = self.live
         placement = live.placements[slot]
         assert placement is not None
-        model = self.nodes.model[self.nodes.where[placement.shares[0].node_id]]
-        return self.behaviours.run(
-            int(live.ints[I.CURVE, slot]), model, int(live.ints[I.GPUS, slot]), len(placement.shares)
-        )
+        rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
+        settings = tuple((kind, value) for kind, value in rows.items() if value == value)
+        profile, gpus = int(live.ints[I.CURVE, slot]), int(live.ints[I.GPUS, slot])
+        return self.behaviours.run(profile, self._model_of(slot), gpus, len(placement.shares), settings)
+
+    def _model_of(self, slot: int) -> int:
+        placement = self.live.placements[slot]
+        assert placement is not None
+        return self.nodes.model[self.nodes.where[placement.shares[0].node_id]]
 
     def _stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
         """End a gang's work now, and its hold on its devices in a while."""
         live = self.live
-        before = float(live.floats[F.SET_DONE, slot])
+        self._measurements.end(int(live.ints[I.ROW, slot]))
         if int(live.ints[I.PHASE, slot]) != PREEMPTING:
             if live.ints[I.MEASURED, slot] == 0:
                 ran_s = self.now_s - float(live.floats[F.RUN_FROM, slot])
                 if ran_s >= self.options.min_profile_s:
                     live.measured(slot)
-            ran_s = max(self.now_s - float(live.floats[F.RUN_FROM, slot]), 0.0)
+            kept = self._kept(slot)
             self._settle(slot)
             if not keeps_work:
-                every = self.options.checkpoint_every_s
-                kept = before + math.floor(ran_s / every) * every * float(live.floats[F.SPEED, slot])
                 live.floats[F.SET_DONE, slot] = min(kept, float(live.floats[F.SET_DONE, slot]))
         live.floats[F.SPEED, slot] = 0.0
         live.ints[I.PHASE, slot] = PREEMPTING
@@ -258,6 +330,7 @@ class Simulation:
         self._settle(slot)
         self._give_back(slot)
         live.floats[F.SPEED : F.GPU_DRAW + 1, slot] = 0.0
+        live.floats[F.POWER_LIMIT : F.CLOCK + 1, slot] = math.nan
         live.ints[I.PHASE, slot] = QUEUED
         live.ints[I.GPUS, slot] = 0
         live.ints[I.MEASURED, slot] = 0
@@ -266,6 +339,7 @@ class Simulation:
 
     def _complete(self, slot: int) -> None:
         self._settle(slot)
+        self._measurements.end(int(self.live.ints[I.ROW, slot]))
         self.recorder.ended(int(self.live.ints[I.ROW, slot]), self.now_s)
         self._give_back(slot)
         self.live.leave(slot)
@@ -292,6 +366,11 @@ class Simulation:
                 if slot is None or live.ints[I.GENERATION, slot] != generation:
                     continue
                 (self._release if kind == RELEASE else self._complete)(slot)
+            elif kind == STEP:
+                slot = live.slot.get(self.recorder.ids[subject])
+                if slot is not None:
+                    self._step(slot, generation)
+                continue
             elif kind == FAIL:
                 self._fail(subject)
             elif kind == RECOVER:

@@ -23,10 +23,17 @@ H200 (``dgx-ext``), which differ in speed and in scaling.
 
 **Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
 ``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
-V100's idle is the least power in Zeus' table (36 W), the H200's is measured (84 W). The part of a step in which the
-GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``: boards that
-block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 84 W (A100, 400 W) in the Perseus
-example of ml-energy/lowtime.
+V100's idle is the least power in Zeus' table (36 W; P100: 33 W), the H200's is measured (84 W). The part of a step in
+which the GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``:
+boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 84 W (A100, 400 W) in the
+Perseus example of ml-energy/lowtime.
+
+**Power limits.** Zeus measured four of the models at seven limits of a V100 (100 to 250 W) and six of a P100 (125 to
+250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are laid on another board's range as
+powers are, so that the V100's 100 W is 126 W on an RTX 3090. P100 boards go by the P100's table, all others by the
+V100's. GPT-2 and YOLOv3 were measured at their board's own limit alone: a limit changes nothing of what they do, and a
+policy that profiles them learns nothing. **Clocks** were measured by no source: a clock changes nothing in any of these
+recipes. Jobs of ``plain`` and ``measured`` name no model and have neither.
 
 **Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
 60 W idle and 120 W at work on a node of two. The paper prints no watts; its 28 kW peak on 64 boards of 350 W leaves at
@@ -42,6 +49,7 @@ from functools import cache
 
 import numpy as np
 
+from services.core.domain.settings import SettingCurve, SettingKind
 from services.simulator.bundles import rows_of
 from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
 
@@ -53,8 +61,8 @@ SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
 REFERENCE_GPU = "RTX3090"
 TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
 """Whose speed stands for a board; ``rtx`` for all others."""
-IDLE_W = {"V100": 36.0, "H200": 83.8}
-LIMIT_W = {"V100": 250.0, "H200": 700.0}
+IDLE_W = {"V100": 36.0, "P100": 33.0, "H200": 83.8}
+LIMIT_W = {"V100": 250.0, "P100": 250.0, "H200": 700.0}
 SPEED_OF = {
     "shufflenet": "cifar10",
     "bert": "bert",
@@ -89,11 +97,30 @@ def dynamic_fraction(model: str, batch: int) -> float:
     name = POWER_OF.get(model, model)
     if model in POWER_BATCHES:
         batch = POWER_BATCHES[model][batches_of(model).index(batch)]
-    rows = [row for row in rows_of("powers.csv") if row["model"] == name]
+    rows = [row for row in rows_of("powers.csv") if row["model"] == name and row["gpu"] != "P100"]
     rows = [row for row in rows if float(row["power_limit_w"]) == LIMIT_W[row["gpu"]]]
     nearest = min(rows, key=lambda row: abs(np.log(float(row["batch"]) / batch)))
-    idle_w = IDLE_W[nearest["gpu"]]
-    return min(max((float(nearest["power_w"]) - idle_w) / (LIMIT_W[nearest["gpu"]] - idle_w), 0.0), 1.0)
+    return min(max(_fraction(float(nearest["power_w"]), nearest["gpu"]), 0.0), 1.0)
+
+
+def _fraction(power_w: float, measured_gpu: str) -> float:
+    idle_w = IDLE_W[measured_gpu]
+    return (power_w - idle_w) / (LIMIT_W[measured_gpu] - idle_w)
+
+
+@cache
+def power_limits(model: str, batch: int, gpu_model: str) -> SettingCurve | None:
+    """Return a model's speed and power by power limit on a board, nearest batch; None where nobody measured it."""
+    measured_gpu = "P100" if gpu_model == "P100" else "V100"
+    rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
+    if not rows:
+        return None
+    nearest = min({int(row["batch"]) for row in rows}, key=lambda size: abs(np.log(size / batch)))
+    rows = sorted((row for row in rows if int(row["batch"]) == nearest), key=lambda row: float(row["power_limit_w"]))
+    limits_w = [power_w(_fraction(float(row["power_limit_w"]), measured_gpu), gpu_model) for row in rows]
+    powers_w = [power_w(_fraction(float(row["power_w"]), measured_gpu), gpu_model) for row in rows]
+    times = np.array([float(row["relative_time"]) for row in rows], dtype=np.float64)
+    return SettingCurve(np.round(limits_w), 1.0 / times, np.array(powers_w, dtype=np.float64))
 
 
 def power_w(fraction: float, gpu_model: str) -> float:
@@ -116,7 +143,9 @@ def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
         working = np.minimum(speed / (SIZES * one[0]), 1.0)
         return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
 
-    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread))
+    limits = power_limits(model, batch, gpu_model)
+    settings = {} if limits is None else {SettingKind.POWER_LIMIT: limits}
+    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread), settings)
 
 
 def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Floats:

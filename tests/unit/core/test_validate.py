@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import (
+    Action,
+    Hold,
+    Plan,
+    Preempt,
+    ProfileSettings,
+    Reason,
+    SetClock,
+    SetPowerLimit,
+    Start,
+)
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.settings import SettingKind
 from tests.support.builders import a_job, a_node, a_snapshot
 
 NODES = [a_node("n0", gpus=4), a_node("n1", gpus=4, schedulable=False), a_node("v0", gpus=4, model="V100")]
@@ -38,12 +51,20 @@ def preempt(name: str, next_gpus: int = 1) -> Preempt:
     return Preempt(JobId(name), Reason.OUTRANKED, next_gpus)
 
 
+def limit(name: str, power_limit_w: float | None = 200.0) -> SetPowerLimit:
+    return SetPowerLimit(JobId(name), power_limit_w, Reason.LEAST_COST)
+
+
 def snapshot() -> Snapshot:
-    return a_snapshot(JOBS, NODES, quota={"poor": 0})
+    """A100s take power limits and clocks, V100s power limits alone."""
+    settable = (frozenset(SettingKind), frozenset([SettingKind.POWER_LIMIT]))
+    return replace(a_snapshot(JOBS, NODES, quota={"poor": 0}), settable=settable)
 
 
 def test_a_sound_plan_passes() -> None:
-    actions = (start("q", n0=(1, 2)), preempt("run", 2), hold("p"), start("wide", v0=(2, 3)))
+    clock = SetClock(JobId("q"), 1_200, Reason.LEAST_COST)
+    settings = (limit("q"), clock, limit("rock", None), ProfileSettings(JobId("wide"), SettingKind.POWER_LIMIT, 5.0))
+    actions = (start("q", n0=(1, 2)), preempt("run", 2), hold("p"), start("wide", v0=(2, 3)), *settings)
 
     check_plan(snapshot(), Plan(7, actions))
 
@@ -72,6 +93,17 @@ def test_a_sound_plan_passes() -> None:
         ((start("wide", n0=(1,), v0=(2,)),), "wide spans GPU models"),
         ((start("q", v0=(2, 3)),), "q may not use the GPU model"),
         ((start("p", n0=(1,)),), "tenant poor would hold 1 GPUs of its 0"),
+        ((limit("ghost"),), "ghost is not in the snapshot"),
+        ((limit("q"),), "q cannot have its power limit set: it neither runs on nor starts"),
+        ((limit("q"), hold("q")), "it neither runs on nor starts"),
+        ((limit("stopping"),), "it neither runs on nor starts"),
+        ((limit("run"), preempt("run")), "it neither runs on nor starts"),
+        ((limit("run"), limit("run", None)), "run has its power limit set twice"),
+        ((limit("run"), ProfileSettings(JobId("run"), SettingKind.POWER_LIMIT, 5.0)), "set twice"),
+        ((limit("run", 0.0),), "run cannot have a power limit or window of 0.0"),
+        ((limit("run", float("nan")),), "run cannot have a power limit or window of nan"),
+        ((ProfileSettings(JobId("run"), SettingKind.CLOCK, -1.0),), "clock or window of -1.0"),
+        ((SetClock(JobId("rock"), 1_200, Reason.LEAST_COST),), "rock cannot have its clock set: its GPUs do not take"),
     ],
 )
 def test_a_plan_that_breaks_an_invariant_is_refused(actions: tuple[Action, ...], complaint: str) -> None:

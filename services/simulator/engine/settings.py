@@ -1,0 +1,87 @@
+"""Power limits and clocks in a simulation: what policies know of them, and the measurements under way.
+
+A ``ProfileSettings`` runs a gang for a window at each value its kind of job was measured at, from the highest down,
+beginning with its work; then the curve is known, of this and of every later job of the kind on that GPU model. What a
+gang does meanwhile it does at the speed and power of each window, so that measuring costs its true time and energy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from services.core.cycle.snapshot import Curves
+from services.core.domain.settings import SettingCurve, SettingKind
+from services.simulator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One value a gang is put to, None for the default; after ``window_s`` the next step follows."""
+
+    kind: SettingKind
+    value: float | None
+    window_s: float = 0.0
+
+
+class Measurements:
+    """What is known of the kinds of jobs, and which gangs are being measured.
+
+    Attributes:
+        curves: As ``Snapshot.setting_curves``, one entry per profile of the workload.
+    """
+
+    def __init__(self, workload: Workload, models: tuple[str, ...], *, known: bool) -> None:
+        """Know every predicted curve from the beginning, or nothing."""
+        self._profiles, self._models = workload.profiles, models
+        self._curves: list[dict[tuple[int, SettingKind], SettingCurve]] = [{} for _ in workload.profiles]
+        self._steps: dict[int, deque[Step]] = {}
+        self._lines: dict[int, int] = {}
+        self._begun = 0
+        for at, profile in enumerate(workload.profiles if known else ()):
+            for model, name in enumerate(models):
+                prediction = profile.prediction(name)
+                for kind, curve in prediction.settings.items() if prediction else ():
+                    self._curves[at][model, kind] = curve
+        self.curves: tuple[Curves, ...] = tuple(self._curves)
+
+    def begin(self, row: int, profile: int, model: int, kind: SettingKind, window_s: float) -> int | None:
+        """Line up the windows of a job's gang.
+
+        Returns:
+            The line's number, for ``next``; None where there is nothing to begin: the kind of job has no curve, or its
+            gang is being measured already and these windows follow those.
+        """
+        curve = self._truth(profile, model, kind)
+        if curve is None:
+            return None
+        windows = [Step(kind, float(value), window_s) for value in curve.values[::-1]]
+        measured = bool(self._steps.get(row))
+        self._steps.setdefault(row, deque()).extend([*windows, Step(kind, None)])
+        if measured:
+            return None
+        self._begun += 1
+        self._lines[row] = self._begun
+        return self._begun
+
+    def next(self, row: int, line: int) -> Step | None:
+        """Return the next step of a gang and take it off its line; None at the end of it, or if it is another line."""
+        steps = self._steps.get(row)
+        return steps.popleft() if steps and self._lines[row] == line else None
+
+    def end(self, row: int, kind: SettingKind | None = None) -> None:
+        """Forget the steps of a gang that is gone, or those of one kind of setting."""
+        steps = self._steps.pop(row, None)
+        if kind is not None and steps is not None:
+            self._steps[row] = deque(step for step in steps if step.kind is not kind)
+
+    def learn(self, profile: int, model: int, kind: SettingKind) -> None:
+        """Note the curve that was measured; measurements are exact."""
+        curve = self._truth(profile, model, kind)
+        assert curve is not None
+        self._curves[profile] = {**self._curves[profile], (model, kind): curve}
+        self.curves = tuple(self._curves)
+
+    def _truth(self, profile: int, model: int, kind: SettingKind) -> SettingCurve | None:
+        truth = self._profiles[profile].truth(self._models[model])
+        return None if truth is None else truth.settings.get(kind)

@@ -1,0 +1,69 @@
+"""Curves of speed and power by setting, and how snapshots keep them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.core.cycle.plan import Plan, ProfileSettings, Reason, set_to
+from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
+from services.core.domain.errors import DomainError
+from services.core.domain.ids import JobId
+from services.core.domain.settings import SettingCurve, SettingKind
+from tests.support.builders import a_job, a_snapshot
+
+
+def a_curve(*, values: tuple[float, ...] = (100.0, 200.0)) -> SettingCurve:
+    return SettingCurve(np.array(values), np.array([0.5, 1.0]), np.array([90.0, 180.0]))
+
+
+def test_a_curve_is_linear_between_its_values_and_the_nearest_outside() -> None:
+    curve = a_curve()
+
+    assert curve.at(150.0) == (0.75, 135.0)
+    assert curve.at(10.0) == (0.5, 90.0)
+    assert curve.at(900.0) == curve.at(None) == (1.0, 180.0)
+
+
+@pytest.mark.parametrize("values", [(200.0, 100.0), (0.0, 100.0), (100.0,), (100.0, float("inf"))])
+def test_an_impossible_curve_is_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(DomainError):
+        a_curve(values=values)
+
+
+def test_a_snapshot_keeps_settings_and_curves_through_json() -> None:
+    snapshot = a_snapshot([a_job("a"), a_job("b")])
+    jobs = replace(snapshot.jobs, power_limit_w=np.array([150.0, np.nan]), setting_curve=np.array([0, -1]))
+    curves = {(0, SettingKind.POWER_LIMIT): a_curve()}
+    settable = (frozenset([SettingKind.POWER_LIMIT]),)
+    written = replace(snapshot, jobs=jobs, setting_curves=(curves,), settable=settable)
+
+    read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
+
+    found = read.setting_curve(0, 0, SettingKind.POWER_LIMIT)
+    assert found is not None
+    assert found.at(150.0) == (0.75, 135.0)
+    assert read.setting_curve(1, 0, SettingKind.POWER_LIMIT) is None
+    assert read.setting_curve(0, 0, SettingKind.CLOCK) is None
+    assert read.takes(0, SettingKind.POWER_LIMIT)
+    assert not read.takes(0, SettingKind.CLOCK)
+    assert read.jobs.setting(SettingKind.POWER_LIMIT)[0] == 150.0
+    assert np.isnan(read.jobs.setting(SettingKind.CLOCK)).all()
+
+
+def test_records_say_what_a_setting_is() -> None:
+    job = JobId("a")
+    actions = (
+        set_to(job, SettingKind.POWER_LIMIT, 150.0, Reason.LEAST_COST),
+        set_to(job, SettingKind.CLOCK, 1_200.0, Reason.LEAST_COST),
+        ProfileSettings(job, SettingKind.CLOCK, 5.0),
+    )
+
+    assert plan_to_json(Plan(7, actions)) == [
+        {"action": "set_power_limit", "job_id": "a", "reason": "least_cost", "power_limit_w": 150.0},
+        {"action": "set_clock", "job_id": "a", "reason": "least_cost", "clock_mhz": 1_200},
+        {"action": "profile_settings", "job_id": "a", "reason": "profiling", "kind": "clock", "window_s": 5.0},
+    ]
