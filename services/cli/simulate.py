@@ -67,10 +67,11 @@ def training(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
+    from services.core.policies.registry import policy_name
     from services.simulator.engine import EngineOptions
     from services.simulator.workload import ClusterSpec
 
-    names = [name.strip() for name in policy.split(",") if name.strip()]
+    names = [policy_name(name.strip()) for name in policy.split(",") if name.strip()]
     parameters = _parameters(names, param or [])
     try:
         spec = ClusterSpec.parse(cluster)

@@ -19,7 +19,7 @@ from services.contracts.policies import (
     PolicyParameter,
 )
 from services.contracts.problems import FieldError, ProblemCode
-from services.core.policies.registry import POLICIES, build_policy, describe_policies
+from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
@@ -71,14 +71,15 @@ async def set_active_policy(
     redis: Annotated[Redis, Depends(_redis)],
 ) -> ActivePolicy:
     """Put a policy in force from the next round on."""
-    if choice.name not in POLICIES:
+    name = policy_name(choice.name)
+    if name not in POLICIES:
         known = ", ".join(POLICIES)
         pointer = FieldError(pointer="/name", detail=f"One of {known}.")
         raise ProblemError(
             404, ProblemCode.UNKNOWN_POLICY, f"There is no policy {choice.name!r}; known: {known}.", errors=[pointer]
         )
-    build_policy(choice.name, choice.parameters)
-    row = await queries.set_policy(choice.name, choice.parameters, caller)
+    build_policy(name, choice.parameters)
+    row = await queries.set_policy(name, choice.parameters, caller)
     await hint(redis, "policy")
     return _active(row, settings)
 
@@ -88,7 +89,7 @@ async def read_policy(name: str, _: Caller, queries: Queries) -> PolicyDescripti
     """Return one policy with its parameters."""
     row = await queries.active_policy()
     for entry in describe_policies():
-        if entry.name == name:
+        if entry.name == policy_name(name):
             return _description(entry, row["policy"] if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, "There is no such policy.")
 

@@ -17,6 +17,7 @@ from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConf
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
+from services.core.policies.zeus.las import ZeusLasConfig, zeus_las
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,23 @@ POLICIES: dict[str, PolicyEntry] = {
         config=WaitAwhileConfig,
         build=WaitAwhile,
     ),
+    "zeus+las": PolicyEntry(
+        summary="LAS decides what runs; each job at the power limit where its energy and time together cost least.",
+        paper="You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN Training, NSDI'23, with "
+        "Tiresias, NSDI'19",
+        config=ZeusLasConfig,
+        build=zeus_las,
+    ),
 }
 """By name, in alphabetical order."""
+
+ALIASES = {"las+zeus": "zeus+las"}
+"""Other names that operators may write."""
+
+
+def policy_name(name: str) -> str:
+    """Return the name in ``POLICIES`` of a policy that may be called by another one."""
+    return ALIASES.get(name, name)
 
 
 def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
@@ -119,7 +135,7 @@ def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
         into
             ``parameters``.
     """
-    entry = POLICIES.get(name)
+    entry = POLICIES.get(policy_name(name))
     if entry is None:
         raise PolicyConfigError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
     return entry.build(build_config(entry.config, parameters))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.policies.registry import POLICIES, build_policy
+from services.core.policies.registry import POLICIES, build_policy, policy_name
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.experiments.plan import Cell, Trace
 from services.simulator.readers import read_carbon, read_jobs
@@ -49,7 +49,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     build_policy(cell.choice.policy, cell.choice.params)
     workload = workload_of(cell.trace, cell.seed)
     grid = grid_of(cell.trace, cell.zone, cell.signal)
-    rigid = not POLICIES[cell.choice.policy].elastic and "gang" not in cell.choice.params
+    rigid = not POLICIES[policy_name(cell.choice.policy)].elastic and "gang" not in cell.choice.params
     options = EngineOptions(**{"rigid": rigid, **cell.engine_options})
     began = time.perf_counter()
     result = simulate(
