@@ -64,7 +64,7 @@ CORE_LAYERS = {
     "policies": {"domain", "profiles", "accounting", "solvers", "cycle", "policies"},
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
-CORE_PACKAGES = {"numpy"}
+CORE_PACKAGES = {"numpy", "scipy"}
 
 EFFECT_MODULES = {
     "asyncio",

@@ -1,0 +1,10 @@
+"""What a job would do in another configuration: step time and energy, learned from what it did in a few.
+
+``observations`` holds measured points, merged by configuration, and refuses nonsense; ``throughput`` and ``energy``
+are PowerFlow's two models as array functions; ``fitting`` is the bounded least squares beneath both, ``learn`` fits
+them and says how good the fit is; ``priors`` knows boards and families of jobs before the first point; ``profile``
+is what is kept of one job, grown point by point; ``grid`` evaluates many jobs over (gpus x settings) at once.
+
+A *setting* is what slows a board down to save power: a clock in MHz, or a power limit in W where
+clocks are not to be had.
+"""

@@ -1,0 +1,128 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# (SciPy has no types; nothing else here imports it.)
+"""Bounded least squares on relative errors, with a pull toward what was believed before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from services.core.profiles.observations import Bools, Floats
+
+Predict = Callable[[Floats], Floats]
+"""(k, n_parameters) candidate parameters to (k, n_points) predictions, all > 0."""
+
+ROBUST_AT = 0.15
+"""Relative errors beyond this count ever less: a step that was disturbed must not bend the curve."""
+STEP = 1e-7
+MAX_STEPS = 200
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is fitted. Arrays over parameters are (p,), over points (n,).
+
+    Attributes:
+        predict: The model.
+        observed: What was measured, > 0.
+        weight: Of each point, > 0.
+        lower, upper: Bounds of the parameters.
+        unit: A natural size of each parameter, > 0: the search runs in these.
+        centre: What each parameter is believed to be.
+        pull: How hard a parameter that is one unit away from its centre is drawn back, against one point that is
+            wrong by a factor of e; a little, so that what the points do not tell stays where it was.
+        free: Which parameters are fitted; the others stay at their start.
+    """
+
+    predict: Predict
+    observed: Floats
+    weight: Floats
+    lower: Floats
+    upper: Floats
+    unit: Floats
+    centre: Floats
+    pull: Floats
+    free: Bools
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A fit.
+
+    Attributes:
+        parameters: (p,)
+        cost: What was minimised; comparable between solutions of one problem.
+        covariance: (p, p) of the parameters, from noise and curvature there; 0 for what was not fitted.
+    """
+
+    parameters: Floats
+    cost: float
+    covariance: Floats
+
+
+def solve(problem: Problem, starts: Floats) -> Solution:
+    """Return the best solution over the starts, (s, p); the first of equals, so that equal input gives equal fits."""
+    found = [_solve_from(problem, start) for start in starts]
+    return min(found, key=lambda each: each.cost)
+
+
+def _solve_from(problem: Problem, start: Floats) -> Solution:
+    free, unit = problem.free, problem.unit
+    parameters = np.clip(start, problem.lower, problem.upper)
+    if not free.any():
+        return Solution(parameters, float("inf"), np.zeros((len(parameters),) * 2))
+    unit_free = unit[free]
+    root, target = np.sqrt(problem.weight), np.log(problem.observed)
+    believed, pull = problem.centre[free] / unit_free, problem.pull[free]
+
+    def residuals_of(scaled: Floats) -> Floats:
+        """(k, n_free) to (k, n_points + n_free)."""
+        full = np.repeat(parameters[None], len(scaled), axis=0)
+        full[:, free] = scaled * unit_free
+        error = root * (np.log(np.maximum(problem.predict(full), 1e-300)) - target)
+        return np.concatenate([error, pull * (scaled - believed)], axis=1)
+
+    def jacobian(scaled: Floats) -> Floats:
+        step = STEP * np.maximum(1.0, np.abs(scaled))
+        moved = residuals_of(np.concatenate([scaled[None], scaled + np.diag(step)]))
+        return ((moved[1:] - moved[0]) / step[:, None]).T
+
+    low, high = problem.lower[free] / unit_free, problem.upper[free] / unit_free
+    result = least_squares(
+        lambda scaled: residuals_of(scaled[None])[0],
+        np.clip(parameters[free] / unit_free, low, high),
+        jac=jacobian,  # pyright: ignore[reportArgumentType]
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=ROBUST_AT,
+        max_nfev=MAX_STEPS,
+        ftol=1e-10,
+        xtol=1e-10,
+        gtol=1e-12,
+    )
+    parameters = parameters.copy()
+    parameters[free] = result.x * unit_free
+    slope = jacobian(result.x)[: len(target)]
+    noise = noise_of((residuals_of(result.x[None])[0][: len(target)]) / root, int(free.sum()))
+    # curvature over the noise found, and a belief one unit wide where no point tells
+    spread = np.linalg.inv(slope.T @ slope / noise**2 + np.eye(len(unit_free)))
+    covariance = np.zeros((len(free),) * 2)
+    covariance[np.ix_(free, free)] = spread * np.outer(unit_free, unit_free)
+    return Solution(parameters, float(result.cost), covariance)
+
+
+def non_negative(basis: Floats, observed: Floats) -> Floats:
+    """Return weights (p,) >= 0 of the columns of (n, p) with the least relative error."""
+    weights, _ = nnls(basis / observed[:, None], np.ones(len(observed)), maxiter=50 * basis.shape[1])
+    return weights
+
+
+def noise_of(error: Floats, n_free: int) -> float:
+    """Return the spread of relative errors, (n,), about a fit of so many parameters; disturbed points hardly count."""
+    spare = max(len(error) - n_free, 1)
+    typical = float(np.median(np.abs(error))) * 1.4826
+    return max(typical * np.sqrt(max(len(error) / spare, 1.0)), 1e-6)

@@ -1,0 +1,212 @@
+"""Measured points of one job, one row per configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.errors import DomainError
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Axis(StrEnum):
+    """What is set to slow a board down."""
+
+    CLOCK = "clock_mhz"
+    POWER_LIMIT = "power_limit_w"
+
+
+PLAUSIBLE = {
+    "gpus": (1, 100_000, "GPUs"),
+    "local_batch": (1e-3, 1e8, "samples per GPU"),
+    "nodes": (1, 100_000, "nodes"),
+    "seconds_per_iteration": (1e-5, 1e4, "seconds"),
+    "energy_j_per_iteration": (1e-4, 1e10, "joules"),
+}
+"""Per column the range outside of which the unit must be wrong."""
+PLAUSIBLE_SETTING = {Axis.CLOCK: (100.0, 5_000.0, "MHz"), Axis.POWER_LIMIT: (20.0, 3_000.0, "W")}
+PLAUSIBLE_POWER_W = (1.0, 3_000.0)
+"""Mean draw of one board; catches milliseconds beside joules and seconds beside millijoules."""
+
+
+class PointError(DomainError):
+    """A point that cannot be; ``row`` is its index among the points given."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Measured points; every array is (n,). A column that was not observed is all one value, and named in ``absent``.
+
+    Attributes:
+        axis: What ``setting`` is.
+        gpus: GPUs of the gang (``n``), whole numbers >= 1.
+        local_batch: Samples per GPU and iteration (``bs``).
+        setting: Clock, MHz (``f``), or power limit, W, by ``axis``.
+        nodes: Nodes the gang lies on; GPUs per node (``r``) is ``gpus / nodes``.
+        seconds_per_iteration: Mean step time (``T_iter``).
+        energy_j_per_iteration: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured.
+        count: How many measurements each point is the mean of.
+        absent: Names of the columns among the four of a configuration that were not observed.
+
+    Raises:
+        PointError: A value is NaN, not positive, outside of any unit's reach, or contradicts another.
+    """
+
+    axis: Axis
+    gpus: Floats
+    local_batch: Floats
+    setting: Floats
+    nodes: Floats
+    seconds_per_iteration: Floats
+    energy_j_per_iteration: Floats
+    count: Floats
+    absent: frozenset[str] = field(default_factory=frozenset[str])
+
+    def __post_init__(self) -> None:
+        columns = self._columns()
+        if len({column.shape for column in columns.values()}) != 1 or self.gpus.ndim != 1:
+            shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
+            raise DomainError(f"observations need columns of one length: {shapes}")
+        for name, column in columns.items():
+            self._check_range(name, column)
+        _refuse(self.gpus != np.rint(self.gpus), lambda at: f"gpus is {self.gpus[at]:g}, not a whole number")
+        _refuse(self.nodes != np.rint(self.nodes), lambda at: f"nodes is {self.nodes[at]:g}, not a whole number")
+        _refuse(self.nodes > self.gpus, lambda at: f"{self.nodes[at]:g} nodes for {self.gpus[at]:g} GPUs")
+        power_w = self.power_w
+        low, high = PLAUSIBLE_POWER_W
+        _refuse(
+            (power_w < low) | (power_w > high),
+            lambda at: (
+                f"{self.energy_j_per_iteration[at]:g} J in {self.seconds_per_iteration[at]:g} s on {self.gpus[at]:g} "
+                f"GPUs is {power_w[at]:.3g} W each, which no board draws; wrong units?"
+            ),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        seconds_per_iteration: Sequence[float] | Floats,
+        *,
+        gpus: Sequence[float] | Floats | None = None,
+        local_batch: Sequence[float] | Floats | None = None,
+        setting: Sequence[float] | Floats | None = None,
+        nodes: Sequence[float] | Floats | None = None,
+        energy_j_per_iteration: Sequence[float] | Floats | None = None,
+        mean_power_w: Sequence[float] | Floats | None = None,
+        axis: Axis = Axis.CLOCK,
+    ) -> Observations:
+        """Return observations of (n,) columns, of which only times are needed; ``mean_power_w`` is per GPU."""
+        time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))
+        given = {"gpus": gpus, "local_batch": local_batch, axis.value: setting, "nodes": nodes}
+
+        def column(values: Sequence[float] | Floats | None, default: float) -> Floats:
+            if values is None:
+                return np.full(time_s.shape, default)
+            return np.atleast_1d(np.asarray(values, dtype=np.float64))
+
+        size = column(gpus, 1.0)
+        if energy_j_per_iteration is None and mean_power_w is not None:
+            energy_j_per_iteration = column(mean_power_w, np.nan) * time_s * size
+        return cls(
+            axis=axis,
+            gpus=size,
+            local_batch=column(local_batch, 1.0),
+            setting=column(setting, 1_000.0),
+            nodes=column(nodes, 1.0),
+            seconds_per_iteration=time_s,
+            energy_j_per_iteration=column(energy_j_per_iteration, np.nan),
+            count=np.ones(time_s.shape),
+            absent=frozenset(name for name, values in given.items() if values is None),
+        )
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def power_w(self) -> Floats:
+        """Return the mean draw of one GPU, W, (n,); NaN where the energy was not measured."""
+        return self.energy_j_per_iteration / (self.seconds_per_iteration * self.gpus)
+
+    @property
+    def with_energy(self) -> Bools:
+        """Return which points have an energy, (n,)."""
+        return ~np.isnan(self.energy_j_per_iteration)
+
+    def take(self, rows: NDArray[Any]) -> Observations:
+        """Return the points at these indices, or where a mask holds."""
+        return Observations(
+            axis=self.axis, absent=self.absent, **{name: column[rows] for name, column in self._columns().items()}
+        )
+
+    def joined(self, other: Observations) -> Observations:
+        """Return these points and then the other's.
+
+        Raises:
+            DomainError: The other's points have another axis or other columns.
+        """
+        if other.axis != self.axis or other.absent != self.absent:
+            raise DomainError("points to be joined need the same columns")
+        mine, theirs = self._columns(), other._columns()
+        columns = {name: np.concatenate([mine[name], theirs[name]]) for name in mine}
+        return Observations(axis=self.axis, absent=self.absent, **columns)
+
+    def merged(self) -> Observations:
+        """Return one point per configuration, in order of first appearance, with means weighted by count."""
+        keys = np.column_stack([self.gpus, self.local_batch, self.setting, self.nodes])
+        _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        group, n_groups = group.reshape(-1), len(first)
+        with_energy = np.where(self.with_energy, self.count, 0.0)
+        count = np.bincount(group, self.count, n_groups).astype(np.float64)
+        energy_count = np.bincount(group, with_energy, n_groups)
+        time_s = np.bincount(group, self.count * self.seconds_per_iteration, n_groups) / count
+        known_j = np.bincount(group, with_energy * np.nan_to_num(self.energy_j_per_iteration), n_groups)
+        energy_j = np.where(energy_count > 0, known_j / np.maximum(energy_count, 1.0), np.nan)
+        order = np.argsort(first)
+        one = self.take(first[order])
+        columns = one._columns()
+        columns["count"] = count[order]
+        columns["seconds_per_iteration"] = time_s[order]
+        columns["energy_j_per_iteration"] = energy_j[order]
+        return Observations(axis=self.axis, absent=self.absent, **columns)
+
+    def spread(self) -> dict[str, tuple[int, float, float]]:
+        """Return by observed column of a configuration: distinct values, least, greatest."""
+        names = {"gpus": self.gpus, "local_batch": self.local_batch, self.axis.value: self.setting, "nodes": self.nodes}
+        return {
+            name: (len(np.unique(column)), float(column.min()), float(column.max()))
+            for name, column in names.items()
+            if name not in self.absent
+        }
+
+    def _columns(self) -> dict[str, Floats]:
+        names = ("gpus", "local_batch", "setting", "nodes", "seconds_per_iteration", "energy_j_per_iteration", "count")
+        return {name: getattr(self, name) for name in names}
+
+    def _check_range(self, name: str, column: Floats) -> None:
+        shown = self.axis.value if name == "setting" else name
+        low, high, unit = PLAUSIBLE_SETTING[self.axis] if name == "setting" else PLAUSIBLE.get(name, (0.0, np.inf, ""))
+        optional = name == "energy_j_per_iteration"
+        missing = ~np.isfinite(column) & ~(np.isnan(column) & optional)
+        _refuse(missing, lambda at: f"{shown} is {column[at]}, not a number")
+        _refuse(column <= 0, lambda at: f"{shown} is {column[at]:g}, not positive")
+        _refuse(
+            (column < low) | (column > high),
+            lambda at: f"{shown} is {column[at]:g}, outside {low:g}..{high:g} {unit}; wrong units?",
+        )
+
+
+def _refuse(wrong: Bools, say: Callable[[int], str]) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise PointError(row, say(row))

@@ -1,0 +1,100 @@
+"""``wattshift fit``: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from services.cli.client import CliError
+from services.cli.main import app
+from tests.support.performance import CLOCKS_MHZ, SPEED, grid, measured
+
+HEADER = ["gpus", "local_batch", "clock_mhz", "nodes", "seconds_per_iteration", "energy_j_per_iteration"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a file of a planted job with 2 % noise."""
+    points = measured(grid(gpus=(1, 2, 8, 16), batches=(16, 32, 64), clocks=CLOCKS_MHZ[::2]), noise=0.02)
+    names = ("gpus", "local_batch", "setting", "nodes", "seconds_per_iteration", "energy_j_per_iteration")
+    rows = zip(*(getattr(points, name).tolist() for name in names), strict=True)
+    path = tmp_path / "points.csv"
+    write(path, HEADER, [[f"{value:.8g}" for value in row] for row in rows])
+    return path
+
+
+def write(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a CSV."""
+    path.write_text("".join(",".join(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what the command prints."""
+    app(["fit", *arguments], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_both_models_come_as_one_object_with_their_held_out_error(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speed = json.loads(run(capsys, "throughput", str(file), "--json"))
+    energy = json.loads(run(capsys, "energy", str(file), "--json"))
+
+    assert speed["parameters"]["kappa_grad"] == pytest.approx(SPEED.kappa_grad, rel=0.2)
+    assert 0 < speed["mape"] < 0.04
+    assert 0 < energy["mape"] < 0.05
+    assert speed["points"] == 72
+    assert speed["spread"]["gpus"] == {"distinct": 4, "least": 1.0, "greatest": 16.0}
+    assert set(energy["standard_errors"]) == set(energy["parameters"])
+
+
+def test_people_get_a_table_and_the_reasons(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split(",") for line in file.read_text().splitlines()[1:]]
+    few = tmp_path / "few.csv"
+    write(few, ["note", HEADER[1], HEADER[4]], [["x", row[1], row[4]] for row in rows if row[0] == "1"])
+
+    shown = run(capsys, "throughput", str(few))
+
+    assert "MAPE on points left out" in shown
+    assert "clock_mhz is absent" in shown
+    assert "gpus is absent" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "cell", "complaint"),
+    [
+        (3, 4, "-0.2", "line 3: seconds_per_iteration is -0.2, not positive"),
+        (5, 0, "two", "line 5: gpus is 'two', not a number"),
+        (7, 2, "nan", "line 7: clock_mhz is 'nan', not a number"),
+        (9, 2, "1200000", "line 9: clock_mhz is 1.2e.06, outside .* wrong units"),
+        (11, 4, "97.3", "line 11: seconds_per_iteration is 97.3, .* times off"),
+        (4, 3, "1,1", "line 4: 7 cells under 6 columns"),
+        (1, 4, "time", "line 1: no column seconds_per_iteration"),
+        (1, 3, "gpus", "line 1: a column stands there twice"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_own(
+    file: Path, line: int, column: int, cell: str, complaint: str
+) -> None:
+    rows = [row.split(",") for row in file.read_text().splitlines()]
+    rows[line - 1][column] = cell
+    write(file, rows[0], rows[1:])
+
+    with pytest.raises(CliError, match=complaint) as caught:
+        app(["fit", "throughput", str(file)], standalone_mode=False)
+
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_energy_needs_times_and_a_file_needs_to_be_there(file: Path, tmp_path: Path) -> None:
+    rows = [row.split(",") for row in file.read_text().splitlines()]
+    write(file, rows[0][:4] + rows[0][5:], [row[:4] + row[5:] for row in rows[1:]])
+
+    with pytest.raises(CliError, match="no column seconds_per_iteration"):
+        app(["fit", "energy", str(file)], standalone_mode=False)
+    with pytest.raises(CliError, match="there is no file"):
+        app(["fit", "energy", str(tmp_path / "nowhere.csv")], standalone_mode=False)
