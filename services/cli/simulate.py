@@ -64,6 +64,9 @@ def training(
     ] = None,
     host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
+    placement: Annotated[str, typer.Option(help="consolidated or buddy, for policies that do not place.")] = (
+        "consolidated"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
@@ -82,6 +85,7 @@ def training(
             power_down_after_s=None if power_down_minutes is None else 60.0 * power_down_minutes,
             node_mtbf_s=None if node_mtbf_days is None else 86_400.0 * node_mtbf_days,
             host_idle_w=host_idle_w,
+            placement=placement,
             horizon_s=3_600.0 * horizon_hours,
         )
         trace = _grid(carbon, start, days, signal, forecast)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
@@ -133,3 +134,21 @@ def test_a_job_that_fits_nowhere_is_counted_and_the_rest_runs() -> None:
     result = simulate("fifo", a_workload([(0.0, 100.0, 4), (0.0, 100.0, 1)]), ONE, a_trace())
 
     assert (result.unrunnable, result.completed) == (1, 1)
+
+
+@pytest.mark.parametrize(("placement", "starts_h"), [("consolidated", 1), ("buddy", 2)])
+def test_a_gang_placed_by_buddies_waits_for_a_block(placement: str, starts_h: int) -> None:
+    """After an hour the first and the third device of four are free: two devices, but no block of two."""
+    profile = a_profile(restart_s=0.0)
+    jobs = a_workload([*((0.0, 3_600.0 * hours, 1) for hours in (1, 2, 1, 2)), (60.0, 600.0, 2)], [profile])
+
+    result = simulate(
+        "fifo", jobs, ClusterSpec.parse("1x4:V100"), a_trace(), options=EngineOptions(placement=placement, rigid=True)
+    )
+
+    assert result.columns.started_s[-1] - START_S == pytest.approx(3_600.0 * starts_h)
+
+
+def test_an_unknown_placement_is_refused() -> None:
+    with pytest.raises(DomainError, match="unknown placement"):
+        EngineOptions(placement="anywhere")

@@ -7,15 +7,23 @@ type.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 
-from services.core.cycle.snapshot import Ints, NodeTable, Snapshot
+from services.core.cycle.snapshot import Bools, Ints, NodeTable, Snapshot
 from services.core.domain.errors import DomainError
 from services.core.domain.placement import NodeShare, Placement
 
 NEVER_TIGHT = int(np.iinfo(np.int64).max)
+MASK_BITS = 62
+"""Devices of a node that a mask shows."""
+
+
+def mask_of(devices: Iterable[int]) -> int:
+    """Return the devices as bits; those beyond ``MASK_BITS`` are left out."""
+    return sum(1 << device for device in devices if device < MASK_BITS)
 
 
 class FreeDevices:
@@ -32,6 +40,9 @@ class FreeDevices:
             nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
         )
         self._of_model: dict[int, Ints] = {}
+        self._masks: Ints | None = None
+        self._spread: set[int] = set()
+        self._spanned: Bools | None = None
 
     def nodes_of(self, gpu_model: int) -> Ints:
         """Return the indices of the schedulable nodes of a model, ascending."""
@@ -47,6 +58,34 @@ class FreeDevices:
         if not self._nodes.schedulable[node]:
             return ()
         return tuple(self._taken[node]) if node in self._taken else self._nodes.free_devices[node]
+
+    def masks(self) -> Ints:
+        """Return which devices of each node are free, as bits: (n_nodes,); drained nodes have none."""
+        if self._masks is None:
+            free = (mask_of(self.on(node)) for node in range(len(self._nodes)))
+            self._masks = np.fromiter(free, np.int64, len(self._nodes))
+        return self._masks
+
+    def spanned(self, placements: Iterable[Placement | None]) -> Bools:
+        """Return on which nodes a gang sits that sits on others too, of those that run and those placed so far."""
+        if self._spanned is None:
+            wide = (placed.shares for placed in placements if placed is not None and len(placed.shares) > 1)
+            on = {share.node_id for shares in wide for share in shares}
+            self._spanned = np.fromiter((node_id in on for node_id in self._nodes.ids), np.bool_, len(self._nodes))
+        self._spanned[list(self._spread)] = True
+        return self._spanned
+
+    def take_devices(self, shares: list[tuple[int, tuple[int, ...]]]) -> Placement:
+        """Take exactly these free devices of each node and return them as a placement."""
+        for node, devices in shares:
+            taken = set(devices)
+            self._taken[node] = [device for device in self.on(node) if device not in taken]
+            self.count[node] -= len(devices)
+            if self._masks is not None:
+                self._masks[node] &= ~mask_of(devices)
+            if len(shares) > 1:
+                self._spread.add(node)
+        return Placement(tuple(NodeShare(self._nodes.ids[node], devices) for node, devices in shares))
 
     def take(self, shares: list[tuple[int, int]]) -> Placement:
         """Take the lowest devices of each (node, how many) pair and return them as a placement.

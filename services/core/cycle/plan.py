@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from services.core.domain.ids import JobId
+from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
 from services.core.domain.settings import SettingKind
 
@@ -44,6 +44,15 @@ class Reason(StrEnum):
     """It is measured at each setting, for the policy does not know yet what they do to it."""
     DEFAULT_SETTING = "default_setting"
     """The policy has no reason to keep the setting it had."""
+    POWER_LIMIT = "power_limit"
+    """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this setting."""
+    # moves and nodes
+    DEFRAGMENTATION = "defragmentation"
+    """It restarts elsewhere: that frees a block for a gang that waits, or a node to power down, and pays for itself."""
+    UNUSED = "unused"
+    """Nothing runs on the node."""
+    NEEDED = "needed"
+    """Jobs will need the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +151,18 @@ def set_to(job_id: JobId, kind: SettingKind, value: float | None, reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
+class PowerNode:
+    """Power a node down that nobody uses, or wake it. A gang that starts on a node asleep wakes it by itself."""
+
+    node_id: NodeId
+    on: bool
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to one snapshot. Jobs without an action go on as they are."""
+    """The answer to one snapshot. Jobs without an action go on as they are, nodes without one stay as they are."""
 
     snapshot_version: int
     actions: tuple[Action, ...]
+    nodes: tuple[PowerNode, ...] = ()

@@ -18,7 +18,8 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity, capacity_of
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
-from services.core.cycle.placing import FreeDevices, Placer, consolidated
+from services.core.cycle.placers import PLACERS
+from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
@@ -49,7 +50,7 @@ def reconcile(
     ranking: Ranking,
     *,
     preemption: Preemption,
-    place: Placer = consolidated,
+    place: Placer | None = None,
     backfill: bool = True,
 ) -> Plan:
     """Return the plan that brings the cluster to what a ranking asks for.
@@ -63,7 +64,8 @@ def reconcile(
         snapshot: The cluster.
         ranking: The wanted jobs with their sizes, best first.
         preemption: Whether running jobs may be stopped now, at the next active round, or never.
-        place: Chooses devices for each start; a gang it declines waits for better ones, and keeps its claim.
+        place: Chooses devices for each start, by default as the snapshot says; a gang it declines waits for better
+            ones, and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
     capacity = capacity_of(snapshot)
@@ -76,7 +78,7 @@ def reconcile(
         room = capacity.free + capacity.releasing
         filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=True), backfill=backfill)
         filler.fill(ranked.waiting())
-    starts, declined = _starts(snapshot, ranked, filler, place)
+    starts, declined = _starts(snapshot, ranked, filler, place or PLACERS[snapshot.placement])
     preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
     if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))

@@ -6,10 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileSettings, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import Curves, JobTable, NodeTable, Snapshot, Trigger
+from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.core.domain.gangs import GangTable
 from services.core.domain.ids import NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingCurve, SettingKind
@@ -39,6 +41,10 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "speed_curves": snapshot.speed_curves.tolist(),
         "setting_curves": [_curves_to_json(curves) for curves in snapshot.setting_curves],
         "settable": [sorted(kinds) for kinds in snapshot.settable],
+        "gangs": [_gangs_to_json(gangs) for gangs in snapshot.gangs],
+        "idle_w": snapshot.idle_w.tolist(),
+        "next_active_s": _plain(snapshot.next_active_s),
+        "placement": snapshot.placement,
     }
 
 
@@ -62,6 +68,10 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
         setting_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
         settable=tuple(frozenset(map(SettingKind, kinds)) for kinds in stored.get("settable", [])),
+        gangs=tuple(_gangs_from_json(gangs) for gangs in stored.get("gangs", [])),
+        idle_w=np.array(stored.get("idle_w", []), dtype=np.float64),
+        next_active_s=float(stored.get("next_active_s", "nan")),
+        placement=stored.get("placement", "consolidated"),
     )
 
 
@@ -72,10 +82,15 @@ def _shape(stored: dict[str, Any]) -> tuple[int, int]:
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
     """Return a plan's actions as JSON values."""
-    return [
+    jobs = [
         {"action": ACTION_NAMES[type(each)], "job_id": each.job_id, "reason": each.reason.value} | _details(each)
         for each in plan.actions
     ]
+    nodes = [
+        {"action": "wake" if each.on else "power_down", "node_id": each.node_id, "reason": each.reason.value}
+        for each in plan.nodes
+    ]
+    return [*jobs, *nodes]
 
 
 def _details(action: Action) -> dict[str, Any]:
@@ -103,6 +118,26 @@ def _curves_from_json(stored: list[list[Any]]) -> Curves:
     return {
         (model, SettingKind(kind)): SettingCurve(*(np.array(column, dtype=np.float64) for column in columns))
         for model, kind, *columns in stored
+    }
+
+
+def _gangs_to_json(gangs: Gangs) -> list[list[Any]]:
+    return [
+        [model, table.kind and table.kind.value, *(each.tolist() for each in _columns_of(table))]
+        for model, table in sorted(gangs.items())
+    ]
+
+
+def _columns_of(table: GangTable) -> tuple[NDArray[Any], ...]:
+    return table.values, table.gpus, table.speed, table.power_w
+
+
+def _gangs_from_json(stored: list[list[Any]]) -> Gangs:
+    return {
+        model: GangTable(
+            np.array(gpus), np.array(speed), np.array(power_w), kind and SettingKind(kind), np.array(values)
+        )
+        for model, kind, values, gpus, speed, power_w in stored
     }
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
+from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
 from services.core.domain.settings import SettingCurve, SettingKind
@@ -28,9 +29,13 @@ Bools = NDArray[np.bool_]
 
 _UNKNOWN: Floats = np.empty(0)
 _UNCOUNTED: Ints = np.empty(0, dtype=np.int64)
+_NOWHERE: Bools = np.empty(0, dtype=np.bool_)
 
 Curves = Mapping[tuple[int, SettingKind], SettingCurve]
 """What is known of one kind of job: a curve by GPU model (its index) and kind of setting."""
+
+Gangs = Mapping[int, GangTable]
+"""What is known of one kind of job's gangs, by GPU model (its index)."""
 
 
 class Phase(IntEnum):
@@ -141,6 +146,8 @@ class NodeTable:
         schedulable: False while the node is drained: what runs there may end, nothing starts there.
         free_devices: Per node, the indices of devices nobody holds, ascending.
         free_gpus: How many those are; counted unless given.
+        asleep: Powered down; a gang that starts there waits for the node to boot. Nobody unless given.
+        may_sleep: Whether plans may power the node down and up. Nobody unless given.
     """
 
     ids: tuple[NodeId, ...]
@@ -149,6 +156,8 @@ class NodeTable:
     schedulable: Bools
     free_devices: tuple[tuple[int, ...], ...]
     free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
+    asleep: Bools = field(default_factory=lambda: _NOWHERE)
+    may_sleep: Bools = field(default_factory=lambda: _NOWHERE)
 
     @cached_property
     def all_schedulable(self) -> bool:
@@ -159,6 +168,9 @@ class NodeTable:
         if self.free_gpus is _UNCOUNTED:
             counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
             object.__setattr__(self, "free_gpus", counted)
+        for name in ("asleep", "may_sleep"):
+            if getattr(self, name) is _NOWHERE:
+                object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -180,6 +192,11 @@ class Snapshot:
         setting_curves: What is known of speed and power by setting, one entry per kind of job; they are named by
             ``JobTable.setting_curve``.
         settable: The kinds of settings each GPU model (by index) takes; one that is refused anywhere is left out.
+        gangs: Predicted speed and power by gang size and setting, one entry per kind of job, named as
+            ``setting_curves`` are; empty where nothing predicts them.
+        idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
+        next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
+        placement: How gangs are placed unless the policy says otherwise: a name in ``placing.PLACERS``.
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
     """
 
@@ -194,6 +211,10 @@ class Snapshot:
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
     setting_curves: tuple[Curves, ...] = ()
     settable: tuple[frozenset[SettingKind], ...] = ()
+    gangs: tuple[Gangs, ...] = ()
+    idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    next_active_s: float = float("nan")
+    placement: str = "consolidated"
     reasons: bool = True
 
     def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileSettings, Setting, Start
+from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, ProfileSettings, Setting, Start
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
@@ -30,7 +30,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     Checked: the snapshot's version; at most one action per job and beside it one of each kind of setting, on jobs it
     knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
     devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
-    and on one GPU model the job may use; tenant quotas, counting what is held now.
+    and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes may be powered down or
+    up, and down only where nothing runs or starts.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -71,6 +72,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if len(others) > len(changed):
         settings = [action for action in others if not isinstance(action, (Start, Preempt))]
         _check_settings(snapshot, index, settings, changed)
+    if plan.nodes:
+        _check_nodes(snapshot, plan.nodes, starts)
 
 
 def _phase_name(code: np.int64) -> str:
@@ -179,3 +182,19 @@ def _check_settings(
         on = {models[share.node_id] for share in placement.shares if share.node_id in models}
         if not all(snapshot.takes(model, action.kind) for model in on):
             raise PlanError(f"job {job_id} cannot have its {name} set: its GPUs do not take one")
+
+
+def _check_nodes(snapshot: Snapshot, actions: tuple[PowerNode, ...], starts: list[Start]) -> None:
+    nodes = snapshot.nodes
+    where = dict(zip(nodes.ids, range(len(nodes)), strict=True))
+    used = {share.node_id for start in starts for share in start.placement.shares}
+    if len({action.node_id for action in actions}) != len(actions):
+        raise PlanError("a node is powered down or up twice")
+    for action in actions:
+        node = where.get(action.node_id)
+        if node is None or not nodes.may_sleep[node]:
+            raise PlanError(f"node {action.node_id} cannot be powered down or up")
+        if action.on != nodes.asleep[node]:
+            raise PlanError(f"node {action.node_id} is {'asleep' if nodes.asleep[node] else 'awake'} already")
+        if not action.on and (nodes.free_gpus[node] < nodes.gpus[node] or action.node_id in used):
+            raise PlanError(f"node {action.node_id} cannot be powered down: it is in use")

@@ -31,6 +31,8 @@ class PolicyEntry:
         build: Makes the policy from a ``config``.
         elastic: Whether it chooses the sizes of gangs; the others run jobs at one size.
         preempts: Whether it may stop running jobs.
+        replans: Whether it is asked at every change, even where nobody waits: it has running jobs to set or nodes to
+            power down.
     """
 
     summary: str
@@ -39,6 +41,7 @@ class PolicyEntry:
     build: Callable[[Any], Policy[Any]]
     elastic: bool = False
     preempts: bool = True
+    replans: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.cycle.snapshot import Curves, Gangs
+from services.core.domain.gangs import GangTable
 from services.core.domain.settings import SettingKind
-from services.simulator.workload import Workload
+from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -72,6 +74,62 @@ class Behaviours:
         host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
         draw_w = gpu_w + host_w
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s, kind.checkpoint_s)
+
+
+class GangTables:
+    """What policies are shown of gangs by size and setting: predicted, and by setting only as far as that is known.
+
+    A gang wider than a node is taken to span as few as it can. Draws of gangs that span more are a little lower, since
+    their boards wait longer.
+    """
+
+    def __init__(self, workload: Workload, cluster: ClusterSpec, host_per_job_w: float | None) -> None:
+        """Take the kinds of jobs, the cluster, and ``EngineOptions.host_per_job_w``."""
+        self._profiles, self._host_per_job_w = workload.profiles, host_per_job_w
+        self._models = tuple(dict.fromkeys(group.model.name for group in cluster.groups))
+        self._widest = [max(g.gpus for g in cluster.groups if g.model.name == name) for name in self._models]
+        doublings = 1 << np.arange(int(workload.max_gpus.max(initial=1)).bit_length(), dtype=np.int64)
+        self._sizes = np.unique(
+            np.concatenate((doublings, workload.min_gpus, workload.max_gpus, workload.requested_gpus))
+        )
+        self._known: tuple[Curves, ...] = ()
+        self._tables: tuple[Gangs, ...] = ()
+
+    def shown(self, known: tuple[Curves, ...]) -> tuple[Gangs, ...]:
+        """Return the tables, one entry per profile; ``known``: as ``Snapshot.setting_curves``."""
+        if known is not self._known:
+            before = self._known or (None,) * len(known)
+            tables = self._tables or ({},) * len(known)
+            self._tables = tuple(
+                table if curves is old and table else self._of(profile, curves)
+                for profile, curves, old, table in zip(self._profiles, known, before, tables, strict=True)
+            )
+            self._known = known
+        return self._tables
+
+    def _of(self, profile: JobProfile, curves: Curves) -> Gangs:
+        predicted = ((model, profile.prediction(name)) for model, name in enumerate(self._models))
+        return {model: self._table(profile, each, model, curves) for model, each in predicted if each is not None}
+
+    def _table(self, profile: JobProfile, behaviour: Behaviour, model: int, curves: Curves) -> GangTable:
+        sizes, spans = self._sizes, self._sizes > self._widest[model]
+        speed = np.where(spans, behaviour.speed_at(sizes, spread=True), behaviour.speed_at(sizes))
+        board_w = np.where(spans, behaviour.power_w_at(sizes, spread=True), behaviour.power_w_at(sizes))
+        host_w = sizes * profile.host_power_w
+        if self._host_per_job_w is not None:
+            host_w = -(-sizes // self._widest[model]) * self._host_per_job_w
+        kind = next((kind for kind in SettingKind if (model, kind) in curves), None)
+        if kind is None:
+            return GangTable(sizes, speed[:, None], (sizes * board_w + host_w)[:, None], None, np.ones(1))
+        curve = curves[model, kind]
+        cooler = curve.power_w / curve.at(None)[1]
+        return GangTable(
+            sizes,
+            speed[:, None] * curve.speed,
+            (sizes * board_w)[:, None] * cooler + np.asarray(host_w, dtype=np.float64)[:, None],
+            kind,
+            curve.values,
+        )
 
 
 def eligible_models(workload: Workload, models: tuple[str, ...]) -> Bools:

@@ -11,6 +11,7 @@ from services.core.domain.placement import Placement
 from services.simulator.workload import ClusterSpec
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class Nodes:
@@ -24,6 +25,7 @@ class Nodes:
         up: Whether a node's lease holds.
         off: Nodes switched off to save power; they can be given work, and then boot.
         idle_w: What all idle devices of nodes that are up and on draw now, watts.
+        idle_w_of: (n_models,) what one of them draws, host included.
     """
 
     def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
@@ -44,13 +46,18 @@ class Nodes:
         self._all_models = np.array(self.model, dtype=np.int64)
         self._schedulable = np.ones(len(groups), dtype=np.bool_)
         self._table: NodeTable | None = None
+        self._awake_at_s = [0.0] * len(groups)
+        idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
+        self.idle_w_of = np.array([idle_of[name] for name in self.models])
 
     def table(self) -> NodeTable:
         """Return the nodes that are up, as a snapshot shows them."""
         if self._table is None:
             if all(self.up):
                 columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
-                self._table = NodeTable(*columns, free_gpus=self.free_gpus.copy())
+                self._table = NodeTable(
+                    *columns, free_gpus=self.free_gpus.copy(), asleep=self._asleep(), may_sleep=self._schedulable
+                )
             else:
                 rows = [at for at, up in enumerate(self.up) if up]
                 self._table = NodeTable(
@@ -60,19 +67,24 @@ class Nodes:
                     schedulable=self._schedulable[rows],
                     free_devices=tuple(self._free[at] for at in rows),
                     free_gpus=self.free_gpus[rows],
+                    asleep=self._asleep()[rows],
+                    may_sleep=self._schedulable[rows],
                 )
         return self._table
 
-    def take(self, placement: Placement) -> tuple[int, bool]:
-        """Take a gang's devices; return the index of their model and whether a node must boot first."""
-        boots = False
+    def _asleep(self) -> Bools:
+        asleep = np.zeros(len(self.ids), dtype=np.bool_)
+        asleep[list(self.off)] = True
+        return asleep
+
+    def take(self, placement: Placement, now_s: float, boot_s: float) -> tuple[int, float]:
+        """Take a gang's devices; return the index of their model and when all its nodes are awake, UTC seconds."""
+        awake_at_s = now_s
         at = -1
         for share in placement.shares:
             at = self.where[share.node_id]
-            if at in self.off:
-                boots = True
-                self.off.discard(at)
-                self.idle_w += self._idle_each[at] * self.gpus[at]
+            self.wake(at, now_s, boot_s)
+            awake_at_s = max(awake_at_s, self._awake_at_s[at])
             free = self._free[at]
             count = len(share.devices)
             self._free[at] = () if count == len(free) else tuple(d for d in free if d not in share.devices)
@@ -80,7 +92,7 @@ class Nodes:
             self.free_total -= count
             self.idle_w -= self._idle_each[at] * count
         self._table = None
-        return self.model[at], boots
+        return self.model[at], awake_at_s
 
     def give_back(self, placement: Placement) -> list[int]:
         """Return a gang's devices; those of nodes that are down stay away. Returns the nodes now wholly idle."""
@@ -100,10 +112,19 @@ class Nodes:
         self._table = None
         return idle
 
+    def wake(self, node: int, now_s: float, boot_s: float) -> None:
+        """Switch a node on if it is off; it draws what it does when idle, and takes work once it has booted."""
+        if node in self.off:
+            self.off.discard(node)
+            self.idle_w += self._idle_each[node] * self.gpus[node]
+            self._awake_at_s[node] = now_s + boot_s
+            self._table = None
+
     def switch_off(self, node: int) -> None:
         """Switch an idle node off."""
         if self.up[node] and node not in self.off and self.free_gpus[node] == self.gpus[node]:
             self.off.add(node)
+            self._table = None
             self.idle_w -= self._idle_each[node] * self.gpus[node]
 
     def fail(self, node: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError
 
 
@@ -29,6 +30,7 @@ class EngineOptions:
             host power per GPU; jobs that share a node are then each charged for it.
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job answers to power
             limits and clocks; else they have it measured.
+        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -49,6 +51,7 @@ class EngineOptions:
     host_idle_w: float = 30.0
     host_per_job_w: float | None = None
     settings_known: bool = False
+    placement: str = "consolidated"
     rigid: bool = False
     until_s: float | None = None
 
@@ -57,5 +60,7 @@ class EngineOptions:
         positive += [each for each in (self.node_mtbf_s, self.power_down_after_s) if each is not None]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least.append(self.host_per_job_w or 0.0)
+        if self.placement not in PLACERS:
+            raise DomainError(f"unknown placement {self.placement!r}; known: {', '.join(PLACERS)}")
         if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
             raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")

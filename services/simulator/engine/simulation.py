@@ -22,7 +22,7 @@ from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import POLICIES, build_policy
-from services.simulator.engine.behaviour import Behaviours, eligible_models, predicted_s, speed_curves
+from services.simulator.engine.behaviour import Behaviours, GangTables, eligible_models, predicted_s, speed_curves
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import F, I, LiveJobs
@@ -69,7 +69,9 @@ class Simulation:
         self, policy: Policy[Any], workload: Workload, cluster: ClusterSpec, trace: CarbonTrace, options: EngineOptions
     ) -> None:
         self.policy = policy
-        self._preempts = policy.name not in POLICIES or POLICIES[policy.name].preempts
+        entry = POLICIES.get(policy.name)
+        self._preempts = entry is None or entry.preempts
+        self._replans = entry is not None and entry.replans
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         self.nodes = Nodes(cluster, options.host_idle_w)
@@ -84,6 +86,7 @@ class Simulation:
         self.integral = self.grid.integral(self.now_s)
         self.rounds = self.active_rounds = 0
         self._curves = speed_curves(self.workload, models)
+        self._gangs = GangTables(self.workload, cluster, options.host_per_job_w)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
         self._settable = (frozenset(SettingKind),) * len(models)
         self._learned = False
@@ -95,6 +98,7 @@ class Simulation:
         self._peak_w = 0.0
         self._sums = [0.0, 0.0, 0.0, 0.0]
         self._last_passive_s = -math.inf
+        self._next_active_s = self.now_s
         self._idle_since: dict[int, float] = {}
         self._random = np.random.default_rng(options.seed)
         largest = [
@@ -109,10 +113,11 @@ class Simulation:
         """Run until the last job has ended, or ``until_s``."""
         submitted: list[float] = self.workload.submitted_s[self._arrivals].tolist()
         until_s = math.inf if self.options.until_s is None else self.options.until_s
-        next_active_s, last_start_s, arrived, told = self.now_s, self.now_s, 0, 0
+        last_start_s, arrived, told = self.now_s, 0, 0
+        self._next_active_s = self.now_s
         self._plan_failures()
         while self.live.count or arrived < len(submitted):
-            time_s = next_active_s
+            time_s = self._next_active_s
             if self._heap and self._heap[0][0] < time_s:
                 time_s = self._heap[0][0]
             if arrived < len(submitted) and submitted[arrived] < time_s:
@@ -126,8 +131,8 @@ class Simulation:
                 self._count_waiting(slot, 1)
                 arrived += 1
                 changed = True
-            if time_s >= next_active_s:
-                next_active_s += self.options.round_interval_s
+            if time_s >= self._next_active_s:
+                self._next_active_s += self.options.round_interval_s
                 self._active()
                 if self._jobs_w:
                     last_start_s = time_s
@@ -136,7 +141,7 @@ class Simulation:
                 if progress is not None and self.active_rounds >= told:
                     told = self.active_rounds + 48
                     progress(self.recorder.completed, len(self.workload))
-            elif self._learned or (changed and self._may_start()):
+            elif self._learned or (changed and (self._replans or self._may_start())):
                 self._passive()
         if math.isfinite(until_s) and until_s > self.now_s:
             self._advance(until_s)
@@ -157,6 +162,10 @@ class Simulation:
             self._curves,
             self._measurements.curves,
             self._settable,
+            self._gangs.shown(self._measurements.curves) if self._replans else (),
+            self.nodes.idle_w_of,
+            self._next_active_s,
+            self.options.placement,
             reasons=False,
         )
 
@@ -195,6 +204,12 @@ class Simulation:
                 self._preempt(self.live.slot[action.job_id])
             elif isinstance(action, Setting):
                 self._set(action)
+        for each in plan.nodes:
+            node = self.nodes.where[each.node_id]
+            if each.on:
+                self.nodes.wake(node, self.now_s, self.options.boot_s)
+            else:
+                self.nodes.switch_off(node)
 
     def _set(self, action: Setting) -> None:
         slot, kind = self.live.slot[action.job_id], action.kind
@@ -259,11 +274,11 @@ class Simulation:
         placement = start.placement
         gpus = placement.gpus
         self._count_waiting(slot, -1)
-        model, boots = self.nodes.take(placement)
+        model, awake_at_s = self.nodes.take(placement, now_s, self.options.boot_s)
         ints = live.ints
         row = int(ints[I.ROW, slot])
         run = self.behaviours.run(int(ints[I.CURVE, slot]), model, gpus, len(placement.shares))
-        run_from = now_s + run.restart_s + (self.options.boot_s if boots else 0.0)
+        run_from = awake_at_s + run.restart_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
         column[F.SINCE] = column[F.ACCOUNTED] = now_s

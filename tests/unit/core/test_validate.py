@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from services.core.cycle.plan import (
     Action,
     Hold,
     Plan,
+    PowerNode,
     Preempt,
     ProfileSettings,
     Reason,
@@ -134,3 +136,33 @@ def test_a_round_of_a_policy_that_breaks_an_invariant_yields_nothing() -> None:
 
     with pytest.raises(PlanError):
         run_cycle(Broken(), snapshot(), 0)
+
+
+def test_only_idle_nodes_that_may_sleep_are_powered_down_and_only_sleeping_ones_woken() -> None:
+    snapshot = a_snapshot([a_job("a", on={"n0": (0,)}), a_job("b")], [a_node(f"n{at}", gpus=2) for at in range(4)])
+    nodes = replace(
+        snapshot.nodes, may_sleep=np.array([True, True, True, False]), asleep=np.array([False, False, True, False])
+    )
+    snapshot = replace(snapshot, nodes=nodes)
+
+    def checked(*actions: PowerNode, starts: tuple[Start, ...] = ()) -> None:
+        check_plan(snapshot, Plan(7, starts, actions))
+
+    def power(name: str, on: bool) -> PowerNode:
+        return PowerNode(NodeId(name), on, Reason.UNUSED)
+
+    checked(power("n1", False), power("n2", True))
+    for action, why in (
+        (power("n0", False), "in use"),
+        (power("n1", True), "awake already"),
+        (power("n2", False), "asleep already"),
+        (power("n3", False), "cannot be powered"),
+        (power("nowhere", True), "cannot be powered"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            checked(action)
+    with pytest.raises(PlanError, match="twice"):
+        checked(power("n1", False), power("n1", False))
+    start = Start(JobId("b"), Placement((NodeShare(NodeId("n1"), (0,)),)), Reason.IN_ORDER)
+    with pytest.raises(PlanError, match="in use"):
+        checked(power("n1", False), starts=(start,))

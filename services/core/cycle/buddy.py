@@ -1,0 +1,96 @@
+"""Buddy placement: gangs in aligned blocks of powers of two, so that what is free stays in large blocks.
+
+A node's devices form blocks of 1, 2, 4, ... devices, each beginning at a multiple of its size; two neighbours of one
+size are buddies and together a block of the next. A gang of up to a node gets the first devices of one free block, and
+of all free blocks one of the smallest that suffice. A wider gang gets whole empty nodes, the largest first, and a block
+for what is left of it on a node where no other gang spans nodes: at most one gang on a node does.
+
+Gangs of powers of two on nodes of powers of two thus never share a block and never overlap. A gang of another size
+takes a block of the next power of two, or a whole node, and leaves the end of it to others.
+
+A gang waits where no block is free, even if as many single devices are. ``policies.powerflow.migration`` moves jobs
+together where that pays.
+
+Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from services.core.cycle.placing import MASK_BITS, FreeDevices
+from services.core.cycle.snapshot import Bools, Ints, Snapshot
+from services.core.domain.placement import Placement
+
+
+def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+    """Place a gang in one block, or on whole nodes and one block; see the module.
+
+    Of equal blocks, one on a node that is awake, then on the fullest node, then on the first.
+    """
+    del job
+    nodes = snapshot.nodes
+    usable = (nodes.gpu_model == gpu_model) & nodes.schedulable
+    left, shares = gpus, list[tuple[int, tuple[int, ...]]]()
+    while left:
+        widest = int(nodes.gpus[usable].max(initial=0))
+        if not widest:
+            return None
+        if left <= widest and (block := _block(snapshot, usable, left, free, spans=bool(shares))) is not None:
+            shares.append(block)
+            break
+        empty = usable & (free.count == nodes.gpus) & (nodes.gpus <= left)
+        if (left <= widest and not shares) or not empty.any():
+            return None
+        node = int(np.flatnonzero(empty)[np.lexsort((nodes.asleep[empty], -nodes.gpus[empty]))[0]])
+        shares.append((node, free.on(node)))
+        usable[node] = False
+        left -= int(nodes.gpus[node])
+    return free.take_devices(shares)
+
+
+def free_blocks(masks: Ints, order: int) -> Ints:
+    """Return where free aligned blocks of ``2**order`` devices begin: (n_nodes,) bit masks to the same.
+
+    Args:
+        masks: Bit ``d`` is set where device ``d`` is free.
+        order: At least 0.
+    """
+    starts = masks
+    for each in range(order):
+        starts = starts & (starts >> (1 << each)) & _aligned(each + 1)
+    return starts
+
+
+def _block(
+    snapshot: Snapshot, usable: Bools, gpus: int, free: FreeDevices, *, spans: bool
+) -> tuple[int, tuple[int, ...]] | None:
+    """Return node and devices for a gang, or the rest of one that spans nodes, from the smallest free block."""
+    nodes, order = snapshot.nodes, (gpus - 1).bit_length()
+    candidates = usable & (free.count >= gpus)
+    if spans:
+        candidates &= ~free.spanned(snapshot.jobs.placements)
+    whole = candidates & (free.count == nodes.gpus) & (nodes.gpus < 1 << order)  # no power of two, and all of it free
+    rows = np.flatnonzero(candidates & (nodes.gpus >= 1 << order))
+    starts = free_blocks(free.masks()[rows], order)
+    for size in range(order, MASK_BITS.bit_length()):
+        wider = starts & (starts >> (1 << size)) & _aligned(size + 1)
+        smallest = starts & ~wider & ~(wider << (1 << size))
+        found = np.flatnonzero(smallest)
+        if found.size:
+            at = int(found[np.lexsort((free.count[rows[found]], nodes.asleep[rows[found]]))[0]])
+            first = (int(smallest[at]) & -int(smallest[at])).bit_length() - 1
+            return int(rows[at]), tuple(range(first, first + gpus))
+        starts = wider
+    if whole.any():
+        node = int(np.flatnonzero(whole)[np.lexsort((nodes.gpus[whole], nodes.asleep[whole]))[0]])
+        return node, free.on(node)[:gpus]
+    return None
+
+
+@cache
+def _aligned(order: int) -> int:
+    """Return the mask of the devices at which blocks of ``2**order`` begin."""
+    return sum(1 << at for at in range(0, MASK_BITS, 1 << order))

@@ -1,0 +1,79 @@
+"""Tables of speed and power by gang size and setting, and how snapshots and records keep them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from services.core.cycle.plan import Plan, PowerNode, Reason
+from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
+from services.core.domain.errors import DomainError
+from services.core.domain.gangs import GangTable
+from services.core.domain.ids import NodeId
+from services.core.domain.settings import SettingKind
+from tests.support.builders import a_job, a_snapshot
+
+
+def a_table(sizes: tuple[int, ...] = (1, 2, 4)) -> GangTable:
+    gpus = np.array(sizes)
+    speed = gpus[:, None] ** 0.5 * np.array([0.5, 1.0])
+    return GangTable(
+        gpus, speed, gpus[:, None] * np.array([100.0, 200.0]), SettingKind.CLOCK, np.array([800.0, 1600.0])
+    )
+
+
+def test_between_sizes_a_table_is_linear_and_outside_the_nearest_per_gpu() -> None:
+    speed, power_w = a_table().at(np.array([1, 3, 4, 8]))
+
+    assert speed[:, 1].tolist() == pytest.approx([1.0, (2**0.5 + 2) / 2, 2.0, 2.0])
+    assert power_w[:, 0].tolist() == pytest.approx([100.0, 300.0, 400.0, 800.0])
+    assert a_table((2,)).at(np.array([1, 2]))[1].tolist() == [[100.0, 200.0], [200.0, 400.0]]
+
+
+def test_where_nothing_can_be_set_the_default_remains() -> None:
+    table = a_table().default_only()
+
+    assert table.kind is None
+    assert table.at(np.array([4]))[0].tolist() == [[2.0]]
+
+
+def test_an_impossible_table_is_refused() -> None:
+    good = a_table()
+    for change in (
+        {"gpus": np.array([1, 1, 2])},
+        {"gpus": np.array([1, 2])},
+        {"speed": -good.speed},
+        {"values": good.values[::-1]},
+        {"kind": None},
+    ):
+        with pytest.raises(DomainError):
+            replace(good, **change)
+
+
+def test_a_snapshot_keeps_tables_and_what_nodes_draw_and_do_through_json() -> None:
+    snapshot = a_snapshot([a_job("a")])
+    nodes = replace(snapshot.nodes, asleep=np.array([True]), may_sleep=np.array([True]))
+    written = replace(
+        snapshot, nodes=nodes, gangs=({0: a_table()}, {}), idle_w=np.array([55.0]), next_active_s=9.0, placement="buddy"
+    )
+
+    read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
+
+    found = read.gangs[0][0]
+    assert (found.gpus.tolist(), found.kind, found.values.tolist()) == ([1, 2, 4], SettingKind.CLOCK, [800.0, 1600.0])
+    assert np.array_equal(found.power_w, a_table().power_w)
+    assert (read.gangs[1], read.idle_w.tolist(), read.next_active_s, read.placement) == ({}, [55.0], 9.0, "buddy")
+    assert (read.nodes.asleep.tolist(), read.nodes.may_sleep.tolist()) == ([True], [True])
+    assert np.isnan(snapshot_from_json(json.loads(json.dumps(snapshot_to_json(snapshot)))).next_active_s)
+
+
+def test_records_say_which_node_is_powered_down_or_woken() -> None:
+    nodes = (PowerNode(NodeId("n0"), False, Reason.UNUSED), PowerNode(NodeId("n1"), True, Reason.NEEDED))
+
+    assert plan_to_json(Plan(7, (), nodes)) == [
+        {"action": "power_down", "node_id": "n0", "reason": "unused"},
+        {"action": "wake", "node_id": "n1", "reason": "needed"},
+    ]
