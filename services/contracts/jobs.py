@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 
-MAX_GANG_GPUS = 65_536
 MAX_BATCH_JOBS = 1_000
 
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
@@ -76,25 +76,6 @@ class Progress(Message):
         if "done" not in groups:
             raise ValueError("pattern needs a group named 'done': (?P<done>[0-9]+)")
         return self
-
-
-class Stage(Message):
-    """One pipeline stage of a job's parallel layout."""
-
-    replicas: Int = Field(ge=1, le=MAX_GANG_GPUS)
-    tensor_parallel: Int = Field(default=1, ge=1, le=1024)
-    expert_parallel: Int = Field(default=1, ge=1, le=1024)
-    parameter_bytes: Real = Field(default=0, ge=0)
-    forward_s: Real | None = Field(default=None, ge=0)
-    backward_s: Real | None = Field(default=None, ge=0)
-    output_bytes: Real = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
-
-
-class ParallelLayout(Message):
-    """How the gang is cut into stages and replicas; placement uses it where it is given."""
-
-    stages: list[Stage] = Field(min_length=1, max_length=512)
-    all_reduce: Literal["ring", "tree"] = "ring"
 
 
 class JobSpec(Message):

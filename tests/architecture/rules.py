@@ -60,8 +60,9 @@ CORE_LAYERS = {
     "profiles": {"domain", "profiles"},
     "accounting": {"domain", "accounting"},
     "solvers": {"domain", "solvers"},
-    "cycle": {"domain", "profiles", "accounting", "solvers", "cycle"},
-    "policies": {"domain", "profiles", "accounting", "solvers", "cycle", "policies"},
+    "parallel": {"domain", "solvers", "parallel"},
+    "cycle": {"domain", "profiles", "accounting", "solvers", "parallel", "cycle"},
+    "policies": {"domain", "profiles", "accounting", "solvers", "parallel", "cycle", "policies"},
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
 CORE_PACKAGES = {"numpy", "scipy"}

@@ -1,0 +1,112 @@
+"""How a training job is laid out on its GPUs: what a job spec carries for placement, and ``wattshift plan placement``
+reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from services.contracts.schema import Int, Message, Real
+
+if TYPE_CHECKING:  # the core's side needs NumPy, which processes that only pass layouts on do without
+    from services.core.parallel.graph import JobGraph
+
+MAX_GANG_GPUS = 65_536
+
+
+class Stage(Message):
+    """One pipeline stage of a job's parallel layout; bytes are per iteration, of the whole mini-batch."""
+
+    replicas: Int = Field(ge=1, le=MAX_GANG_GPUS, description="Data-parallel copies; each is placed as one.")
+    tensor_parallel: Int = Field(default=1, ge=1, le=1024, description="GPUs of each replica, all on one server.")
+    expert_parallel: Int = Field(
+        default=1, ge=1, le=1024, description="Consecutive replicas that exchange tokens; divides `replicas`."
+    )
+    parameter_bytes: Real = Field(default=0, ge=0, description="Gradients that the replicas sum.")
+    forward_s: Real | None = Field(default=None, ge=0, description="Computation of one replica on its share.")
+    backward_s: Real | None = Field(default=None, ge=0)
+    output_bytes: Real = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
+    tensor_bytes: Real = Field(default=0, ge=0, description="Bytes summed within tensor groups, both passes together.")
+    expert_bytes: Real = Field(default=0, ge=0, description="Bytes sent to experts and back in one pass.")
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Self:
+        if self.replicas % self.expert_parallel:
+            raise ValueError("expert_parallel does not divide replicas")
+        return self
+
+
+class ParallelLayout(Message):
+    """How the gang is cut into stages and replicas; placement uses it where it is given."""
+
+    stages: list[Stage] = Field(min_length=1, max_length=512)
+    all_reduce: Literal["ring", "tree"] = "ring"
+
+    def graph(self) -> JobGraph:
+        """Return the layout as the core takes it."""
+        from services.core.parallel.graph import AllReduce, JobGraph, Stage
+
+        stages = (
+            Stage(**{name: value for name, value in stage.model_dump().items() if value is not None})
+            for stage in self.stages
+        )
+        return JobGraph(tuple(stages), AllReduce(self.all_reduce))
+
+
+class ModelLayout(Message):
+    """A common model by name; the planner lays it out."""
+
+    model: str
+    gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
+    batch: Int | None = Field(default=None, ge=1, description="Mini-batch of each pipeline; by default the paper's.")
+    tensor_parallel: Int | None = Field(default=None, ge=1, le=1024)
+    all_reduce: Literal["ring", "tree"] = "ring"
+
+    def graph(self) -> JobGraph:
+        """Return the planner's layout.
+
+        Raises:
+            DomainError: No such model, or sizes that do not go together.
+        """
+        from services.core.parallel.graph import AllReduce
+        from services.core.parallel.planner import plan_layout
+
+        kind = AllReduce(self.all_reduce)
+        return plan_layout(self.model, self.gpus, self.batch, tensor_parallel=self.tensor_parallel, all_reduce=kind)
+
+
+class DataParallelLayout(Message):
+    """Pure data parallelism: all that is said of the model is how large it is."""
+
+    gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
+    parameter_bytes: Real = Field(ge=0)
+    computation_s: Real = Field(default=0, ge=0, description="Forward and backward of one replica.")
+
+    def graph(self) -> JobGraph:
+        """Return the one stage."""
+        from services.core.parallel.graph import data_parallel
+
+        return data_parallel(self.gpus, self.parameter_bytes, self.computation_s)
+
+
+PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout
+"""What a placement can be planned for."""
+
+
+def placement_job(document: Any) -> PlacementJob:
+    """Return the form of job a JSON document has, by the key that only it has; of a job spec, its layout.
+
+    Raises:
+        ValidationError: It has none of the forms, or breaks the one it has.
+    """
+    kind: type[PlacementJob] = DataParallelLayout
+    if isinstance(document, dict):
+        keys = cast("dict[str, Any]", document)
+        if "layout" in keys:
+            document, kind = keys["layout"], ParallelLayout
+        elif "stages" in keys:
+            kind = ParallelLayout
+        elif "model" in keys:
+            kind = ModelLayout
+    return kind.model_validate(document)

@@ -1,0 +1,135 @@
+"""Heavy-Edge, its refinement and the programme on A-SRPT's two models over twenty patterns of free GPUs; and at size.
+
+    ./test --bench placement
+
+The patterns are drawn once, from a fixed seed: servers with 1 to 8 free GPUs until the job fits, the last one cut so
+that all are taken, as in the paper. GPT-175B is a plain pipeline there (its tensor groups would fill whole servers, and
+leave nothing to decide), and comes with them in the last case. Times are CPU time of this process; each placement is
+timed ``REPEATS`` times and counts with its median. Making a job's graph, done once per job, is timed apart.
+
+Fails where a target of speed or quality is missed; plain Heavy-Edge's quality is reported only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from services.core.parallel.graph import JobGraph, data_parallel
+from services.core.parallel.iteration import Network
+from services.core.parallel.mapping import Mapper, Mapping, Method
+from services.core.parallel.planner import plan_layout
+from tests.benchmarks.results import write_result
+
+PATTERNS, SEED, REPEATS = 20, 20, 5
+PLAIN_MS, REFINED_MS, LARGE_MS, REFINED_GAP = 1.5, 5.0, 50.0, 0.01
+ILP_LIMIT_S = 60.0
+
+
+def patterns(gpus: int) -> list[list[int]]:
+    """Return the patterns of free GPUs for a job of that size."""
+    random = np.random.default_rng(SEED)
+    drawn: list[list[int]] = []
+    for _ in range(PATTERNS):
+        free: list[int] = []
+        while sum(free) < gpus:
+            free.append(int(random.integers(1, 9)))
+        free[-1] -= sum(free) - gpus
+        drawn.append(free)
+    return drawn
+
+
+def timed(call: Callable[[], Mapping], repeats: int) -> tuple[Mapping, float]:
+    """Return a placement and the median CPU time of finding it, ms."""
+    taken: list[float] = []
+    for _ in range(repeats):
+        begun_s = time.process_time()
+        found = call()
+        taken.append(1_000 * (time.process_time() - begun_s))
+    return found, float(np.median(taken))
+
+
+def against_the_optimum(graph: JobGraph) -> dict[str, Any]:
+    """Return each method's iteration times and solve times over the patterns, the programme's as the measure."""
+    mapper = Mapper(graph, Network())
+    found = {
+        method: [
+            timed(
+                lambda free=free, method=method: mapper.map(free, method, time_limit_s=ILP_LIMIT_S),
+                1 if method is Method.ILP else REPEATS,
+            )
+            for free in patterns(graph.gpus)
+        ]
+        for method in Method
+    }
+    optimum = np.array([each.iteration_time_s for each, _ in found[Method.ILP]])
+    figures: dict[str, Any] = {"proven": sum(each.proven for each, _ in found[Method.ILP])}
+    for method, placed in found.items():
+        time_s, solve_ms = np.array([each.iteration_time_s for each, _ in placed]), [ms for _, ms in placed]
+        figures[method.value] = {
+            "iteration_ms_mean": 1_000 * float(time_s.mean()),
+            "above_optimum_of_means": float(time_s.mean() / optimum.mean() - 1),
+            "above_optimum_max": float((time_s / optimum - 1).max()),
+            "solve_ms_median": float(np.median(solve_ms)),
+            "solve_ms_max": float(max(solve_ms)),
+        }
+    return figures
+
+
+def at_size(graph: JobGraph, free: list[int]) -> dict[str, float]:
+    """Return the CPU time of placing a large job, ms, and its iteration times."""
+    begun_s = time.process_time()
+    mapper = Mapper(graph, Network())
+    figures = {"graph_ms": 1_000 * (time.process_time() - begun_s)}
+    for method in (Method.HEAVY_EDGE, Method.REFINED):
+        found, solve_ms = timed(lambda m=method: mapper.map(free, m), REPEATS)
+        figures[f"{method.value}_ms"] = solve_ms
+        figures[f"{method.value}_iteration_s"] = found.iteration_time_s
+    return figures
+
+
+def main() -> int:
+    """Measure, print, write the results; 1 if a target is missed."""
+    missed: list[str] = []
+    small: dict[str, Any] = {}
+    for name, gpus, width in (("vgg19", 8, None), ("vgg19", 16, None), ("gpt-175b", 16, 1), ("gpt-175b", 32, 1)):
+        figures = small[f"{name} on {gpus} GPUs"] = against_the_optimum(plan_layout(name, gpus, tensor_parallel=width))
+        print(f"{name} on {gpus} GPUs; {figures['proven']} of {PATTERNS} optima proven")
+        for method in Method:
+            row = figures[method.value]
+            print(
+                f"  {method.value:<11} iteration {row['iteration_ms_mean']:10.2f} ms, "
+                f"{100 * row['above_optimum_of_means']:5.1f} % above the optimum (at most "
+                f"{100 * row['above_optimum_max']:5.1f} %), found in {row['solve_ms_median']:7.2f} ms "
+                f"(at most {row['solve_ms_max']:.2f})"
+            )
+        plain, refined = figures[Method.HEAVY_EDGE.value], figures[Method.REFINED.value]
+        missed += [f"{name} {gpus}: heavy-edge too slow"] * (plain["solve_ms_median"] > PLAIN_MS)
+        missed += [f"{name} {gpus}: refined too slow"] * (refined["solve_ms_median"] > REFINED_MS)
+        missed += [f"{name} {gpus}: refined too far"] * (refined["above_optimum_of_means"] > REFINED_GAP)
+    random = np.random.default_rng(SEED)
+    free = random.integers(2, 9, 250).tolist()
+    whole = (8 * (random.random(250) < 0.8)).tolist()
+    large: dict[str, Any] = {}
+    for name, graph, servers in (
+        ("data parallel", data_parallel(1_024, 4e8, 0.2), free),
+        ("vgg19", plan_layout("vgg19", 1_024), free),
+        ("gpt-175b, tensor groups of 8", plan_layout("gpt-175b", 1_024), whole),
+    ):
+        figures = large[name] = at_size(graph, servers)
+        print(
+            f"{name}, 1,024 GPUs on 250 servers: " + ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
+        )
+        missed += [f"{name}: {key} too long" for key in ("heavy-edge_ms", "refined_ms") if figures[key] > LARGE_MS]
+    write_result("placement", {"small": small, "large": large})
+    for line in missed:
+        print(f"missed: {line}", file=sys.stderr)
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
