@@ -53,7 +53,9 @@ def training(
         typer.Option(help="A policy parameter, key=value; POLICY.key=value for one of several policies."),
     ] = None,
     signal: Annotated[str, typer.Option(help="direct or lifecycle intensity.")] = "direct",
-    forecast: Annotated[str, typer.Option(help="perfect, persistence, or a file of issued forecasts.")] = "perfect",
+    forecast: Annotated[
+        str, typer.Option(help="perfect, persistence, issued (of bundled zones), or a file of issued forecasts.")
+    ] = "perfect",
     round_minutes: Annotated[float, typer.Option(help="Between active rounds.")] = 30.0,
     passive_interval_s: Annotated[float, typer.Option(help="Least time between passive rounds.")] = 0.0,
     power_down_minutes: Annotated[
@@ -115,11 +117,12 @@ def _jobs(
 def _grid(source: str, start: str | None, days: float | None, signal: str, forecast: str) -> CarbonTrace:
     from services.simulator.bundles import BUNDLED_ZONES
     from services.simulator.readers import TraceFormatError, read_carbon
+    from services.simulator.readers.carbon import FORECASTS
 
     if source not in BUNDLED_ZONES and not Path(source).is_file():
         known = ", ".join(BUNDLED_ZONES)
         raise CliError(f"there is no grid {source!r}: no such file; bundled zones: {known}", EXIT_NOT_FOUND)
-    if forecast not in ("perfect", "persistence") and not Path(forecast).is_file():
+    if forecast not in FORECASTS and not Path(forecast).is_file():
         raise CliError(f"there is no forecast file {forecast!r}", EXIT_NOT_FOUND)
     try:  # the days after the last submission matter too: jobs still run then
         trace = read_carbon(source, start=start, signal=signal, forecast=forecast)

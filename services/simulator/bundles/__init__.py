@@ -1,15 +1,16 @@
 """Traces and tables that come with the product, so that nothing has to be fetched. ``NOTICE`` names their sources.
 
-========================= ================================================================================== =========
-file                      what                                                                               licence
-========================= ================================================================================== =========
-``grids_2023.csv.gz``     hourly intensity of five zones, direct and life cycle, 2022-12-31 to 2023-12-31 UTC ODbL
-``green_year.csv``        400 arrivals of one day, repeated for every day of the year                         MIT
-``green_day.csv``         791 arrivals of one day                                                            MIT
-``speeds.csv``            measured training speed by model, batch, gang and placement                        see NOTICE
-``powers.csv``            measured training power by model, batch and power limit                            see NOTICE
-``sia_work.csv``          samples until a model has trained, by batch size                                   see NOTICE
-========================= ================================================================================== =========
+========================== ================================================================================== =========
+file                       what                                                                               licence
+========================== ================================================================================== =========
+``grids_2023.csv.gz``      hourly intensity of five zones, direct and life cycle, 2022-12-31 to 2023-12-31 UTC ODbL
+``forecasts_*.csv.gz``     96 hours of direct intensity ahead, one issue a day in 2023, of the same zones     BSD-3
+``green_year.csv``         400 arrivals of one day, repeated for every day of the year                         MIT
+``green_day.csv``          791 arrivals of one day                                                            MIT
+``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
+``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
+``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
+========================== ================================================================================== =========
 
 The two days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.
 
@@ -24,9 +25,11 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
@@ -72,6 +75,12 @@ def bundled_jobs(name: str, days: float | None = None) -> RawJobs:
             job = RawJob(f"{name}-{day:03d}-{number:03d}", day * DAY_S + arrival_s, duration_s)
             jobs.add(number + 2, job)
     return jobs.finish()
+
+
+def bundled_forecasts(zone: str) -> AbstractContextManager[Path]:
+    """Return a bundled zone's forecasts of direct intensity as they were issued in 2023: a file, while it is open."""
+    found = resources.files(__package__ or "services.simulator.bundles").joinpath(f"forecasts_{zone}_2023.csv.gz")
+    return resources.as_file(found)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Make the bundled traces from their sources: ``python -m services.simulator.bundles.make SOURCES``.
 
-SOURCES is a folder with ``carbon/em_hourly/{zone}_*.csv.gz`` (nesl/CarbonX) and ``jobs/gaia_pai_100k.csv.gz`` (GAIA);
+SOURCES is a folder with ``{zone}_*.csv.gz`` in ``carbon/em_hourly`` and ``carbon/forecast_96h`` (nesl/CarbonX) and
+``jobs/gaia_pai_100k.csv.gz`` (GAIA);
 ``make_profiles.py`` makes the measured tables. Nothing here runs in production.
 """
 
@@ -23,6 +24,7 @@ from services.simulator.workload import Floats
 HERE = Path(__file__).parent
 SEED = 20230101
 DAY_S = 86_400.0
+ISSUE_H = 96
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 """The paper's categories of duration: below 10 minutes, an hour, 10 hours, and above."""
 YEAR_JOBS, YEAR_SHARES = 400, (0.16, 0.38, 0.36, 0.08)
@@ -83,14 +85,27 @@ def write_grids(sources: Path) -> None:
     (HERE / "grids_2023.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
+def write_forecasts(sources: Path) -> None:
+    """Write the five zones' forecasts issued in 2023, to a tenth of a gram, in their order."""
+    for zone in BUNDLED_ZONES:
+        file = next((sources / "carbon" / "forecast_96h").glob(f"{zone}_*.csv.gz"))
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            head, *rows = csv.reader(lines)
+        issues = [rows[at : at + ISSUE_H] for at in range(0, len(rows), ISSUE_H)]
+        kept = [row for issue in issues if issue[0][0].startswith("2023") for row in issue]
+        text = "\n".join([",".join(head), *(f"{time},{float(value):.1f}" for time, value in kept), ""])
+        (HERE / f"forecasts_{zone}_2023.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
 def main() -> None:
-    """Make the three files beside this module."""
+    """Make the files beside this module."""
     sources = Path(sys.argv[1])
     raw = read_raw(sources / "jobs" / "gaia_pai_100k.csv.gz", "pai-hours")
     rng = np.random.default_rng(SEED)
     write_jobs(HERE / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
     write_jobs(HERE / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
     write_grids(sources)
+    write_forecasts(sources)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""One simulation of an experiment, and what of it is kept."""
+"""One simulation of an experiment, and what of it is kept.
+
+Policies of ``GRID_BLIND`` make the same schedule on every grid. One simulation then serves all zones and signals; what
+it would have emitted on the other grids is its power, half hour by half hour, at their intensities.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import POLICIES, build_policy, policy_name
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
+from services.simulator.engine.grid import Grid
 from services.simulator.experiments.plan import Cell, Trace
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.readers.text import utc_s
@@ -18,6 +25,8 @@ from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 POINTS = 400
 """So many points of each series are kept."""
+GRID_BLIND = frozenset({"fifo", "las", "pollux", "sjf", "srtf", "zeus+las"})
+"""Policies that never look at the grid."""
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 SIZES = ("under 10 min", "10 to 60 min", "1 to 10 h", "10 h and more")
 
@@ -30,44 +39,72 @@ def workload_of(trace: Trace, seed: int) -> Workload:
     )
 
 
-def grid_of(trace: Trace, zone: str, signal: str) -> CarbonTrace:
+def grid_of(trace: Trace, zone: str, signal: str, forecast: str = "perfect") -> CarbonTrace:
     """Return the grid from the day before the trace to some days after it, where the data reach."""
     whole = read_carbon(zone, signal=signal)
     begin_s = utc_s(trace.start, "start")
     days = min(trace.days + trace.tail_days, (whole.end_s - begin_s) / 86_400.0)
-    return read_carbon(zone, start=trace.start, days=days, signal=signal)
+    return read_carbon(zone, start=trace.start, days=days, signal=signal, forecast=forecast)
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:
-    """Return one simulation's inputs and figures, as JSON values.
+    """Return one simulation's inputs and figures, as JSON values; see ``run_cells``."""
+    return run_cells([cell])[0]
+
+
+def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the inputs and figures of cells that differ in zone and signal alone, from one simulation.
 
     Policies that do not scale jobs run them at the sizes their users asked for.
 
     Raises:
         PolicyConfigError: no such policy, or bad parameters.
     """
-    build_policy(cell.choice.policy, cell.choice.params)
-    workload = workload_of(cell.trace, cell.seed)
-    grid = grid_of(cell.trace, cell.zone, cell.signal)
-    rigid = not POLICIES[policy_name(cell.choice.policy)].elastic and "gang" not in cell.choice.params
-    options = EngineOptions(**{"rigid": rigid, **cell.engine_options})
+    first = cells[0]
+    build_policy(first.choice.policy, first.choice.params)
+    workload = workload_of(first.trace, first.seed)
+    grids = [grid_of(cell.trace, cell.zone, cell.signal, cell.forecast) for cell in cells]
+    rigid = not POLICIES[policy_name(first.choice.policy)].elastic and "gang" not in first.choice.params
+    options = EngineOptions(**{"rigid": rigid, **first.engine_options})
     began = time.perf_counter()
-    result = simulate(
-        cell.choice.policy,
-        workload,
-        ClusterSpec.parse(cell.cluster),
-        grid,
-        parameters=cell.choice.params,
-        options=options,
+    cluster, parameters = ClusterSpec.parse(first.cluster), first.choice.params
+    result = simulate(first.choice.policy, workload, cluster, grids[0], parameters=parameters, options=options)
+    wall_s = round(time.perf_counter() - began, 3)
+    return [
+        {
+            "inputs": asdict(cell),
+            "summary": {**own.summary(), "wall_s": wall_s},
+            "sizes": by_size(own, workload),
+            "series": thinned(own),
+            "notes": [*workload.notes, *grid.notes],
+        }
+        for cell, grid in zip(cells, grids, strict=True)
+        for own in [result if cell is first else on_grid(result, grid)]
+    ]
+
+
+def on_grid(result: SimulationResult, trace: CarbonTrace) -> SimulationResult:
+    """Return what a run would have emitted on another grid, had its schedule been the same.
+
+    Power is taken as constant between two rows of the run's series; emissions of single jobs are not made anew.
+    """
+    grid, series = Grid(trace, 1.0, 1.0), result.series
+    end_s = float(np.nanmax(result.columns.ended_s, initial=series.times_s[-1]))
+    times = np.append(series.times_s, end_s)
+    energy_j = np.append(series.energy_j, result.energy_kwh * J_PER_KWH)
+    idle_j = np.append(np.cumsum(series.idle_power_w * np.diff(series.times_s, prepend=times[0])), 0.0)
+    idle_j[-1] = result.idle_energy_kwh * J_PER_KWH
+    mean = np.diff([grid.integral(time_s) for time_s in times.tolist()]) / np.maximum(np.diff(times), 1e-9)
+    carbon, idle = (np.append(0.0, np.cumsum(np.diff(each) * mean)) / J_PER_KWH for each in (energy_j, idle_j))
+    intensity = np.array([grid.at(time_s) for time_s in series.times_s.tolist()])
+    return replace(
+        result,
+        zone=trace.zone,
+        signal=trace.signal.value,
+        carbon_kg=float(carbon[-1]) / 1_000.0,
+        idle_carbon_kg=float(idle[-1]) / 1_000.0,
+        series=replace(series, carbon_gco2=carbon[:-1], intensity_gco2_per_kwh=intensity),
     )
-    summary = {**result.summary(), "wall_s": round(time.perf_counter() - began, 3)}
-    return {
-        "inputs": asdict(cell),
-        "summary": summary,
-        "sizes": by_size(result, workload),
-        "series": thinned(result),
-        "notes": [*workload.notes, *grid.notes],
-    }
 
 
 def by_size(result: SimulationResult, workload: Workload) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@
     policy = "green"
     params = { mu = 3.0 }
     options = { round_interval_s = 3600.0 }
+    forecast = "issued"                   # "perfect" if left out; or a file, such as "forecasts/{zone}.csv.gz"
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from typing import Any, TypeVar, cast
 
 from services.core.domain.errors import DomainError
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+from services.simulator.readers.carbon import FORECASTS
 
-RESULT_VERSION = 1
+RESULT_VERSION = 2
 """Raise it when a cell's result means something else than before: all cells run again."""
 
 
@@ -56,12 +58,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy as it is compared: its name, parameters, and what the engine does differently for it."""
+    """A policy as it is compared: its name, parameters, what the engine does differently for it, and what it is told.
+
+    ``forecast`` is as ``read_carbon`` takes it; in the name of a file ``{zone}`` is filled in.
+    """
 
     label: str
     policy: str
     params: dict[str, Any] = field(default_factory=dict[str, Any])
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    forecast: str = "perfect"
 
 
 T = TypeVar("T", Trace, Choice)
@@ -81,10 +87,19 @@ class Cell:
 
     def key(self) -> str:
         """Return a hash of everything that goes in, contents of files included."""
-        sources = [name for name in (self.trace.jobs, self.zone) if name not in (*BUNDLED_JOBS, *BUNDLED_ZONES)]
-        contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sources]
+        named = ("", *BUNDLED_JOBS, *BUNDLED_ZONES, *FORECASTS)
+        sources = [name for name in (self.trace.jobs, self.zone, self.forecast) if name not in named]
+        try:
+            contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sources]
+        except OSError as error:
+            raise DomainError(f"{error.filename} cannot be read: {error.strerror}") from error
         inputs = json.dumps([RESULT_VERSION, asdict(self), contents], sort_keys=True, default=str)
         return hashlib.sha256(inputs.encode()).hexdigest()[:20]
+
+    @property
+    def forecast(self) -> str:
+        """What the policy is told of the hours ahead, as ``read_carbon`` takes it."""
+        return self.choice.forecast.format(zone=self.zone)
 
     @property
     def engine_options(self) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from services.core.solvers.model import SolveStatus
+from services.simulator.engine import EngineOptions
 from services.simulator.experiments.bound import bound_of
-from services.simulator.experiments.cell import grid_of, run_cell, workload_of
+from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cells, workload_of
 from services.simulator.experiments.plan import Cell, Experiment
 from services.simulator.workload import ClusterSpec
 
@@ -39,14 +41,19 @@ def run_experiment(
     if tell is not None:
         tell(done, len(files), "")
     if missing:
-        with ProcessPoolExecutor(min(workers, len(missing)), mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(run_to_file, cell, folder / f"{key}.json"): cell for key, cell in missing.items()}
+        groups = together(missing)
+        with ProcessPoolExecutor(min(workers, len(groups)), mp_context=get_context("spawn")) as pool:
+            futures = {
+                pool.submit(run_to_files, group, [folder / f"{cell.key()}.json" for cell in group]): group
+                for group in groups
+            }
             for future in as_completed(futures):
-                done += 1
+                group = futures[future]
+                done += len(group)
                 error = future.exception()
                 failure = failure or error
                 if tell is not None:
-                    tell(done, len(files), named(futures[future]) + (f": failed: {error}" if error else ""))
+                    tell(done, len(files), named(group[0]) + (f": failed: {error}" if error else ""))
     if failure is not None:
         raise failure
     return [json.loads((folder / f"{cell.key()}.json").read_text(encoding="utf-8")) for cell in cells]
@@ -57,9 +64,19 @@ def named(cell: Cell) -> str:
     return f"{cell.choice.label}, {cell.trace.label}, {cell.zone}, {cell.signal}, seed {cell.seed}"
 
 
-def run_to_file(cell: Cell, file: Path) -> None:
-    """Run one cell and put its result in place at once, so that a file is always whole."""
-    write_json(file, run_cell(cell))
+def together(missing: Mapping[str, Cell]) -> list[list[Cell]]:
+    """Return the cells in groups that one simulation serves: of a policy blind to the grid, those of all grids."""
+    groups: dict[str, list[Cell]] = {}
+    for key, cell in missing.items():
+        blind = cell.choice.policy in GRID_BLIND
+        groups.setdefault(replace(cell, zone="", signal="").key() if blind else key, []).append(cell)
+    return list(groups.values())
+
+
+def run_to_files(cells: Sequence[Cell], files: Sequence[Path]) -> None:
+    """Run cells that one simulation serves, and put each result in place at once, so that a file is always whole."""
+    for file, result in zip(files, run_cells(cells), strict=True):
+        write_json(file, result)
 
 
 def write_json(file: Path, value: object) -> None:
@@ -94,7 +111,7 @@ def _bound(cell: Cell, makespan_s: float, horizon_h: float) -> dict[str, Any]:
         grid_of(cell.trace, cell.zone, cell.signal),
         end_s=float(workload.submitted_s[0]) + makespan_s,
         horizon_s=horizon_h * 3_600.0 if horizon_h else None,
-        host_idle_w=float(cell.engine_options.get("host_idle_w", 0.0)),
+        host_idle_w=float(cell.engine_options.get("host_idle_w", EngineOptions.host_idle_w)),
         bin_s=21_600.0 if large else 3_600.0,
         tiers=4 if large else None,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
-from services.simulator.bundles import BUNDLED_ZONES, bundled_grid
+from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
 from services.simulator.raw import Grid, TraceFormatError
 from services.simulator.readers.forecasts import read_forecasts
 from services.simulator.readers.grids import SIGNALS, read_grid
@@ -16,6 +16,8 @@ from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecasts
 
 DAY_S = 86_400.0
+FORECASTS = ("perfect", "persistence", "issued")
+"""What policies may be told without a file; the last for bundled zones only."""
 LONGEST_GAP_S = DAY_S
 """A longer gap is refused: holding one value for days would be making up a grid."""
 
@@ -48,7 +50,8 @@ def read_carbon(
         start: ISO 8601 (UTC) or UTC seconds; the beginning of the data where not given.
         days: How long; to the end of the data where not given.
         signal: ``direct``, ``lifecycle`` or ``marginal``.
-        forecast: What policies are told: ``perfect``, ``persistence``, or a file of forecasts as issued.
+        forecast: What policies are told: ``perfect``, ``persistence``, a file of forecasts as issued, or ``issued``:
+            those bundled for the zone.
         column, zone: As ``read_grid``.
 
     Raises:
@@ -103,7 +106,13 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
     else:
         if trace.signal is not Signal.AVERAGE_DIRECT:
             raise TraceFormatError(f"issued forecasts are of direct intensity; they do not tell {trace.signal.value}")
-        found, report = read_forecasts(Path(forecast))
+        if str(forecast) != FORECASTS[-1]:
+            found, report = read_forecasts(Path(forecast))
+        elif trace.zone in BUNDLED_ZONES:
+            with bundled_forecasts(trace.zone) as file:
+                found, report = read_forecasts(file)
+        else:
+            raise TraceFormatError(f"no issued forecasts are bundled for {trace.zone}; name a file of them")
         issued = _meeting(found, trace)
         notes = (*notes, *report.sentences())
     return CarbonTrace(

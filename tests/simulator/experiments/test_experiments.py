@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
+from services.core.policies.registry import POLICIES
 from services.core.solvers.model import SolveStatus
 from services.simulator.experiments import runner
 from services.simulator.experiments.bound import bound_of, need_of
-from services.simulator.experiments.cell import grid_of, run_cell, workload_of
+from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
 from services.simulator.experiments.plan import Trace, load_experiment
 from services.simulator.report.markdown import fill
 from services.simulator.report.page import render
 from services.simulator.report.tables import causes, compare, write_csv
-from services.simulator.workload import ClusterSpec
+from services.simulator.workload import ClusterSpec, ForecastKind
 
 FILE = """
 name = "small"
@@ -164,3 +165,31 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     assert "kept" in filled
     assert "| policy | carbon GB |" in filled
     assert "| green | " in filled
+
+
+@pytest.mark.parametrize("policy", sorted(GRID_BLIND & set(POLICIES)))
+def test_a_policy_blind_to_the_grid_is_simulated_once_for_all_grids(file: Path, policy: str) -> None:
+    text = FILE.replace('zones = ["GB"]', 'zones = ["GB", "SE"]\nsignals = ["direct", "lifecycle"]')
+    file.write_text(text.replace('policy = "las"', f'policy = "{policy}"'), encoding="utf-8")
+    cells = [cell for cell in load_experiment(file).cells() if cell.choice.policy == policy]
+    assert [len(group) for group in runner.together({cell.key(): cell for cell in cells})] == [4]
+
+    for cell, shared in zip(cells, run_cells(cells), strict=True):
+        own = run_cell(cell)
+        assert shared["inputs"] == own["inputs"]
+        assert shared["sizes"] == own["sizes"]
+        assert shared["series"]["power_w"] == own["series"]["power_w"]
+        assert shared["series"]["carbon_gco2"] == pytest.approx(own["series"]["carbon_gco2"], rel=2e-3, abs=0.1)
+        for figure in ("carbon_kg", "idle_carbon_kg", "energy_kwh", "avg_jct_s"):
+            assert shared["summary"][figure] == pytest.approx(own["summary"][figure], rel=2e-3)
+
+
+def test_a_policy_may_be_told_less_than_the_truth(file: Path) -> None:
+    file.write_text(FILE.replace("params = { mu", 'forecast = "persistence"\nparams = { mu'), encoding="utf-8")
+    told = load_experiment(file).cells()[1]
+
+    assert run_cell(told)["inputs"]["choice"]["forecast"] == "persistence"
+    assert grid_of(told.trace, told.zone, told.signal, told.forecast).forecast is ForecastKind.PERSISTENCE
+    file.write_text(FILE.replace("params = { mu", 'forecast = "no/{zone}.csv"\nparams = { mu'), encoding="utf-8")
+    with pytest.raises(DomainError, match=r"no/GB\.csv cannot be read"):
+        load_experiment(file).cells()[1].key()

@@ -132,3 +132,21 @@ def test_bundled_zones_have_both_signals() -> None:
 def test_an_unknown_zone_is_an_unknown_file() -> None:
     with pytest.raises(TraceFormatError, match="there is no file"):
         read_carbon("Atlantis")
+
+
+def test_bundled_zones_have_the_forecasts_of_their_time() -> None:
+    trace = read_carbon("GB", start="2023-08-08", days=2, forecast="issued")
+
+    assert trace.issued is not None
+    assert trace.issued.intensity_gco2_per_kwh.shape[1] == 96
+    assert trace.issued.issued_s[0] < trace.times_s[0] < trace.issued.issued_s[-1] < trace.end_s
+    with pytest.raises(TraceFormatError, match="direct intensity"):
+        read_carbon("GB", signal="lifecycle", forecast="issued")
+
+
+def test_a_zone_of_ones_own_has_no_bundled_forecasts(tmp_path: Path) -> None:
+    file = tmp_path / "home.csv"
+    file.write_text("time,intensity\n2023-01-01T00:00Z,100\n2023-01-01T01:00Z,200\n", encoding="utf-8")
+
+    with pytest.raises(TraceFormatError, match="name a file of them"):
+        read_carbon(file, forecast="issued")
