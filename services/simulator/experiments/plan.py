@@ -17,6 +17,8 @@
     start = "2023-08-15"
     days = 1
     tail_days = 6                         # grid known for so long after the last submission, where it reaches
+    cluster = "16x2:RTX3090"              # where this trace is to run on another one
+    options = { host_per_job_w = 100.0 }  # of the engine, for this trace
 
     [[policies]]
     label = "green, mu 3"
@@ -45,7 +47,7 @@ RESULT_VERSION = 2
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs and when they are submitted; as ``read_jobs``."""
+    """Jobs and when they are submitted; as ``read_jobs``. ``cluster`` and ``options`` go before the experiment's."""
 
     label: str
     jobs: str
@@ -54,6 +56,8 @@ class Trace:
     format: str | None = None
     recipe: str | None = None
     tail_days: float = 6.0
+    cluster: str | None = None
+    options: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,8 @@ class Cell:
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """Options for all and for this policy, joined; and the seed."""
-        return {**self.options, **self.choice.options, "seed": self.seed}
+        """Options for all, for this trace and for this policy, joined; and the seed."""
+        return {**self.options, **self.trace.options, **self.choice.options, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Experiment:
         """Return every cell, the baseline's first."""
         ordered = sorted(self.choices, key=lambda choice: choice.label != self.baseline)
         return [
-            Cell(choice, trace, zone, signal, seed, self.cluster, self.options)
+            Cell(choice, trace, zone, signal, seed, trace.cluster or self.cluster, self.options)
             for trace in self.traces
             for zone in self.zones
             for signal in self.signals

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
+Place = tuple[str, str, str, int]
+"""Trace, zone, signal and seed."""
 FIGURES = (
     "jobs",
     "completed",
@@ -37,21 +40,31 @@ FIGURES = (
     "utilisation",
     "wall_s",
 )
+RATIOS = {
+    "carbon": "carbon_kg",
+    "energy": "energy_kwh",
+    "avg_jct": "avg_jct_s",
+    "p99_jct": "p99_jct_s",
+    "peak": "peak_power_w",
+}
+"""Names in ``Compared`` by the figures they are ratios of."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A policy against the baseline, over the traces and seeds of one zone and signal: means of the cells' ratios.
+    """A policy against the baseline over some cells: means of the cells' ratios.
 
     Attributes:
+        label: Of the policy.
+        of: What the cells have in common, such as zone and signal.
         carbon, energy, avg_jct, p99_jct, peak: Ratios; 1 is the baseline.
         by_energy, by_idle, by_intensity: Change of carbon by cause, shares of the baseline's carbon; they add up.
         cells: How many ratios were averaged.
+        between_seeds: Standard deviation of the carbon ratio from seed to seed, everything else averaged; NaN of one.
     """
 
     label: str
-    zone: str
-    signal: str
+    of: tuple[str, ...]
     carbon: float
     energy: float
     avg_jct: float
@@ -61,9 +74,20 @@ class Compared:
     by_idle: float
     by_intensity: float
     cells: int
+    between_seeds: float = math.nan
+
+    @property
+    def zone(self) -> str:
+        """Zone, where cells were compared by zone and signal."""
+        return self.of[0]
+
+    @property
+    def signal(self) -> str:
+        """The last of what the cells have in common: their signal."""
+        return self.of[-1]
 
 
-def place_of(result: Result) -> tuple[str, str, str, int]:
+def place_of(result: Result) -> Place:
     """Return trace, zone, signal and seed of a cell."""
     inputs = result["inputs"]
     return inputs["trace"]["label"], inputs["zone"], inputs["signal"], inputs["seed"]
@@ -74,7 +98,7 @@ def label_of(result: Result) -> str:
     return str(result["inputs"]["choice"]["label"])
 
 
-def baselines(results: Sequence[Result], baseline: str) -> dict[tuple[str, str, str, int], Result]:
+def baselines(results: Sequence[Result], baseline: str) -> dict[Place, Result]:
     """Return the baseline's cell by place."""
     return {place_of(result): result for result in results if label_of(result) == baseline}
 
@@ -91,22 +115,67 @@ def causes(summary: Result, base: Result) -> tuple[float, float, float]:
     return _per(by_energy, carbon0), _per(by_idle, carbon0), _per(total - by_energy - by_idle, carbon0)
 
 
-def compare(results: Sequence[Result], baseline: str) -> list[Compared]:
-    """Return every policy against the baseline per zone and signal, in the order of the results."""
+def by_zone(place: Place) -> tuple[str, ...]:
+    """Return zone and signal."""
+    return place[1:3]
+
+
+def by_trace(place: Place) -> tuple[str, ...]:
+    """Return trace and signal."""
+    return place[0], place[2]
+
+
+def by_signal(place: Place) -> tuple[str, ...]:
+    """Return the signal alone: means over traces, zones and seeds."""
+    return (place[2],)
+
+
+def compare(
+    results: Sequence[Result], baseline: str, by: Callable[[Place], tuple[str, ...]] = by_zone
+) -> list[Compared]:
+    """Return every policy against the baseline, over the cells that ``by`` puts together; in order of the results."""
     base = baselines(results, baseline)
-    groups: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    groups: dict[tuple[str, tuple[str, ...]], list[Result]] = defaultdict(list)
     for result in results:
-        groups[(label_of(result), *place_of(result)[1:3])].append(result)
+        if place_of(result) in base:
+            groups[(label_of(result), by(place_of(result)))].append(result)
     rows: list[Compared] = []
-    for (label, zone, signal), cells in groups.items():
-        pairs = [(cell["summary"], base[place_of(cell)]["summary"]) for cell in cells if place_of(cell) in base]
-        ratios = [
-            _mean([_per(one[name], other[name]) for one, other in pairs])
-            for name in ("carbon_kg", "energy_kwh", "avg_jct_s", "p99_jct_s", "peak_power_w")
-        ]
+    for (label, of), cells in groups.items():
+        pairs = [(cell["summary"], base[place_of(cell)]["summary"]) for cell in cells]
+        ratios = {
+            name: _mean([_per(one[figure], other[figure]) for one, other in pairs]) for name, figure in RATIOS.items()
+        }
         split = [_mean(column) for column in zip(*(causes(one, other) for one, other in pairs), strict=True)]
-        rows.append(Compared(label, zone, signal, *ratios, *split, cells=len(pairs)))
+        carbon = {
+            place_of(cell): _per(one["carbon_kg"], other["carbon_kg"]) for cell, (one, other) in zip(cells, pairs)
+        }
+        rows.append(
+            Compared(
+                label,
+                of,
+                **ratios,
+                by_energy=split[0],
+                by_idle=split[1],
+                by_intensity=split[2],
+                cells=len(pairs),
+                between_seeds=_deviation(_grouped(carbon, lambda place: place[3])),
+            )
+        )
     return rows
+
+
+def bound_ratios(
+    bounds: Sequence[Result], results: Sequence[Result], baseline: str
+) -> dict[tuple[str, str, float], float]:
+    """Return the bound over the baseline's carbon by zone, signal and horizon (h), means over traces and seeds."""
+    base = baselines(results, baseline)
+    found: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+    for bound in bounds:
+        place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
+        if place in base and bound["carbon_kg"] is not None:
+            key = bound["zone"], bound["signal"], bound["horizon_h"]
+            found[key].append(_per(bound["carbon_kg"], base[place]["summary"]["carbon_kg"]))
+    return {key: _mean(ratios) for key, ratios in found.items()}
 
 
 def sizes(results: Sequence[Result], baseline: str) -> dict[str, list[tuple[str, float, float, float]]]:
@@ -131,6 +200,49 @@ def sizes(results: Sequence[Result], baseline: str) -> dict[str, list[tuple[str,
     }
 
 
+@dataclass(frozen=True)
+class Sensitivity:
+    """What turning one thing does, all else at its default.
+
+    Attributes:
+        policy: Its name.
+        name: The parameter of the policy, or option of the engine.
+        labels: Of the choices that turn it, and of the one that turns nothing, by its value.
+    """
+
+    policy: str
+    name: str
+    labels: Mapping[float, str]
+
+
+def sensitivities(results: Sequence[Result], defaults: Mapping[tuple[str, str], float]) -> list[Sensitivity]:
+    """Return which parameters and options were tried at two values or more, the default among them.
+
+    Args:
+        results: Cells.
+        defaults: Values of the choice that turns nothing, by policy and name.
+    """
+    turned: dict[tuple[str, str], dict[float, str]] = defaultdict(dict)
+    plain: dict[str, str] = {}
+    for result in results:
+        choice = result["inputs"]["choice"]
+        changes = {**choice["params"], **choice["options"]}
+        if not changes:
+            plain.setdefault(choice["policy"], choice["label"])
+        elif len(changes) == 1:
+            [(name, value)] = changes.items()
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                turned[(choice["policy"], name)][float(value)] = choice["label"]
+    found: list[Sensitivity] = []
+    for (policy, name), labels in turned.items():
+        default = defaults.get((policy, name))
+        if policy in plain and default is not None:
+            both = {**labels, default: plain[policy]}
+            if len(both) > 2:
+                found.append(Sensitivity(policy, name, dict(sorted(both.items()))))
+    return found
+
+
 def write_csv(file: Path, results: Iterable[Result]) -> None:
     """Write one row per cell with all of its figures."""
     with file.open("w", newline="", encoding="utf-8") as text:
@@ -138,6 +250,17 @@ def write_csv(file: Path, results: Iterable[Result]) -> None:
         out.writerow(["policy", "trace", "zone", "signal", "seed", *FIGURES])
         for result in results:
             out.writerow([label_of(result), *place_of(result), *(result["summary"][name] for name in FIGURES)])
+
+
+def _grouped(values: Mapping[Place, float], of: Callable[[Place], Hashable]) -> list[float]:
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    for place, value in values.items():
+        groups[of(place)].append(value)
+    return [_mean(group) for group in groups.values()]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def _per(amount: float | None, base: float | None) -> float:
