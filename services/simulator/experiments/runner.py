@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from services.core.policies.registry import policy_name
 from services.core.solvers.model import SolveStatus
 from services.simulator.engine import EngineOptions
 from services.simulator.experiments.bound import bound_of
@@ -68,7 +69,7 @@ def together(missing: Mapping[str, Cell]) -> list[list[Cell]]:
     """Return the cells in groups that one simulation serves: of a policy blind to the grid, those of all grids."""
     groups: dict[str, list[Cell]] = {}
     for key, cell in missing.items():
-        blind = cell.choice.policy in GRID_BLIND
+        blind = policy_name(cell.choice.policy) in GRID_BLIND
         groups.setdefault(replace(cell, zone="", signal="").key() if blind else key, []).append(cell)
     return list(groups.values())
 

@@ -147,7 +147,8 @@ def compare(
         }
         split = [_mean(column) for column in zip(*(causes(one, other) for one, other in pairs), strict=True)]
         carbon = {
-            place_of(cell): _per(one["carbon_kg"], other["carbon_kg"]) for cell, (one, other) in zip(cells, pairs)
+            place_of(cell): _per(one["carbon_kg"], other["carbon_kg"])
+            for cell, (one, other) in zip(cells, pairs, strict=True)
         }
         rows.append(
             Compared(
