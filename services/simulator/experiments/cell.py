@@ -25,7 +25,7 @@ from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 POINTS = 400
 """So many points of each series are kept."""
-GRID_BLIND = frozenset({"fifo", "las", "pollux", "sjf", "srtf", "zeus-las"})
+GRID_BLIND = frozenset({"fifo", "las", "pollux", "sjf", "srtf", "zeus+las"})
 """Policies that never look at the grid."""
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 SIZES = ("under 10 min", "10 to 60 min", "1 to 10 h", "10 h and more")
