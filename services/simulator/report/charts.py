@@ -1,14 +1,18 @@
-"""Charts as inline SVG: grouped bars, and lines over time with the grid's intensity behind them."""
+"""Charts as inline SVG: grouped bars, stacks of causes, and lines over time with the grid's intensity behind them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 14, 40
-COLOURS = ("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e")
+COLOURS = (
+    *("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"),
+    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55"),
+)
 INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
 
 
@@ -26,18 +30,37 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def legend(names: Sequence[str], extra: str = "") -> str:
-    """Return the names beside their colours."""
+def legend(names: Sequence[str], extra: str = "", extra_colour: str = GRID_COLOUR) -> str:
+    """Return the names beside their colours, and what is drawn as a line of its own colour."""
     keys = [f'<span><i style="background:{colour(at)}"></i>{escape(name)}</span>' for at, name in enumerate(names)]
     if extra:
-        keys.append(f'<span><i style="background:{GRID_COLOUR};height:2px"></i>{escape(extra)}</span>')
+        keys.append(f'<span><i style="background:{extra_colour};height:2px"></i>{escape(extra)}</span>')
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
-def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]], *, line: float = 1.0) -> str:
-    """Return bars: ``values[g][n]`` for group g and series n; a dashed line at the baseline's value."""
-    known = [value for row in values for value in row if value == value]
-    top, low = max([line * 1.05, *known]) * 1.08 if known else 1.0, min([0.0, *known]) * 1.1
+def bars(
+    groups: Sequence[str],
+    names: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    line: float = 1.0,
+    marks: Sequence[float] = (),
+    mark: str = "",
+    most: float = math.inf,
+) -> str:
+    """Return bars with a dashed line at the baseline's value.
+
+    Args:
+        groups, names: Of the groups g and of the series n in each.
+        values: ``values[g][n]``; NaN leaves a gap.
+        line: The baseline's value.
+        marks: One value per group, drawn across it; NaN for none.
+        mark: What the marks are.
+        most: Bars higher than this are cut there, and bear their value.
+    """
+    known = [value for row in (*values, marks) for value in row if value == value]
+    high = max([line * 1.05, *(min(value, most) for value in known)])
+    top, low = high * 1.08 if known else 1.0, min([0.0, *known]) * 1.1
     parts = [_frame(low, top)]
     slot = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
     thick = slot * 0.84 / max(len(names), 1)
@@ -46,22 +69,62 @@ def bars(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[
         for index, value in enumerate(values[at]):
             if value != value:
                 continue
-            y, zero = _y(max(value, 0.0), low, top), _y(min(value, 0.0), low, top)
-            what = f"{escape(names[index])}, {escape(group)}: {value:.3f}"
-            x = begin + index * thick
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(thick - 1.5, 1):.1f}" height="{max(zero - y, 0.5):.1f}" '
-                f'fill="{colour(index)}"><title>{what}</title></rect>'
-            )
+            shown = min(value, most)
+            x, what = begin + index * thick, f"{names[index]}, {group}: {value:.3f}"
+            parts.append(_bar(x, max(thick - 1.5, 1), (min(shown, 0.0), max(shown, 0.0)), (low, top), index, what))
+            end = _y(max(shown, 0.0), low, top)
             if thick > 24:
-                parts.append(_text(x + thick / 2, y - 3, f"{value:.2f}", "middle", 10))
+                parts.append(_text(x + thick / 2, end - 3, f"{value:.2f}", "middle", 10))
+            elif value > most:
+                turned = f'transform="rotate(-90 {x + thick / 2 + 3:.1f} {end + 4:.1f})"'
+                parts.append(_text(x + thick / 2 + 3, end + 4, f"{value:.1f}", "end", 10, "#fff", turned))
+        if at < len(marks) and marks[at] == marks[at]:
+            y, end = _y(marks[at], low, top), begin + slot * 0.84
+            what = f"<title>{escape(mark)}, {escape(group)}: {marks[at]:.3f}</title>"
+            parts.append(f'<path d="M{begin:.1f} {y:.1f}H{end:.1f}" stroke="{INK}" stroke-width="2">{what}</path>')
         parts.append(_text(LEFT + (at + 0.5) * slot, HEIGHT - BOTTOM + 18, group, "middle"))
     y = _y(line, low, top)
     parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="4 3"/>')
-    return _svg(parts) + legend(names)
+    return _svg(parts) + legend(names, mark, INK)
 
 
-def lines(series: Sequence[Line], *, unit: str, behind: Line | None = None, behind_unit: str = "") -> str:
+def stacks(groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]], *, unit: str) -> str:
+    """Return one row per group: its parts to the left of zero and to the right, and a tick at their sum.
+
+    Args:
+        groups: Of the rows.
+        names: Of the parts.
+        values: ``values[group][part]``.
+        unit: Of the values.
+    """
+    reach = max((sum(abs(value) for value in row if value == value) for row in values), default=0.0) * 1.05 or 1.0
+    left, middle, right = 20.0 + 6.2 * max(map(len, groups), default=0), 0.0, float(WIDTH - 70)
+    height = 22 * len(groups) + 34
+
+    def x(value: float) -> float:
+        return left + (value + reach) / (2 * reach) * (right - left)
+
+    parts: list[str] = []
+    for value in ticks(-reach, reach):
+        parts.append(f'<path d="M{x(value):.1f} 4V{height - 24}" stroke="{INK if abs(value) < 1e-12 else FAINT}"/>')
+        parts.append(_text(x(value), height - 8, f"{100 * value:+.3g} %" if abs(value) > 1e-12 else "0", "middle"))
+    for at, row in enumerate(values):
+        y, ends = 8 + 22 * at, [middle, middle]
+        for index, value in enumerate(row):
+            side = int(value > 0)
+            begin, ends[side] = ends[side], ends[side] + value
+            start, width = x(min(begin, ends[side])), abs(x(value) - x(0.0))
+            what = f"<title>{escape(groups[at])}: {escape(names[index])} {100 * value:+.1f} %</title>"
+            box = f'x="{start:.1f}" y="{y}" width="{width:.1f}" height="15"'
+            parts.append(f'<rect {box} fill="{colour(index)}">{what}</rect>')
+        total = sum(row)
+        parts.append(f'<path d="M{x(total):.1f} {y - 2}V{y + 17}" stroke="{INK}" stroke-width="2.5"/>')
+        parts.append(_text(left - 8, y + 12, groups[at], "end"))
+        parts.append(_text(WIDTH - 62, y + 12, f"{100 * total:+.1f} %", "start"))
+    return f'<p class="unit">{escape(unit)}</p>' + _svg(parts, height) + legend(names, "sum", INK)
+
+
+def lines(series: Sequence[Line], unit: str, behind: Line | None = None, behind_unit: str = "") -> str:
     """Return lines over hours; ``behind`` goes on an axis of its own, at the right."""
     drawn = [line for line in series if line.x]
     if not drawn:
@@ -72,14 +135,14 @@ def lines(series: Sequence[Line], *, unit: str, behind: Line | None = None, behi
     if behind is not None and behind.y:
         high = max(behind.y) * 1.06 or 1.0
         parts.append(_path(behind, last, high, GRID_COLOUR, 'stroke-width="1" stroke-dasharray="3 2" opacity="0.7"'))
-        for share in (0.0, 0.5, 1.0):
-            y = _y(share * high, 0.0, high) + 4
-            parts.append(_text(WIDTH - RIGHT + 6, y, _number(share * high), "start", 11, GRID_COLOUR))
+        for value in ticks(0.0, high):
+            y = _y(value, 0.0, high) + 4
+            parts.append(_text(WIDTH - RIGHT + 6, y, f"{value:g}", "start", 11, GRID_COLOUR))
     for index, line in enumerate(drawn):
         parts.append(_path(line, last, top, colour(index), 'stroke-width="1.8"'))
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x = LEFT + share * (WIDTH - LEFT - RIGHT)
-        parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{_number(share * last)} h", "middle"))
+    for hours in ticks(0.0, last):
+        x = LEFT + hours / last * (WIDTH - LEFT - RIGHT)
+        parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{hours:g} h", "middle"))
     return f'<p class="unit">{escape(unit)}</p>' + _svg(parts) + legend([line.name for line in drawn], behind_unit)
 
 
@@ -93,13 +156,28 @@ def _path(line: Line, last: float, top: float, stroke: str, style: str) -> str:
     return f'<polyline points="{points}" fill="none" stroke="{stroke}" {style}/>'
 
 
+def _bar(x: float, width: float, span: tuple[float, float], axis: tuple[float, float], index: int, what: str) -> str:
+    bottom, y = (_y(value, *axis) for value in span)
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(bottom - y, 0.5):.1f}" '
+        f'fill="{colour(index)}"><title>{escape(what)}</title></rect>'
+    )
+
+
+def ticks(low: float, top: float) -> list[float]:
+    """Return round values between two, four to ten of them."""
+    rough = (top - low) / 5
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.75)
+    return [at * step for at in range(math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9) + 1)]
+
+
 def _frame(low: float, top: float) -> str:
     parts: list[str] = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        value = low + share * (top - low)
+    for value in ticks(low, top):
         y = _y(value, low, top)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
-        parts.append(_text(LEFT - 6, y + 4, _number(value), "end"))
+        parts.append(_text(LEFT - 6, y + 4, f"{round(value, 9):g}", "end"))
     return "".join(parts)
 
 
@@ -107,15 +185,10 @@ def _y(value: float, low: float, top: float) -> float:
     return TOP + (1 - (value - low) / (top - low)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _text(x: float, y: float, text: str, anchor: str, size: int = 11, fill: str = INK) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">{escape(text)}</text>'
-    )
+def _text(x: float, y: float, text: str, anchor: str, size: int = 11, fill: str = INK, turned: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {turned}'
+    return f'<text {place} font-size="{size}" fill="{fill}">{escape(text)}</text>'
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 20 else f"{value:.2g}"
-
-
-def _svg(parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
+def _svg(parts: Sequence[str], height: int = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'

@@ -1,36 +1,81 @@
-"""The page people look at first: one HTML file, no script, nothing fetched."""
+"""The page people look at first: one HTML file, no script, nothing fetched.
+
+Means over everything, then zone by zone, what a change of carbon came from, the curves behind it, who waited for it,
+what turning one parameter does, and everything that went in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from html import escape
 
-from services.simulator.report.charts import Line, bars, lines
-from services.simulator.report.tables import Compared, Result, compare, label_of, place_of, sizes
+from services.core.policies.registry import POLICIES, policy_name
+from services.simulator.engine import EngineOptions
+from services.simulator.report.charts import Line, bars, lines, stacks
+from services.simulator.report.tables import (
+    Compared,
+    Result,
+    bound_ratios,
+    by_signal,
+    by_trace,
+    compare,
+    label_of,
+    place_of,
+    sensitivities,
+    sizes,
+)
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:820px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:860px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
 h3{font-size:1rem;margin-bottom:0}
-table{border-collapse:collapse;font-size:13px;width:100%}td,th{padding:.2rem .5rem;text-align:right;
-border-bottom:1px solid #eee}td:first-child,th:first-child{text-align:left}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
+td,th{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #eee;white-space:nowrap}
+td:first-child,th:first-child{text-align:left}tr.base td{background:#f5f5f5}
 svg{width:100%;height:auto;display:block}.legend{font-size:12px;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 .legend i{display:inline-block;width:12px;height:12px;margin-right:5px;vertical-align:middle}
 .unit{font-size:12px;color:#666;margin:.4rem 0 0}.note{font-size:13px;color:#555}
+nav{font-size:13px}nav a{margin-right:1rem}details{margin:.6rem 0}summary{cursor:pointer}
 """
+HEAD = ["policy", "carbon", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
+ABSOLUTE = ["trace, zone, signal, seed", "carbon, kg", "energy, kWh", "idle", "mean JCT, h", "p99 JCT, h", "whole, h"]
+ABSOLUTE += ["peak, kW", "GPUs held", "stops"]
+CAUSES = ("energy the jobs took", "idle GPUs", "hours in which power was drawn")
+HIGHEST = 3.0
+"""Bars of completion times are cut at so many times the baseline."""
+CURVES = 6
+"""So many policies are drawn over time."""
+BARS = 13
+"""So many are drawn by zone and by size of job; the tables have all."""
 
 
 def render(name: str, baseline: str, results: Sequence[Result], bounds: Sequence[Result]) -> str:
-    """Return the page of an experiment's results."""
-    rows = compare(results, baseline)
-    body = [f"<h1>{escape(name)}</h1>", _intro(baseline, results)]
-    for signal in dict.fromkeys(row.signal for row in rows):
-        body += _ratios([row for row in rows if row.signal == signal], signal)
+    """Return the page of an experiment's results.
+
+    Args:
+        name: Of the experiment.
+        baseline: Label of the policy that ratios are taken against.
+        results: Cells, the baseline's first in each place.
+        bounds: As ``run_bounds`` returns them.
+    """
+    parts: dict[str, list[str]] = {"In short": _summary(results, bounds, baseline)}
+    parts["By zone"] = _zones(results, bounds, baseline)
+    if len({place_of(result)[0] for result in results}) > 1:
+        parts["By trace"] = _traces(results, baseline)
+    parts["Over time"] = _over_time(results, baseline)
+    parts["By size of job"] = _sizes(results, baseline)
+    turned = _turned(results, baseline)
+    if turned:
+        parts["What turning one thing does"] = turned
     if bounds:
-        body.append(_bounds(bounds, results, baseline))
-    body += _over_time(results)
-    body.append(_sizes(results, baseline))
-    body.append(_notes(results))
+        parts["The least carbon any schedule could have reached"] = [_bounds(bounds, results, baseline)]
+    parts["What went in"] = _inputs(results)
+    ids = {title: f"part{at}" for at, title in enumerate(parts)}
+    links = "".join(f'<a href="#{ids[title]}">{escape(title)}</a>' for title in parts)
+    body = [f"<h1>{escape(name)}</h1>", _intro(baseline, results), f"<nav>{links}</nav>"]
+    for title, content in parts.items():
+        body += [f'<h2 id="{ids[title]}">{escape(title)}</h2>', *content]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>'
         f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
@@ -38,78 +83,130 @@ def render(name: str, baseline: str, results: Sequence[Result], bounds: Sequence
 
 
 def _intro(baseline: str, results: Sequence[Result]) -> str:
-    inputs = results[0]["inputs"]
+    clusters = dict.fromkeys(str(result["inputs"]["cluster"]) for result in results)
     traces = dict.fromkeys(place_of(result)[0] for result in results)
+    seeds = {place_of(result)[3] for result in results}
+    unfinished = sum(result["summary"]["jobs"] - result["summary"]["completed"] for result in results)
+    warning = f" <b>{unfinished} jobs did not end; their energy is in, their completion time is not.</b>"
     return (
-        f'<p class="note">{len(results)} simulations on {escape(inputs["cluster"])}; traces: '
-        f"{escape(', '.join(traces))}. Ratios are taken against {escape(baseline)} on the same trace, zone, signal and "
-        "seed, and averaged. Energy and carbon are the whole cluster's, idle GPUs included.</p>"
+        f'<p class="note">{len(results)} simulations on {escape(", ".join(clusters))}; traces: '
+        f"{escape(', '.join(traces))}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Figures are taken against "
+        f"{escape(baseline)} on the same trace, zone, signal and seed, and averaged; less is better everywhere. "
+        "Energy and carbon are the whole cluster's, idle GPUs and their hosts included, until the policy's own last "
+        f"job ends. JCT: submission to end.{warning if unfinished else ''}</p>"
     )
 
 
-def _ratios(rows: Sequence[Compared], signal: str) -> list[str]:
-    zones = list(dict.fromkeys(row.zone for row in rows))
-    labels = list(dict.fromkeys(row.label for row in rows))
-    of = {(row.zone, row.label): row for row in rows}
-
-    def values(name: str) -> list[list[float]]:
-        return [[float(getattr(of[(zone, label)], name)) for label in labels] for zone in zones]
-
-    parts = [f"<h2>Ratios to the baseline, {escape(signal)} intensity</h2>"]
-    for title, name in (("Carbon", "carbon"), ("Mean completion time", "avg_jct"), ("99th percentile", "p99_jct")):
-        parts += [f"<h3>{title}</h3>", bars(zones, labels, values(name))]
-    head = ["policy, zone", "carbon", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
-    cells = [
-        [
-            f"{row.label}, {row.zone}",
-            *(f"{value:.3f}" for value in (row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak)),
-            *(f"{100 * value:+.1f} %" for value in (row.by_energy, row.by_idle, row.by_intensity)),
+def _summary(results: Sequence[Result], bounds: Sequence[Result], baseline: str) -> list[str]:
+    """Return, per signal, means over everything, and what the change of carbon came from."""
+    parts: list[str] = []
+    least = bound_ratios(bounds, results, baseline)
+    for signal in _signals(results):
+        rows = [row for row in compare(results, baseline, by_signal) if row.signal == signal]
+        head, cells = HEAD.copy(), [[row.label, *_changes(row)] for row in rows]
+        if any(row.between_seeds == row.between_seeds for row in rows):
+            head.insert(2, "± seeds")
+            for row, cell in zip(rows, cells, strict=True):
+                cell.insert(2, f"{100 * row.between_seeds:.1f}" if row.between_seeds == row.between_seeds else "")
+        for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
+            ratios = [ratio for key, ratio in least.items() if key[1:] == (signal, hours)]
+            name = f"least possible, {hours:g} h of shifting" if hours else "least possible"
+            cells.append([name, _change(sum(ratios) / len(ratios)), *[""] * (len(head) - 2)])
+        others = [row for row in rows if row.label != baseline]
+        split = [[row.by_energy, row.by_idle, row.by_intensity] for row in others]
+        parts += [
+            f"<h3>{escape(signal)} intensity, means over all</h3>",
+            table_html(head, cells, marked=baseline),
+            stacks([row.label for row in others], CAUSES, split, unit="change of carbon by cause") if others else "",
         ]
-        for row in rows
-    ]
-    parts.append(table_html(head, cells))
     return parts
 
 
-def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) -> str:
-    base = {place_of(result): result["summary"] for result in results if label_of(result) == baseline}
+def _zones(results: Sequence[Result], bounds: Sequence[Result], baseline: str) -> list[str]:
+    parts: list[str] = []
+    least = bound_ratios(bounds, results, baseline)
+    for signal in _signals(results):
+        rows = [row for row in compare(results, baseline) if row.signal == signal]
+        zones = list(dict.fromkeys(row.zone for row in rows))
+        labels = list(dict.fromkeys(row.label for row in rows))[:BARS]
+        of = {(row.zone, row.label): row for row in rows}
+        hours = min((key[2] for key in least if key[1] == signal and key[2]), default=0.0)
+        marks = [least.get((zone, signal, hours), float("nan")) for zone in zones]
+
+        def values(name: str) -> list[list[float]]:
+            return [[float(getattr(of[(zone, label)], name)) for label in labels] for zone in zones]  # noqa: B023
+
+        bound = f"least possible, {hours:g} h" if hours else ""
+        parts += [
+            f"<h3>{escape(signal)} intensity: carbon, ratio to {escape(baseline)}</h3>",
+            bars(zones, labels, values("carbon"), marks=marks if hours else (), mark=bound),
+            "<h3>Mean completion time</h3>",
+            bars(zones, labels, values("avg_jct"), most=HIGHEST),
+            "<h3>99th percentile of completion times</h3>",
+            bars(zones, labels, values("p99_jct"), most=HIGHEST),
+            _folded("figures", HEAD, [[f"{row.label}, {row.zone}", *_changes(row)] for row in rows]),
+        ]
+    parts.append(_folded(f"{baseline} itself", ABSOLUTE, _absolute(results, baseline)))
+    return parts
+
+
+def _absolute(results: Sequence[Result], baseline: str) -> list[list[str]]:
+    """Return the baseline's own figures, cell by cell."""
     rows: list[list[str]] = []
-    for bound in bounds:
-        place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
-        horizon = f"{bound['horizon_h']:g} h" if bound["horizon_h"] else "whole"
-        carbon, own = bound["carbon_kg"], base[place]["carbon_kg"]
-        figures = ["-", "-"] if carbon is None else [f"{carbon:.2f}", f"{carbon / own:.3f}"]
-        rows.append([f"{bound['zone']}, {bound['trace']}, {bound['signal']}", horizon, *figures, bound["status"]])
-    head = ["zone, trace, signal", "shifting", "least carbon, kg", "ratio", "status"]
-    return "<h2>The least carbon any schedule could have reached</h2>" + table_html(head, rows)
+    for result in results:
+        if label_of(result) != baseline:
+            continue
+        own = result["summary"]
+        hours = [own[name] / 3600 for name in ("avg_jct_s", "p99_jct_s", "makespan_s")]
+        share = own["idle_energy_kwh"] / own["energy_kwh"] if own["energy_kwh"] else 0.0
+        rows.append(
+            [
+                ", ".join(map(str, place_of(result))),
+                *(f"{value:.2f}" for value in (own["carbon_kg"], own["energy_kwh"])),
+                f"{100 * share:.0f} %",
+                *(f"{value:.2f}" for value in hours),
+                f"{own['peak_power_w'] / 1000:.1f}",
+                f"{100 * own['utilisation']:.0f} %",
+                str(own["preemptions"]),
+            ]
+        )
+    return rows
 
 
-def _over_time(results: Sequence[Result]) -> list[str]:
-    """Draw the first trace, signal and seed of every zone."""
-    parts = ["<h2>Over time</h2>"]
+def _traces(results: Sequence[Result], baseline: str) -> list[str]:
+    rows = compare(results, baseline, by_trace)
+    head = ["policy, trace, signal", *HEAD[1:]]
+    cells = [[f"{row.label}, {', '.join(row.of)}", *_changes(row)] for row in rows if row.label != baseline]
+    return [_folded("figures", head, cells)]
+
+
+def _over_time(results: Sequence[Result], baseline: str) -> list[str]:
+    """Draw the first trace, signal and seed of every zone: the baseline, then GREEN's variants, then the others."""
+    parts: list[str] = []
     trace, _, signal, seed = place_of(results[0])
     for zone in dict.fromkeys(place_of(result)[1] for result in results):
-        cells = [result for result in results if place_of(result) == (trace, zone, signal, seed)][:6]
+        cells = [result for result in results if place_of(result) == (trace, zone, signal, seed)]
+        cells.sort(key=lambda cell: (label_of(cell) != baseline, cell["inputs"]["choice"]["policy"] != "green"))
+        cells = cells[:CURVES]
         if not cells:
             continue
-        grid = _line(cells[0], "intensity_gco2_per_kwh")
-        carbon = [_line(cell, "carbon_gco2", 1e-3) for cell in cells]
-        power = [_line(cell, "power_w", 1e-3) for cell in cells]
-        last = cells[-1] if len(cells) < 3 else cells[2]
-        running = [
-            Line(f"{label_of(cell)}: {name}", line.x, line.y)
-            for cell in (cells[0], last)
-            for name, line in (("high", _line(cell, "running_high")), ("low", _line(cell, "running_low")))
-        ]
-        behind = f"{signal} intensity, gCO2/kWh"
+        grid, behind = _line(cells[0], "intensity_gco2_per_kwh"), f"{signal} intensity, gCO2/kWh"
         parts += [
-            f"<h3>{escape(zone)}</h3>",
-            lines(carbon, unit="carbon so far, kg", behind=grid, behind_unit=behind),
-            lines(power, unit="power, kW", behind=grid, behind_unit=behind),
-            lines(
-                running, unit="running jobs that draw more, or less, than the median", behind=grid, behind_unit=behind
-            ),
+            f"<h3>{escape(zone)}, {escape(trace)}</h3>",
+            lines([_line(cell, "carbon_gco2", 1e-3) for cell in cells], "carbon so far, kg", grid, behind),
+            lines([_line(cell, "power_w", 1e-3) for cell in cells], "power, kW", grid, behind),
+            lines([_line(cell, "queued") for cell in cells], "waiting jobs", grid, behind),
         ]
+        for cell in cells[:2]:
+            running = [
+                Line(name, line.x, line.y)
+                for name, line in (
+                    ("high power", _line(cell, "running_high")),
+                    ("low power", _line(cell, "running_low")),
+                )
+            ]
+            unit = f"{label_of(cell)}: running jobs that draw more, or less, than the median"
+            parts.append(lines(running, unit, grid, behind))
     return parts
 
 
@@ -119,23 +216,116 @@ def _line(result: Result, name: str, scale: float = 1.0) -> Line:
     return Line(label_of(result), [(time - times[0]) / 3600 for time in times], [y * scale for y in series[name]])
 
 
-def _sizes(results: Sequence[Result], baseline: str) -> str:
+def _sizes(results: Sequence[Result], baseline: str) -> list[str]:
+    found = sizes(results, baseline)
+    if not found:
+        return []
+    named = [size for size, *_ in next(iter(found.values()))]
+    of = {(label, size): mean for label, rows in found.items() for size, _, mean, _ in rows}
+    groups = [f"{size} ({100 * share:.0f} %)" for size, share, *_ in next(iter(found.values()))]
+    drawn = [baseline, *found][:BARS]
+    values = [[1.0, *(1 + of.get((label, size), float("nan")) for label in drawn[1:])] for size in named]
     rows = [
         [f"{label}, {size}", f"{100 * share:.0f} %", f"{100 * mean:+.1f} %", f"{100 * tail:+.1f} %"]
-        for label, found in sizes(results, baseline).items()
-        for size, share, mean, tail in found
+        for label, entries in found.items()
+        for size, share, mean, tail in entries
     ]
-    head = ["policy, size of job", "jobs", "mean JCT", "p99 JCT"]
-    return "<h2>Completion time by size of job, against the baseline</h2>" + table_html(head, rows)
+    return [
+        f'<p class="unit">mean completion time, ratio to {escape(baseline)}; share of jobs in brackets</p>',
+        bars(groups, drawn, values, most=HIGHEST),
+        _folded("figures", ["policy, size of job", "jobs", "mean JCT", "p99 JCT"], rows),
+    ]
 
 
-def _notes(results: Sequence[Result]) -> str:
+def _turned(results: Sequence[Result], baseline: str) -> list[str]:
+    rows, defaults = compare(results, baseline, by_signal), defaults_of(results)
+    parts: list[str] = []
+    for each in sensitivities(results, defaults):
+        default = defaults[(each.policy, each.name)]
+        groups = [f"{value:g}{' (default)' if value == default else ''}" for value in each.labels]
+        for signal in _signals(results):
+            of = {row.label: row for row in rows if row.signal == signal}
+            values = [[of[label].carbon, of[label].avg_jct] for label in each.labels.values()]
+            parts += [
+                f"<h3>{escape(each.policy)}: {escape(each.name)}, {escape(signal)} intensity</h3>",
+                bars(groups, ("carbon", "mean completion time"), values, most=HIGHEST),
+            ]
+    return parts
+
+
+def defaults_of(results: Sequence[Result]) -> dict[tuple[str, str], float]:
+    """Return the default of every numeric parameter and engine option, by policy and name."""
+    found: dict[tuple[str, str], float] = {}
+    for policy in {str(result["inputs"]["choice"]["policy"]) for result in results}:
+        for declared in (*fields(POLICIES[policy_name(policy)].config), *fields(EngineOptions)):
+            if isinstance(declared.default, int | float) and not isinstance(declared.default, bool):
+                found[(policy, declared.name)] = float(declared.default)
+    return found
+
+
+def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) -> str:
+    base = {place_of(result): result["summary"] for result in results if label_of(result) == baseline}
+    rows: list[list[str]] = []
+    for bound in bounds:
+        place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
+        horizon = f"{bound['horizon_h']:g} h" if bound["horizon_h"] else "whole"
+        carbon, own = bound["carbon_kg"], base[place]["carbon_kg"]
+        figures = ["-", "-"] if carbon is None else [f"{carbon:.2f}", _change(carbon / own)]
+        rows.append([f"{', '.join(map(str, place))}", horizon, *figures, bound["status"]])
+    head = ["trace, zone, signal, seed", "shifting", "least carbon, kg", "against the baseline", "status"]
+    note = (
+        '<p class="note">A linear programme with perfect knowledge, every job at its most efficient size, no queues, '
+        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay.</p>"
+    )
+    return note + _folded("figures", head, rows)
+
+
+def _inputs(results: Sequence[Result]) -> list[str]:
+    choices = {label_of(result): result["inputs"]["choice"] for result in results}
+    rows = [
+        [
+            label,
+            choice["policy"],
+            ", ".join(f"{key} = {value}" for key, value in {**choice["params"], **choice["options"]}.items())
+            or "defaults",
+            str(choice.get("forecast", "perfect")),
+        ]
+        for label, choice in choices.items()
+    ]
     notes = dict.fromkeys(note for result in results for note in result["notes"])
-    return "<h2>What went in</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+    options = {f"{key} = {value}": None for result in results for key, value in result["inputs"]["options"].items()}
+    extra = [f"<li>for all: {escape(', '.join(options))}</li>"] if options else []
+    return [
+        table_html(["shown as", "policy", "turned", "told of the hours ahead"], rows),
+        "<ul>" + "".join([*extra, *(f"<li>{escape(note)}</li>" for note in notes)]) + "</ul>",
+    ]
 
 
-def table_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of text."""
+def _signals(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(place_of(result)[2] for result in results))
+
+
+def _changes(row: Compared) -> list[str]:
+    ratios = (row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak)
+    split = (row.by_energy, row.by_idle, row.by_intensity)
+    return [*map(_change, ratios), *(_change(1 + value) for value in split)]
+
+
+def _change(ratio: float) -> str:
+    return "-" if ratio != ratio else f"{100 * (ratio - 1):+.1f} %"
+
+
+def _folded(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"<details><summary>{escape(title)}</summary>{table_html(head, rows)}</details>"
+
+
+def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], marked: str = "") -> str:
+    """Return a table of text; rows whose first cell is ``marked`` stand out."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
+    body = "".join(
+        ('<tr class="base">' if marked and row[0] == marked else "<tr>")
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'

@@ -17,9 +17,10 @@ from services.simulator.experiments import runner
 from services.simulator.experiments.bound import bound_of, need_of
 from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
 from services.simulator.experiments.plan import Trace, load_experiment
+from services.simulator.report.charts import ticks
 from services.simulator.report.markdown import fill
-from services.simulator.report.page import render
-from services.simulator.report.tables import causes, compare, write_csv
+from services.simulator.report.page import defaults_of, render
+from services.simulator.report.tables import by_signal, causes, compare, sensitivities, write_csv
 from services.simulator.workload import ClusterSpec, ForecastKind
 
 FILE = """
@@ -155,7 +156,14 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     write_csv(tmp_path / "results.csv", results)
 
     root = ElementTree.fromstring(page.replace("<!doctype html>", "").replace('<meta charset="utf-8">', ""))
-    assert len(root.findall(".//svg")) == 6
+    titles = [title.text for title in root.findall(".//h2")]
+    assert titles[:4] == ["In short", "By zone", "Over time", "By size of job"]
+    assert {link.get("href") for link in root.findall(".//nav/a")} == {
+        f"#{title.get('id')}" for title in root.findall(".//h2")
+    }
+    assert len(root.findall(".//svg")) == 1 + 3 + 5 + 1
+    assert "least possible, 24 h of shifting" in page
+    assert "mu = 3.0" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "small &lt;1&gt;" in page
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
@@ -193,3 +201,53 @@ def test_a_policy_may_be_told_less_than_the_truth(file: Path) -> None:
     file.write_text(FILE.replace("params = { mu", 'forecast = "no/{zone}.csv"\nparams = { mu'), encoding="utf-8")
     with pytest.raises(DomainError, match=r"no/GB\.csv cannot be read"):
         load_experiment(file).cells()[1].key()
+
+
+def test_a_parameter_tried_at_several_values_is_drawn_beside_its_default() -> None:
+    def cell(label: str, params: dict[str, float], carbon: float) -> dict[str, Any]:
+        choice = {"label": label, "policy": "green", "params": params, "options": {}}
+        inputs = {"choice": choice, "trace": {"label": "t"}, "zone": "GB", "signal": "direct", "seed": 1}
+        return {"inputs": inputs, "summary": {"carbon_kg": carbon}}
+
+    cells = [
+        cell("g", {}, 1.0),
+        cell("b", {"mu": 3.0}, 1.0),
+        cell("c", {"mu": 1.0}, 1.0),
+        cell("d", {"theta": 0.6}, 1.0),
+    ]
+    cells.append(cell("e", {"mu": 5.0, "theta": 0.1}, 1.0))
+    found = sensitivities(cells, defaults_of(cells))
+
+    assert [(each.name, each.labels) for each in found] == [("mu", {1.0: "c", 2.0: "g", 3.0: "b"})]
+
+
+def test_means_over_seeds_say_how_far_apart_those_are() -> None:
+    def cell(label: str, seed: int, zone: str, carbon: float) -> dict[str, Any]:
+        inputs = {"choice": {"label": label}, "trace": {"label": "t"}, "zone": zone, "signal": "direct", "seed": seed}
+        amounts = {
+            "energy_kwh": 10.0,
+            "idle_energy_kwh": 1.0,
+            "idle_carbon_kg": 0.1,
+            "avg_jct_s": 1.0,
+            "p99_jct_s": 1.0,
+        }
+        return {"inputs": inputs, "summary": {**amounts, "carbon_kg": carbon, "peak_power_w": 1.0}}
+
+    cells = [cell("base", seed, zone, 10.0) for seed in (1, 2) for zone in ("GB", "SE")]
+    cells += [
+        cell("x", seed, zone, carbon)
+        for seed, zone, carbon in ((1, "GB", 8), (1, "SE", 9), (2, "GB", 9), (2, "SE", 10))
+    ]
+    row = next(row for row in compare(cells, "base", by_signal) if row.label == "x")
+
+    assert row.carbon == pytest.approx(0.9)
+    assert row.between_seeds == pytest.approx(np.std([0.85, 0.95], ddof=1))
+
+
+@pytest.mark.parametrize(("low", "top", "least", "most"), [(0.0, 1.04, 4, 8), (0.0, 203.0, 4, 8), (-0.21, 0.21, 4, 10)])
+def test_axes_have_round_values(low: float, top: float, least: int, most: int) -> None:
+    found = ticks(low, top)
+
+    assert least <= len(found) <= most
+    assert all(low - 1e-9 <= value <= top + 1e-9 for value in found)
+    assert all(float(f"{value:.2g}") == pytest.approx(value) for value in found)
