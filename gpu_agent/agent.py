@@ -32,8 +32,9 @@ from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
-from services.contracts.nodes import Heartbeat, NodeRegistration
+from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
+from services.core.domain.settings import SettingKind
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -80,15 +81,16 @@ class Agent:
             account=self._account,
         )
         self.spool = Spool(settings.state_folder)
+        self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.gangs = Gangs(
             settings.state_folder,
             launcher,
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
+            is_clean=self.controls.is_clean,
         )
         utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
         host = host_power(settings.host_power, CpuPowerModel(utilisation, power_w), simulated=simulated)
-        self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.meter = Meter(
             self.driver,
             self.devices,
@@ -150,7 +152,7 @@ class Agent:
                 async with asyncio.timeout(self.settings.retry_s):
                     await self._deliver_batch(_BATCH)
                     await self._send_heartbeat()
-            await self.controls.restore()
+        await self.controls.restore()  # the next agent sets anew what gangs that run on are to have
         self.driver.close()
         os.close(self._state_lock)
         log.info("agent.stopped", ranks_left=sum(gang.holding for gang in self.gangs))
@@ -180,7 +182,7 @@ class Agent:
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
             "owners": self.gangs.owners(),
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
-            "readings": [reading.model_dump(mode="json") for reading in self.meter.readings()],
+            "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
 
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
@@ -214,8 +216,9 @@ class Agent:
             await _wait(self._heartbeat_due, pause_s)
 
     async def _send_heartbeat(self) -> None:
-        ranks = [gang.status() for gang in self.gangs]
-        heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self.meter.readings())
+        settings = {order.allocation_id: self.controls.status(order) for order in self.gangs.orders()}
+        ranks = [gang.status().model_copy(update={"settings": settings.get(gang.allocation_id)}) for gang in self.gangs]
+        heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self._readings())
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
         reply = await self.plane.heartbeat(heartbeat, timeout_s)
@@ -227,9 +230,9 @@ class Agent:
         while True:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
+            if await self._set_devices():
+                self._heartbeat_due.set()
             self._write_device_files()
-            if shim.clock() > self.gangs.deadline and self.controls.in_force:
-                await self.controls.restore()  # nobody is there to take responsibility for them
             await _wait(self._tick_due, self.settings.tick_s)
 
     async def _measure(self) -> None:
@@ -286,7 +289,30 @@ class Agent:
 
     # --- what the loops share
 
+    async def _set_devices(self) -> bool:
+        """Set devices as their gangs are to have them; all to the defaults once the control plane is out of reach.
+
+        An agent that has just started has no lease of its own yet; the gangs it found run by theirs.
+        """
+        is_lost = float("-inf") < self.gangs.deadline < shim.clock()
+        return await self.controls.enforce([] if is_lost else self.gangs.orders())
+
+    def _readings(self) -> list[DeviceReading]:
+        readings = self.meter.readings()
+        if not self.controls.in_force:
+            return readings
+        return [
+            each.model_copy(
+                update={
+                    "power_limit_w": self.controls.value(SettingKind.POWER_LIMIT, each.index),
+                    "locked_clock_mhz": self.controls.value(SettingKind.CLOCK, each.index),
+                }
+            )
+            for each in readings
+        ]
+
     async def _on_owners(self, owners: dict[int, str]) -> None:
+        await self._set_devices()
         self._write_device_files()
         await self.meter.switch(owners)
         self._delivery_due.set()

@@ -1,18 +1,45 @@
-"""Clocks and power limits that the control plane has set, remembered so that they can be taken back."""
+"""Clocks and power limits that gangs have on their devices, remembered so that they can be taken back.
+
+Every tick brings the devices to what the running gangs were set to and everything else to the defaults. What is about
+to be set is on disk before the device hears of it, and forgotten only once the device is back at its default; an agent
+that starts anew knows from there what an earlier one may have left.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, Driver, NotPermittedError, NotSupportedError
+from services.contracts.nodes import DeviceSettings, SettingsStatus
+from services.core.domain.settings import SettingKind
 from services.kit.logging import Log
 
 log = Log(__name__)
+
+LIMIT, CLOCK = SettingKind.POWER_LIMIT, SettingKind.CLOCK
+_NAMES = {CLOCK: "clocks", LIMIT: "limits"}
+Key = tuple[SettingKind, int]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a gang that holds its devices here is to have them set to."""
+
+    allocation_id: str
+    devices: tuple[int, ...]
+    settings: DeviceSettings
+
+    @property
+    def values(self) -> dict[SettingKind, float]:
+        """What is to be set, by kind; a kind that is to be at its default is not in it."""
+        asked = {LIMIT: self.settings.power_limit_w, CLOCK: self.settings.clock_mhz}
+        return {kind: value for kind, value in asked.items() if value is not None}
 
 
 class Controls:
@@ -26,71 +53,139 @@ class Controls:
         self._driver = driver
         self._file = state_file
         self._lock = lock
-        self._clocks: set[int] = set()
-        self._limits: set[int] = set()
+        self._put: dict[Key, float | None] = {}
+        self._refused: dict[tuple[str, int], dict[SettingKind, str]] = {}
+        self._failing: set[Key] = set()
         self._load()
-
-    async def set_clock(self, index: int, clock_mhz: int) -> None:
-        """Lock a device's clock.
-
-        Raises:
-            DeviceError: The device refuses.
-        """
-        self._clocks.add(index)
-        self._save()  # first: a lock that nobody remembers would stay
-        async with self._lock:
-            await asyncio.to_thread(self._driver.set_clock, index, clock_mhz)
-
-    async def set_power_limit(self, index: int, limit_w: float) -> None:
-        """Cap a device's power.
-
-        Raises:
-            DeviceError: The device refuses.
-        """
-        self._limits.add(index)
-        self._save()
-        async with self._lock:
-            await asyncio.to_thread(self._driver.set_power_limit, index, limit_w)
 
     @property
     def in_force(self) -> bool:
-        """Whether anything is set that is not the default."""
-        return bool(self._clocks or self._limits)
+        """Whether anything is, or may be, set that is not the default."""
+        return bool(self._put)
+
+    def value(self, kind: SettingKind, index: int) -> float | None:
+        """Return what a device is set to; None at its default, or where only an earlier agent knew."""
+        return self._put.get((kind, index))
+
+    def is_clean(self, devices: Iterable[int]) -> bool:
+        """Whether none of these devices carries anything from an earlier gang."""
+        return not any((kind, index) in self._put for kind in SettingKind for index in devices)
+
+    def status(self, order: Order) -> SettingsStatus:
+        """Return what became of an order."""
+        refused = self._refused.get((order.allocation_id, order.settings.revision), {})
+        reached = {
+            kind: value
+            for kind, value in order.values.items()
+            if kind not in refused and all(self.value(kind, index) == value for index in order.devices)
+        }
+        clock = reached.get(CLOCK)
+        return SettingsStatus(
+            revision=order.settings.revision,
+            power_limit_w=reached.get(LIMIT),
+            clock_mhz=None if clock is None else round(clock),
+            refused=refused,
+        )
+
+    async def enforce(self, orders: Sequence[Order]) -> bool:
+        """Bring every device to what the gangs' orders say; return whether that changed anything.
+
+        A gang one of whose devices refuses a kind of setting runs on with all of them at that kind's default.
+        """
+        known = {(order.allocation_id, order.settings.revision) for order in orders}
+        self._refused = {key: kinds for key, kinds in self._refused.items() if key in known}
+        before = dict(self._put)
+        if before == self._wanted(orders):
+            return False
+        async with self._lock:
+            await self._take_back(self._wanted(orders))
+            for order in orders:
+                for kind, value in order.values.items():
+                    await self._give(order, kind, value)
+            await self._take_back(self._wanted(orders))
+        return self._put != before or bool(self._refused)
 
     async def restore(self) -> None:
         """Return every device to the defaults, where this agent or an earlier one has changed them."""
-        if not self.in_force:
-            return
-        async with self._lock:
-            self._clocks = await self._reset(self._clocks, self._driver.reset_clock)
-            self._limits = await self._reset(self._limits, self._driver.reset_power_limit)
-        self._save()
-        log.info("controls.restored", still_set=sorted(self._clocks | self._limits))
+        if self._put:
+            async with self._lock:
+                await self._take_back({})
+            log.info("controls.restored", still_set=len(self._put))
 
-    async def _reset(self, indices: set[int], reset: Callable[[int], None]) -> set[int]:
-        """Reset devices; return those that have to be tried again."""
-        left: set[int] = set()
-        for index in sorted(indices):
+    def _wanted(self, orders: Sequence[Order]) -> dict[Key, float | None]:
+        return {
+            (kind, index): value
+            for order in orders
+            for kind, value in order.values.items()
+            if kind not in self._refused.get((order.allocation_id, order.settings.revision), {})
+            for index in order.devices
+        }
+
+    async def _give(self, order: Order, kind: SettingKind, value: float) -> None:
+        refused = self._refused.get((order.allocation_id, order.settings.revision), {})
+        for index in order.devices:
+            if kind in refused or self._put.get((kind, index)) == value:
+                continue
+            known = (kind, index) in self._put
+            self._put[kind, index] = None
+            if not known and not self._save():
+                del self._put[kind, index]  # what nobody would remember is not set
+                return
+            try:
+                await asyncio.to_thread(self._setter(kind), index, value)
+            except (NotSupportedError, NotPermittedError) as error:
+                log.warning("controls.refused", index=index, kind=kind.value, value=value, error=str(error))
+                key = order.allocation_id, order.settings.revision
+                self._refused.setdefault(key, {})[kind] = f"device {index}: {error}"
+                return
+            except DeviceError as error:
+                self._note_failure((kind, index), error)
+            else:
+                self._failing.discard((kind, index))
+                self._put[kind, index] = value
+
+    async def _take_back(self, wanted: Mapping[Key, float | None]) -> None:
+        """Reset what is not wanted any more; what cannot be reset now is tried again."""
+        unwanted = [key for key in self._put if key not in wanted]
+        for key in sorted(unwanted):
+            kind, index = key
+            reset = self._driver.reset_power_limit if kind is LIMIT else self._driver.reset_clock
             try:
                 await asyncio.to_thread(reset, index)
             except (NotSupportedError, NotPermittedError) as error:
-                log.warning("controls.refused", index=index, error=str(error))  # then it was never set
+                log.warning("controls.refused", index=index, kind=kind.value, error=str(error))  # then it was never set
             except DeviceError as error:
-                log.warning("controls.not_restored", index=index, error=str(error))
-                left.add(index)
-        return left
+                self._note_failure(key, error)
+                self._put[key] = None
+                continue
+            self._failing.discard(key)
+            del self._put[key]
+        if unwanted:
+            self._save()
 
-    def _save(self) -> None:
-        state = {"clocks": sorted(self._clocks), "limits": sorted(self._limits)}
+    def _setter(self, kind: SettingKind) -> Callable[[int, float], None]:
+        if kind is LIMIT:
+            return self._driver.set_power_limit
+        return lambda index, value: self._driver.set_clock(index, round(value))
+
+    def _note_failure(self, key: Key, error: DeviceError) -> None:
+        if key not in self._failing:
+            log.warning("controls.failed", index=key[1], kind=key[0].value, error=str(error))
+        self._failing.add(key)
+
+    def _save(self) -> bool:
+        state = {name: sorted(index for each, index in self._put if each is kind) for kind, name in _NAMES.items()}
         try:
             files.replace(self._file, orjson.dumps(state))
         except OSError as error:
             log.error("controls.not_saved", error=str(error))
+            return False
+        return True
 
     def _load(self) -> None:
         try:
             state = orjson.loads(self._file.read_bytes())
-            self._clocks, self._limits = set(map(int, state["clocks"])), set(map(int, state["limits"]))
+            self._put = {(kind, int(index)): None for kind, name in _NAMES.items() for index in state[name]}
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -21,11 +21,12 @@ import orjson
 from pydantic import ValidationError
 
 from gpu_agent import files, shim
+from gpu_agent.controls import Order
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
-from services.contracts.commands import StartGang, StopGang
-from services.contracts.nodes import EndedBy, RankState, RankStatus
+from services.contracts.commands import SetDevices, StartGang, StopGang
+from services.contracts.nodes import DeviceSettings, EndedBy, RankState, RankStatus
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -49,6 +50,7 @@ class Gang:
         holding: Whether its devices are its own: from just before it starts until nothing of it is left.
         launching: The start in progress.
         shim: The shim, if this agent started it.
+        settings: What its devices are to be set to; None if nobody ever said.
     """
 
     allocation_id: str
@@ -68,6 +70,7 @@ class Gang:
     ended_at: datetime | None = None
     progress: ProgressReader | None = None
     devices: tuple[int, ...] = field(default=())
+    settings: DeviceSettings | None = None
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +104,7 @@ class Gangs:
         *,
         on_change: Callable[[], None] = lambda: None,
         is_billed: Callable[[str], bool] = lambda _: True,
+        is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
     ) -> None:
         """Make an empty register; ``load`` fills it from disk.
 
@@ -108,12 +112,14 @@ class Gangs:
             folder: Where gangs are remembered.
             on_change: Called when the control plane should hear something at once.
             is_billed: Whether all energy of an allocation that has ended is with the control plane.
+            is_clean: Whether devices are free of what an earlier gang had them set to; until then no gang starts there.
         """
         self.folder = folder / "allocations"
         self._generations = folder / "generations"
         self._launcher = launcher
         self._on_change = on_change
         self._is_billed = is_billed
+        self._is_clean = is_clean
         self._gangs: dict[str, Gang] = {}
         self._lease_s = 0.0
         self.deadline = float("-inf")
@@ -190,6 +196,29 @@ class Gangs:
             self.refuse(command.allocation_id, EndedBy.STOP, _SIGTERM_CODE, "stopped before it started")
         log.info("gang.stop", allocation_id=command.allocation_id, reason=command.reason, grace_s=command.grace_s)
         self._on_change()
+
+    def set(self, command: SetDevices) -> None:
+        """Remember what a gang's devices are to be set to; ``orders`` names it from now on.
+
+        A gang that is over or not known needs nothing: its start always precedes its settings in the stream.
+
+        Raises:
+            OSError: It cannot be written down; the command must not be acknowledged.
+        """
+        gang = self._gangs.get(command.allocation_id)
+        known = gang.settings if gang is not None else None
+        if gang is None or gang.is_over or (known is not None and known.revision >= command.settings.revision):
+            log.info("command.stale", allocation_id=command.allocation_id, revision=command.settings.revision)
+            return
+        gang.folder.keep_settings(command.settings.model_dump_json().encode())
+        gang.settings = command.settings
+        log.info("gang.set", allocation_id=command.allocation_id, **command.settings.model_dump())
+
+    def orders(self) -> list[Order]:
+        """Return what the devices of gangs that hold them are to be set to."""
+        return [
+            Order(gang.allocation_id, gang.devices, gang.settings) for gang in self if gang.holding and gang.settings
+        ]
 
     def refuse(self, allocation_id: str, ended_by: EndedBy, code: int, detail: str) -> None:
         """Remember that an allocation this node knows nothing of must not start here, and report it as ended."""
@@ -335,7 +364,7 @@ class Gangs:
         """Give a gang that may start its devices, if they are free; True if it is to be started now."""
         if gang.state is not RankState.STARTING or not gang.named or gang.holding or gang.start is None:
             return False
-        if shim.clock() > self.deadline - self._lease_s * _LATEST_START:
+        if shim.clock() > self.deadline - self._lease_s * _LATEST_START or not self._is_clean(gang.devices):
             return False
         for other in self:
             if other.holding and other.start:
@@ -402,10 +431,19 @@ def _read_gang(folder: RankFolder) -> Gang:
     gang = Gang(folder.path.name, folder, start, token)
     if start is not None:
         gang.devices = tuple(start.devices)
+        gang.settings = _read_settings(folder)
         gang.progress = ProgressReader(start.spec.progress, folder.progress_file, folder.stream(shim.STDOUT))
         if (posted := parse_report(folder.posted())) is not None:
             gang.progress.post(posted)
     return gang
+
+
+def _read_settings(folder: RankFolder) -> DeviceSettings | None:
+    try:
+        return DeviceSettings.model_validate_json(written) if (written := folder.settings()) else None
+    except ValidationError as error:
+        log.error("gang.settings_unreadable", folder=folder.path.name, error=str(error))
+        return None
 
 
 def _is_dead(gang: Gang) -> bool:

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from gpu_agent.gangs import Gangs
-from services.contracts.commands import StopGang, command_adapter
+from services.contracts.commands import SetDevices, StopGang, command_adapter
 from services.contracts.nodes import EndedBy
 from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
 from services.kit.logging import Log
@@ -95,6 +95,8 @@ class Inbox:
             return
         if isinstance(command, StopGang):
             self._gangs.stop(command)
+        elif isinstance(command, SetDevices):
+            self._gangs.set(command)
         else:
             self._gangs.accept(command)
 

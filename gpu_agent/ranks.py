@@ -22,7 +22,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 COMMAND = "gang.json"
-PROGRESS, POSTED, DEVICES = "progress.jsonl", "posted.json", "device.json"
+PROGRESS, POSTED, DEVICES, SETTINGS = "progress.jsonl", "posted.json", "device.json", "settings.json"
 SCRATCH, ENV_FILE, SHIM_LOG, RELEASED = "scratch", "container.env", "shim.log", "released"
 
 # Not by its file name: that way it is compiled once, which saves 8 ms and a megabyte for each rank.
@@ -205,6 +205,17 @@ class RankFolder:
         """Return what the job posted last, empty if it has posted nothing."""
         try:
             return (self.path / POSTED).read_bytes()
+        except OSError:
+            return b""
+
+    def keep_settings(self, settings: bytes) -> None:
+        """Remember what the gang's devices are to be set to; on disk when this returns."""
+        files.replace(self.path / SETTINGS, settings)
+
+    def settings(self) -> bytes:
+        """Return what the gang's devices are to be set to, empty if nobody ever said."""
+        try:
+            return (self.path / SETTINGS).read_bytes()
         except OSError:
             return b""
 

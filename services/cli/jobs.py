@@ -178,6 +178,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "expected start": found.get("expected_start_at") or "-",
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
+        "set to": _settings_words(found),
         "progress": _progress_words(found),
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
         "ended": found.get("ended_at") or "-",
@@ -190,6 +191,12 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     for label, value in rows.items():
         shown.add_row(f"[bold]{label}[/]", value)
     console.print(shown)
+
+
+def _settings_words(job: dict[str, Any]) -> str:
+    watts, clock = job.get("power_limit_w"), job.get("clock_mhz")
+    words = [f"{watts:g} W per GPU" if watts else "", f"{clock} MHz" if clock else ""]
+    return ", ".join(word for word in words if word) or "defaults"
 
 
 def _progress_words(job: dict[str, Any]) -> str:

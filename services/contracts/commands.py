@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from services.contracts.jobs import JobSpec
+from services.contracts.nodes import DeviceSettings
 from services.contracts.schema import Message
 
 
@@ -37,5 +38,14 @@ class StopGang(Message):
     reason: str
 
 
-Command = Annotated[StartGang | StopGang, Field(discriminator="type")]
-command_adapter: TypeAdapter[StartGang | StopGang] = TypeAdapter(Command)
+class SetDevices(Message):
+    """Set this node's devices of a gang, from its start on or while it runs; its end restores the defaults."""
+
+    type: Literal["set_devices"] = "set_devices"
+    allocation_id: str
+    settings: DeviceSettings
+
+
+AnyCommand = StartGang | StopGang | SetDevices
+Command = Annotated[AnyCommand, Field(discriminator="type")]
+command_adapter: TypeAdapter[AnyCommand] = TypeAdapter(Command)

@@ -191,6 +191,8 @@ class Job(Message):
     generation: int = Field(description="How many gangs the job has had.")
     gpus: int = Field(description="GPUs held now.")
     placement: list[Share] = Field(default_factory=list[Share])
+    power_limit_w: float | None = Field(default=None, description="Limit set on each of its GPUs; null: the default.")
+    clock_mhz: int | None = Field(default=None, description="Clock its GPUs are locked to; null: the default.")
     preemptions: int
     restarts: int
     exit_code: int | None = None

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Message, Name, Text
+from services.core.domain.settings import SettingKind
 
 LOG_OFFSET_HEADER = "x-wattshift-log-offset"
 """Where the returned bytes begin; later than asked for when older output was given up."""
@@ -73,6 +74,22 @@ class NodeCredentials(Message):
     pue: float
 
 
+class DeviceSettings(Message):
+    """What a gang's devices are set to; null is the default. Of two the one of the higher revision is in force."""
+
+    revision: int = Field(ge=0, lt=2**31)
+    power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
+    clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
+
+
+class SettingsStatus(DeviceSettings):
+    """What a node made of a gang's settings: what is in force there, and what its devices refused."""
+
+    refused: dict[SettingKind, Text] = Field(
+        default_factory=dict[SettingKind, str], description="Why a setting was refused; it is then at the default."
+    )
+
+
 class DeviceReading(Message):
     """A device at this moment."""
 
@@ -81,6 +98,8 @@ class DeviceReading(Message):
     utilization: float = Field(ge=0, le=1)
     clock_mhz: int | None = None
     memory_used_gib: float | None = None
+    power_limit_w: float | None = Field(default=None, description="The limit a gang has it set to; null: the default.")
+    locked_clock_mhz: int | None = Field(default=None, description="The clock it is locked to; null: it is not.")
 
 
 class RankState(StrEnum):
@@ -125,6 +144,7 @@ class RankStatus(Message):
     ended_at: Instant | None = None
     progress_done: Amount | None = None
     progress_total: Amount | None = None
+    settings: SettingsStatus | None = Field(default=None, description="Null where none was ever asked for.")
 
 
 class Heartbeat(Message):

@@ -62,6 +62,8 @@ class PlannedAction(Message):
     job_id: str
     reason: str
     gpus: int | None = None
+    power_limit_w: float | None = Field(default=None, description="Of `set_power_limit`; null restores the default.")
+    clock_mhz: int | None = Field(default=None, description="Of `set_clock`; null restores the default.")
 
 
 class PlanSummary(Message):

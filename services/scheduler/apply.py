@@ -8,12 +8,13 @@ from typing import Any
 
 import asyncpg
 
-from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.plan import ACTION_NAMES, Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import allocation_id
 from services.core.domain.jobs import JobState
 from services.db.pool import Pool
 from services.scheduler.commands import Outgoing, free_port, send, start_commands
+from services.scheduler.device_settings import COLUMNS, NoSuchGangError, set_gangs
 from services.scheduler.gangs import EndReason
 from services.scheduler.ingest import stop_gang
 from services.scheduler.reasons import SENTENCES
@@ -93,6 +94,7 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied
     starts = [action for action in actions if isinstance(action, Start)]
     preempts = [action for action in actions if isinstance(action, Preempt)]
     holds = [action for action in actions if isinstance(action, Hold)]
+    settings = [action for action in actions if isinstance(action, (SetPowerLimit, SetClock))]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
         async with pool.transaction() as connection:
@@ -103,9 +105,12 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied
                 raise StalePlanError("another plan or another policy came first")
             await _preempt(connection, preempts)
             await _start(connection, starts, ports)
+            settings = await set_gangs(connection, settings)
             await _hold(connection, holds)
-            if starts or preempts or active:
-                await _record(connection, round_number, decided, starts, preempts, holds)
+            if starts or preempts or settings or active:
+                await _record(connection, round_number, decided, starts, preempts, holds, settings)
+    except NoSuchGangError as error:
+        raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
         raise StalePlanError(f"a device or a job is taken: {error}") from error
     return Applied(round_number, len(starts), len(preempts), len(holds))
@@ -209,6 +214,7 @@ async def _record(
     starts: list[Start],
     preempts: list[Preempt],
     holds: list[Hold],
+    settings: list[SetPowerLimit | SetClock],
 ) -> None:
     snapshot = decided.snapshot
     actions = [
@@ -217,6 +223,15 @@ async def _record(
     ] + [
         {"action": "preempt", "job_id": preempt.job_id, "reason": preempt.reason.value, "gpus": preempt.next_gpus}
         for preempt in preempts
+    ]
+    actions += [
+        {
+            "action": ACTION_NAMES[type(each)],
+            "job_id": each.job_id,
+            "reason": each.reason.value,
+            COLUMNS[each.kind]: each.value,
+        }
+        for each in settings
     ]
     await connection.execute(
         RECORD,

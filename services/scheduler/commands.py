@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from services.contracts.commands import StartGang, StopGang
+from services.contracts.commands import SetDevices, StartGang, StopGang
 from services.contracts.jobs import JobSpec
+from services.contracts.nodes import DeviceSettings
 from services.contracts.streams import command_stream
 
 Outgoing = tuple[str, dict[str, Any]]
@@ -52,6 +53,15 @@ def start_commands(
 def stop_commands(allocation_id: str, shares: Iterable[dict[str, Any]], grace_s: float, reason: str) -> list[Outgoing]:
     """Return one stop command per share of a gang."""
     command = StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason).model_dump(mode="json")
+    return [(command_stream(share["node_id"]), command) for share in shares]
+
+
+def set_commands(
+    allocation_id: str, shares: Iterable[dict[str, Any]], revision: int, settings: dict[str, Any]
+) -> list[Outgoing]:
+    """Return one command per share of a gang that says what its devices are set to."""
+    wanted = DeviceSettings.model_validate({"revision": revision, **settings})
+    command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
     return [(command_stream(share["node_id"]), command) for share in shares]
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.contracts.nodes import EndedBy, RankState
+from services.contracts.nodes import EndedBy, RankState, SettingsStatus
 from services.core.domain.jobs import JobState
 from services.db.pool import Pool
 from services.kit.logging import Log
-from services.scheduler.commands import Outgoing, send, start_commands, stop_commands
+from services.scheduler.commands import Outgoing, send, set_commands, start_commands, stop_commands
+from services.scheduler.device_settings import COLUMNS, deaf_shares, follow
 from services.scheduler.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.transitions import move
@@ -22,6 +23,7 @@ log = Log(__name__)
 
 LIVE = """
 SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
+       a.settings_revision, a.power_limit_w, a.clock_mhz,
        extract(epoch FROM now() - a.started_at)::float8 AS age_s,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.state AS job_state, j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
@@ -35,6 +37,11 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
 REPORTS = """
 SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
   FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id WHERE a.state <> 'ended'
+"""
+
+SETTINGS = """
+SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id
+ WHERE a.state IN ('starting', 'running') AND a.settings_revision > 0 AND s.settings IS NOT NULL
 """
 
 LOST_SHARES = """
@@ -75,6 +82,7 @@ class Ingested:
     stopped: int = 0
     ended: int = 0
     repeated: int = 0
+    refused: int = 0
 
     def __bool__(self) -> bool:
         return any((self.nodes_lost, self.running, self.stopped, self.ended))
@@ -87,6 +95,7 @@ class Ingest:
         self._pool = pool
         self._settings = settings
         self._repeated_at_s: dict[str, float] = {}
+        self._deaf_since_s: dict[str, float] = {}
 
     async def look(self, now_s: float) -> Ingested:
         """Fold everything reported so far; return what changed.
@@ -99,7 +108,8 @@ class Ingest:
             gangs = await connection.fetch(LIVE)
             reports = _reports(await connection.fetch(REPORTS), await connection.fetch(LOST_SHARES))
             unsent = {row["allocation_id"] for row in await connection.fetch(UNSENT)}
-        counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0}
+            settings = _settings(await connection.fetch(SETTINGS))
+        counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
         for row in gangs:
             match fate_of(self._gang(row, reports)):
                 case Run():
@@ -108,10 +118,15 @@ class Ingest:
                     counts["stopped"] += await self._stop(row, reason)
                 case End():
                     counts["ended"] += await self._end(row)
-                case None if row["id"] not in unsent:
-                    counts["repeated"] += await self._repeat(row, reports, now_s)
+                case None:
+                    said = settings.get(row["id"], {})
+                    counts["refused"] += await follow(self._pool, row, said)
+                    if row["id"] not in unsent:
+                        counts["repeated"] += await self._repeat(row, reports, now_s)
+                        counts["repeated"] += await self._set_again(row, reports, said, now_s)
         live = {row["id"] for row in gangs}
         self._repeated_at_s = {name: at for name, at in self._repeated_at_s.items() if name in live}
+        self._deaf_since_s = {name: at for name, at in self._deaf_since_s.items() if name in live}
         return Ingested(lost, **counts)
 
     def _gang(self, row: Any, reports: dict[tuple[str, str], ShareReport], failed_starts: int = 0) -> Gang:
@@ -229,6 +244,33 @@ class Ingest:
         log.warning("command.repeated", allocation=row["id"], nodes=",".join(share["node_id"] for share in silent))
         return len(silent)
 
+    async def _set_again(
+        self,
+        row: Any,
+        reports: dict[tuple[str, str], ShareReport],
+        settings: dict[str, SettingsStatus],
+        now_s: float,
+    ) -> int:
+        """Say again what a running gang is set to, where its nodes have not heard of it for a while."""
+        if not row["settings_revision"] or row["state"] == GangState.STOPPING:
+            return 0
+        running = {
+            share["node_id"]
+            for share in row["shares"]
+            if (report := reports.get((row["id"], share["node_id"]))) is not None and report.state is RankState.RUNNING
+        }
+        deaf = deaf_shares(row, settings, running)
+        if not deaf:
+            self._deaf_since_s.pop(row["id"], None)
+        elif now_s - self._deaf_since_s.setdefault(row["id"], now_s) >= self._settings.republish_after_s:
+            self._deaf_since_s[row["id"]] = now_s
+            wanted = {name: row[name] for name in COLUMNS.values()}
+            async with self._pool.transaction() as connection:
+                await send(connection, set_commands(row["id"], deaf, row["settings_revision"], wanted))
+            log.warning("settings.repeated", allocation=row["id"], nodes=",".join(each["node_id"] for each in deaf))
+            return len(deaf)
+        return 0
+
 
 STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.CANCELLED: "It is being cancelled.",
@@ -292,6 +334,13 @@ async def _start_again(connection: Any, row: Any, names: set[str]) -> list[Outgo
         master_port=row["master_port"],
     )
     return [command for command, share in zip(commands, row["shares"], strict=True) if share["node_id"] in names]
+
+
+def _settings(rows: list[Any]) -> dict[str, dict[str, SettingsStatus]]:
+    found: dict[str, dict[str, SettingsStatus]] = {}
+    for row in rows:
+        found.setdefault(row["allocation_id"], {})[row["node_id"]] = SettingsStatus.model_validate(row["settings"])
+    return found
 
 
 def _reports(statuses: list[Any], lost: list[Any]) -> dict[tuple[str, str], ShareReport]:

@@ -14,5 +14,8 @@ SENTENCES: dict[Reason, str] = {
     Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
     Reason.NO_ELIGIBLE_NODE: "No node of the cluster has the GPUs it asks for.",
     Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
+    Reason.LEAST_COST: "Its energy and its time together cost least at this setting.",
+    Reason.PROFILING: "It is measured at each setting, for the policy does not know yet what they do to it.",
+    Reason.DEFAULT_SETTING: "The policy has no reason to keep the setting it had.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
 }

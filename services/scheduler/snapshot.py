@@ -11,6 +11,7 @@ from services.core.cycle.snapshot import Floats, Ints, JobTable, NodeTable, Phas
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.settings import SettingKind
 from services.db.pool import Pool
 
 JOBS = """
@@ -29,6 +30,7 @@ SELECT j.id, j.tenant_id, j.state,
        coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
        (j.spec #>> '{work,total}')::float8 AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
+       a.power_limit_w, a.clock_mhz,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done
@@ -100,6 +102,7 @@ async def load(pool: Pool, trigger: Trigger, carbon: CarbonOutlook, min_profile_
         nodes=_node_table(nodes, claims, kinds),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
+        settable=tuple(_settable(nodes, kind) for kind in kinds),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
 
@@ -111,6 +114,13 @@ Kind = tuple[str, float, bool]
 def _kind(node: Any) -> Kind:
     first = node["devices"][0]
     return first["model"], float(first["memory_gib"]), node["containers"]
+
+
+def _settable(nodes: list[Any], kind: Kind) -> frozenset[SettingKind]:
+    """Return what every device of a kind says it takes."""
+    flags = {SettingKind.POWER_LIMIT: "can_set_power_limit", SettingKind.CLOCK: "can_set_clock"}
+    devices = [device for row in nodes if _kind(row) == kind for device in row["devices"]]
+    return frozenset(each for each, flag in flags.items() if all(device.get(flag) for device in devices))
 
 
 def _job_table(rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: float) -> JobTable:
@@ -146,6 +156,8 @@ def _job_table(rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: f
         efficiency_now=now,
         progress=np.minimum(floats("done") / floats("work"), 1.0),
         placements=tuple(_placement(row["shares"]) for row in rows),
+        power_limit_w=floats("power_limit_w"),
+        clock_mhz=floats("clock_mhz"),
     )
 
 

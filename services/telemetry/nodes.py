@@ -56,6 +56,14 @@ WHERE array_position($9::text[], excluded.state) > array_position($9::text[], kn
 RETURNING allocation_id
 """
 
+# What a node made of its gangs' settings; it may say less than before, for a gang that is over has none.
+_NOTE_SETTINGS = """
+UPDATE rank_statuses s SET settings = r.settings
+FROM unnest($2::text[], $3::jsonb[]) AS r (allocation_id, settings)
+WHERE s.allocation_id = r.allocation_id AND s.node_id = $1 AND s.settings IS DISTINCT FROM r.settings
+RETURNING s.allocation_id
+"""
+
 _NOTE_PROGRESS = """
 INSERT INTO job_progress AS known (job_id, done, total)
 SELECT a.job_id, max(r.done), max(r.total)
@@ -147,6 +155,9 @@ async def renew(pool: Pool, node_id: str, token: str, heartbeat: Heartbeat, leas
             return None
         changed = "node" if row["changed"] else None
         if ranks and await connection.fetch(_NOTE_RANKS, node_id, *_columns(ranks), list(RankState)):
+            changed = "rank"
+        settings = {rank.allocation_id: rank.settings.model_dump(mode="json") for rank in ranks if rank.settings}
+        if settings and await connection.fetch(_NOTE_SETTINGS, node_id, list(settings), list(settings.values())):
             changed = "rank"
         if progress:
             await connection.execute(

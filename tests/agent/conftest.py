@@ -18,8 +18,9 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from services.contracts.commands import StartGang, StopGang
+from services.contracts.commands import AnyCommand, SetDevices, StartGang
 from services.contracts.jobs import JobSpec
+from services.contracts.nodes import DeviceSettings
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.standalone.ports import Ports
@@ -107,7 +108,7 @@ class Node:
         await asyncio.to_thread(self.process.wait, 30)
         self.process = None
 
-    async def send(self, command: StartGang | StopGang | str) -> None:
+    async def send(self, command: AnyCommand | str) -> None:
         """Put a command into the node's stream."""
         text = command if isinstance(command, str) else command.model_dump_json()
         await self.redis.xadd(command_stream(self.id), {COMMAND_FIELD: text})
@@ -118,6 +119,11 @@ class Node:
         self.plane.named.add(start.allocation_id)
         await self.send(start)
         return start.allocation_id
+
+    async def set(self, allocation: str, revision: int, *, w: float | None = None, mhz: int | None = None) -> None:
+        """Send what a gang's devices are to be set to."""
+        settings = DeviceSettings(revision=revision, power_limit_w=w, clock_mhz=mhz)
+        await self.send(SetDevices(allocation_id=allocation, settings=settings))
 
     def gang(self, *argv: str, allocation: str = "", job: str = "", **options: Any) -> StartGang:
         """Return a command for a gang of this node alone; ``options`` are fields of the command or of the spec."""

@@ -1,8 +1,7 @@
-"""Containers, retention, controls, settings, processes: each on its own."""
+"""Containers, retention, settings, processes: each on its own."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -17,9 +16,6 @@ from pydantic import ValidationError
 from gpu_agent import containers, retention
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
-from gpu_agent.controls import Controls
-from gpu_agent.devices.driver import DeviceLostError
-from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.processes import cpu_seconds, kill_marked
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
@@ -109,30 +105,6 @@ def test_old_generations_are_forgotten(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
     retention.clean(tmp_path / "none", tmp_path, retention.Limits(1, 1))
     assert [path.name for path in tmp_path.iterdir()] == ["job_new"]
-
-
-async def test_controls_take_back_only_what_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = SimulatedDriver("A100-SXM4-40GB", 3, lambda _: 1.0, tmp_path / "devices.json", "n")
-    driver.set_power_limit(2, 200)  # an operator's own
-    controls = Controls(driver, tmp_path / "controls.json", asyncio.Lock())
-    await controls.restore()
-    await controls.set_clock(0, 705)
-    await controls.set_power_limit(1, 150)
-    later = Controls(driver, tmp_path / "controls.json", asyncio.Lock())
-    assert later.in_force, "an agent that starts anew knows what the one before has set"
-    with monkeypatch.context() as patch:
-        patch.setattr(driver, "reset_clock", _lose)
-        await later.restore()
-        assert later.in_force, "to be tried again"
-    await later.restore()
-    assert not later.in_force
-    samples = [driver.read(index) for index in range(3)]
-    assert [sample.power_w for sample in samples] == pytest.approx([400, 400, 200])
-    assert samples[0].clock_mhz == 1_410
-
-
-def _lose(_index: int) -> None:
-    raise DeviceLostError("gone")
 
 
 def test_settings_read_lists_and_fill_in_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

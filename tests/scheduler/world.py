@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis
 
-from services.contracts.commands import StartGang, StopGang, command_adapter
+from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
 from services.core.domain.carbon import CarbonOutlook
 from services.db.pool import Pool
@@ -114,12 +114,12 @@ class World:
         rows = await self.fetch("SELECT type FROM job_events WHERE job_id = $1 ORDER BY sequence", job_id)
         return [row["type"].removeprefix("job.") for row in rows]
 
-    async def outbox(self) -> list[tuple[str, StartGang | StopGang]]:
+    async def outbox(self) -> list[tuple[str, AnyCommand]]:
         """Return what waits to be published: (stream, command)."""
         rows = await self.fetch("SELECT stream, payload FROM outbox ORDER BY id")
         return [(row["stream"], command_adapter.validate_json(orjson.dumps(row["payload"]))) for row in rows]
 
-    async def published(self, node: str) -> list[StartGang | StopGang]:
+    async def published(self, node: str) -> list[AnyCommand]:
         """Return what Redis has for a node."""
         entries: Any = await self.redis.xrange(command_stream(node))
         return [command_adapter.validate_json(fields["command"]) for _, fields in entries]

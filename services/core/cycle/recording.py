@@ -45,6 +45,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "idle_w": snapshot.idle_w.tolist(),
         "next_active_s": _plain(snapshot.next_active_s),
         "placement": snapshot.placement,
+        "measures": snapshot.measures,
     }
 
 
@@ -72,6 +73,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         idle_w=np.array(stored.get("idle_w", []), dtype=np.float64),
         next_active_s=float(stored.get("next_active_s", "nan")),
         placement=stored.get("placement", "consolidated"),
+        measures=stored.get("measures", False),
     )
 
 

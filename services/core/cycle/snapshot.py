@@ -197,6 +197,7 @@ class Snapshot:
         idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placing.PLACERS``.
+        measures: Whether gangs can be measured at each setting (``ProfileSettings``).
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
     """
 
@@ -215,6 +216,7 @@ class Snapshot:
     idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
     next_active_s: float = float("nan")
     placement: str = "consolidated"
+    measures: bool = False
     reasons: bool = True
 
     def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:

@@ -180,6 +180,8 @@ def _check_settings(
         if amount is not None and not 0 < amount < math.inf:
             raise PlanError(f"job {job_id} cannot have a {name} or window of {amount}")
         on = {models[share.node_id] for share in placement.shares if share.node_id in models}
+        if isinstance(action, ProfileSettings) and not snapshot.measures:
+            raise PlanError(f"job {job_id} cannot have its {name} measured: this cluster measures none")
         if not all(snapshot.takes(model, action.kind) for model in on):
             raise PlanError(f"job {job_id} cannot have its {name} set: its GPUs do not take one")
 

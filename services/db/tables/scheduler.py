@@ -35,11 +35,16 @@ allocations = Table(
     Column("stop_reason", Text),
     Column("ended_at", Timestamp),
     Column("end_reason", Text),
+    Column("power_limit_w", Float),
+    Column("clock_mhz", Integer),
+    Column("settings_revision", Integer, nullable=False, server_default=text("0")),
+    Column("settings_refused", JSONB, nullable=False, server_default=text("'{}'")),
     Index("allocations_one_live_per_job", "job_id", unique=True, postgresql_where=text("state <> 'ended'")),
     Index("allocations_by_job", "job_id", "generation", unique=True),
     CheckConstraint("state IN ('starting', 'running', 'stopping', 'ended')", name="allocations_state"),
 )
-"""A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``. The partial unique index is the last word on "a gang
+"""A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``; what they are set to, null at the default, and why what
+was refused, by kind of setting. The partial unique index is the last word on "a gang
 runs at most once"."""
 
 device_claims = Table(

@@ -43,6 +43,7 @@ rank_statuses = Table(
     Column("started_at", Timestamp),
     Column("ended_at", Timestamp),
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("settings", JSONB),
 )
 """The last word of each node on its share of a gang."""
 

@@ -166,6 +166,7 @@ class Simulation:
             self.nodes.idle_w_of,
             self._next_active_s,
             self.options.placement,
+            measures=True,
             reasons=False,
         )
 

@@ -39,7 +39,7 @@ def test_a_snapshot_keeps_settings_and_curves_through_json() -> None:
     jobs = replace(snapshot.jobs, power_limit_w=np.array([150.0, np.nan]), setting_curve=np.array([0, -1]))
     curves = {(0, SettingKind.POWER_LIMIT): a_curve()}
     settable = (frozenset([SettingKind.POWER_LIMIT]),)
-    written = replace(snapshot, jobs=jobs, setting_curves=(curves,), settable=settable)
+    written = replace(snapshot, jobs=jobs, setting_curves=(curves,), settable=settable, measures=True)
 
     read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
 
@@ -48,6 +48,7 @@ def test_a_snapshot_keeps_settings_and_curves_through_json() -> None:
     assert found.at(150.0) == (0.75, 135.0)
     assert read.setting_curve(1, 0, SettingKind.POWER_LIMIT) is None
     assert read.setting_curve(0, 0, SettingKind.CLOCK) is None
+    assert read.measures
     assert read.takes(0, SettingKind.POWER_LIMIT)
     assert not read.takes(0, SettingKind.CLOCK)
     assert read.jobs.setting(SettingKind.POWER_LIMIT)[0] == 150.0

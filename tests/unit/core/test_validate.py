@@ -60,7 +60,7 @@ def limit(name: str, power_limit_w: float | None = 200.0) -> SetPowerLimit:
 def snapshot() -> Snapshot:
     """A100s take power limits and clocks, V100s power limits alone."""
     settable = (frozenset(SettingKind), frozenset([SettingKind.POWER_LIMIT]))
-    return replace(a_snapshot(JOBS, NODES, quota={"poor": 0}), settable=settable)
+    return replace(a_snapshot(JOBS, NODES, quota={"poor": 0}), settable=settable, measures=True)
 
 
 def test_a_sound_plan_passes() -> None:

@@ -89,7 +89,7 @@ def cluster(*jobs: JobRow, curve: bool = True, takes: bool = True, trigger: Trig
     kinds = replace(snapshot.jobs, setting_curve=np.zeros(len(jobs), dtype=np.int64))
     curves = ({(0, LIMIT): CURVE} if curve else {},)
     settable = (frozenset([LIMIT] if takes else []),)
-    return replace(snapshot, jobs=kinds, setting_curves=curves, settable=settable)
+    return replace(snapshot, jobs=kinds, setting_curves=curves, settable=settable, measures=True)
 
 
 def settings(plan: Plan) -> dict[str, float | str | None]:

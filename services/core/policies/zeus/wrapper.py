@@ -2,7 +2,8 @@
 
 The wrapped policy decides what runs; then every gang that runs or starts is put to the power limit that costs least. A
 kind of job that is not known yet is measured at each limit as its work begins (just-in-time profiling), once for all
-gangs of the kind; until then they run at the default. GREEN's and PowerFlow's baselines combine Zeus with Tiresias so.
+gangs of the kind; until then, and where nothing can be measured, they run at the default. GREEN's and PowerFlow's
+baselines combine Zeus with Tiresias so.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Zeus(Generic[Memory]):
             job_id, kind = jobs.ids[job], (int(jobs.setting_curve[job]), model)
             curve = snapshot.setting_curve(job, model, LIMIT)
             if curve is None:
-                if job_id not in measured and (kind[0] < 0 or kind not in kinds):
+                if snapshot.measures and job_id not in measured and (kind[0] < 0 or kind not in kinds):
                     kinds.add(kind)
                     yield ProfileSettings(job_id, LIMIT, self.config.profile_window_s)
                 continue

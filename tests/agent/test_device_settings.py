@@ -1,0 +1,129 @@
+"""Settings of gangs on a running agent: set, kept over kills, taken back at every kind of end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from services.contracts.streams import command_stream
+from tests.agent.conftest import Node, eventually
+from tests.agent.test_ranks import SLEEP
+
+
+def in_force(node: Node, gang: str) -> tuple[Any, ...] | None:
+    """Return (revision, watts, MHz) of a gang's settings in the newest heartbeat."""
+    rank = node.plane.rank(gang)
+    said = rank.settings if rank else None
+    return said and (said.revision, said.power_limit_w, said.clock_mhz)
+
+
+def limits(node: Node) -> list[float | None]:
+    """Return the limit of each device in the newest heartbeat."""
+    return [device.power_limit_w for device in node.plane.heartbeats[-1].devices]
+
+
+def devices(node: Node) -> list[tuple[float, int]]:
+    """Return limit and clock of each simulated device, as the driver keeps them."""
+    state = json.loads((node.state_dir / "simulated.json").read_text())
+    return [(limit_w, clock_mhz) for limit_w, clock_mhz, *_ in state["devices"]]
+
+
+async def test_a_gang_is_set_while_it_runs_and_its_end_restores_the_defaults(node: Node) -> None:
+    await node.start()
+    default = devices(node)
+    gang = await node.run(*SLEEP, devices=[0])
+    await node.set(gang, 1, w=200.0)
+    await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+    await eventually(lambda: limits(node)[0] == 200.0)
+    drawn_w = node.plane.heartbeats[-1].devices[0].power_w
+    assert drawn_w <= 200.0
+    await node.set(gang, 3, w=150.0)
+    await node.set(gang, 2, w=300.0)  # overtaken
+    await eventually(lambda: in_force(node, gang) == (3, 150.0, None))
+    node.plane.named.discard(gang)
+    await eventually(lambda: node.plane.state(gang) in ("exited", None))
+    await eventually(lambda: devices(node) == default)
+    follower = await node.run(*SLEEP, devices=[0])
+    await eventually(lambda: node.plane.state(follower) == "running")
+    assert devices(node) == default, "the next gang inherits nothing"
+    assert in_force(node, follower) is None
+
+
+async def test_a_gang_that_starts_with_settings_is_set_before_it_runs(node: Node) -> None:
+    await node.start()
+    node.plane.is_away = True  # so that it starts only once its settings are there
+    gang = node.gang(*SLEEP, devices=[0, 1])
+    node.plane.named.add(gang.allocation_id)
+    await node.send(gang)
+    await node.set(gang.allocation_id, 1, w=200.0)
+    await eventually(lambda: (node.rank_dir(gang.allocation_id) / "settings.json").exists())
+    node.plane.is_away = False
+    await eventually(lambda: node.plane.state(gang.allocation_id) == "running")
+    assert in_force(node, gang.allocation_id) == (1, 200.0, None)
+
+
+async def test_a_setting_the_device_refuses_is_said_and_the_gang_runs_on(node: Node) -> None:
+    await node.start()
+    gang = await node.run(*SLEEP, devices=[0])
+    await node.set(gang, 1, w=5.0)
+    await eventually(lambda: in_force(node, gang) == (1, None, None))
+    rank = node.plane.rank(gang)
+    assert rank is not None
+    assert rank.settings is not None
+    assert list(rank.settings.refused) == ["power_limit"]
+    await eventually(lambda: node.plane.state(gang) == "running")
+
+
+async def test_a_killed_agent_leaves_no_setting_to_anybody_else(node: Node) -> None:
+    await node.start()
+    default = devices(node)
+    kept = await node.run(*SLEEP, devices=[0])
+    gone = await node.run(*SLEEP, devices=[1])
+    for gang in (kept, gone):
+        await node.set(gang, 1, w=200.0)
+        await eventually(lambda gang=gang: in_force(node, gang) == (1, 200.0, None))
+    node.kill()
+    (node.rank_dir(gone) / "stop").touch()
+    for process in node.processes():
+        if gone in " ".join(process.cmdline()):
+            process.kill()
+    await node.start()
+    await eventually(lambda: node.plane.state(gone) == "exited")
+    await eventually(lambda: devices(node)[1] == default[1])
+    await eventually(lambda: in_force(node, kept) == (1, 200.0, None))
+    assert devices(node)[0][0] == 200.0
+
+
+async def test_a_command_that_was_not_acknowledged_is_obeyed_by_the_next_agent(node: Node) -> None:
+    await node.start()
+    gang = await node.run(*SLEEP, devices=[0])
+    await eventually(lambda: node.plane.state(gang) == "running")
+    node.kill()
+    await node.set(gang, 1, w=200.0)
+    await node.set(gang, 1, w=200.0)  # at least once
+    await node.start()
+    await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+    assert not await node.redis.xlen(command_stream(node.id))
+
+
+async def test_an_agent_that_ends_restores_the_defaults_and_the_next_one_sets_anew(node: Node) -> None:
+    await node.start()
+    default = devices(node)
+    gang = await node.run(*SLEEP, devices=[0])
+    await node.set(gang, 1, w=200.0)
+    await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+    await node.stop()
+    assert devices(node) == default
+    await node.start()
+    await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+
+
+async def test_without_a_control_plane_everything_goes_back_to_the_defaults(node: Node) -> None:
+    node.plane.lease_ttl_s = 1.5
+    await node.start()
+    default = devices(node)
+    gang = await node.run(*SLEEP, devices=[0])
+    await node.set(gang, 1, w=200.0)
+    await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
+    node.plane.is_away = True
+    await eventually(lambda: devices(node) == default)
