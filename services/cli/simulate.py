@@ -66,9 +66,9 @@ def training(
     ] = None,
     host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
-    placement: Annotated[str, typer.Option(help="consolidated or buddy, for policies that do not place.")] = (
-        "consolidated"
-    ),
+    placement: Annotated[
+        str, typer.Option(help="consolidated, buddy, heavy-edge or refined, for policies that do not place.")
+    ] = ("consolidated"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
 from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.parallel.graph import JobGraph
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -92,6 +93,8 @@ class JobProfile:
         host_power_w: CPU and static draw of the host per GPU the job holds, watts, beside ``gpu_power_w``.
         checkpoint_s: Time to write a checkpoint when stopped; the gang holds its GPUs, works on nothing, draws power.
         restart_s: Time from getting GPUs to the first step of work; also paid by the first start.
+        graph: Stages, replicas and bytes. A gang that spans nodes is then as much slower than on one as its iteration
+            is longer by the graph, whatever ``Behaviour.spread_speed`` says.
     """
 
     name: str
@@ -100,6 +103,7 @@ class JobProfile:
     host_power_w: float = 0.0
     checkpoint_s: float = 10.0
     restart_s: float = 30.0
+    graph: JobGraph | None = None
 
     def __post_init__(self) -> None:
         if not self.true:

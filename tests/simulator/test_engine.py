@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
+from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
@@ -152,3 +155,21 @@ def test_a_gang_placed_by_buddies_waits_for_a_block(placement: str, starts_h: in
 def test_an_unknown_placement_is_refused() -> None:
     with pytest.raises(DomainError, match="unknown placement"):
         EngineOptions(placement="anywhere")
+
+
+@pytest.mark.parametrize(
+    ("placement", "slower"),
+    [
+        ("consolidated", (0.3 + 1e9 * 2 * 5 / 6 * 4 / 2 / 1.25e9) / (0.3 + 1e9 * 2 * 5 / 6 / 300e9)),  # 4 and 2
+        ("refined", (0.3 + 1e9 * 2 * 5 / 6 * 4 / 3 / 1.25e9) / (0.3 + 1e9 * 2 * 5 / 6 / 300e9)),  # 3 and 3
+    ],
+)
+def test_a_job_with_a_graph_runs_at_the_pace_of_its_slowest_share(placement: str, slower: float) -> None:
+    profile = replace(a_profile(restart_s=0.0), graph=data_parallel(6, 1e9, 0.3))
+    options = EngineOptions(placement=placement, until_s=START_S + 86_400.0)
+
+    result = simulate(
+        "fifo", a_workload([(0.0, 600.0, 6)], [profile]), ClusterSpec.parse("2x4:RTX3090"), a_trace(), options=options
+    )
+
+    assert result.columns.jct_s[0] == pytest.approx(600.0 / 6 * slower)

@@ -22,6 +22,8 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
 from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.parallel.graph import JobGraph
+from services.core.parallel.iteration import Network
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -196,7 +198,9 @@ class Snapshot:
             ``setting_curves`` are; empty where nothing predicts them.
         idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
-        placement: How gangs are placed unless the policy says otherwise: a name in ``placing.PLACERS``.
+        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
+        graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
+        network: Between nodes and within; ``server_gpus`` is the widest node's.
         measures: Whether gangs can be measured at each setting (``ProfileSettings``).
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
     """
@@ -216,6 +220,8 @@ class Snapshot:
     idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
     next_active_s: float = float("nan")
     placement: str = "consolidated"
+    graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
+    network: Network = field(default_factory=Network)
     measures: bool = False
     reasons: bool = True
 

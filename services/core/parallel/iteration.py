@@ -119,6 +119,19 @@ class IterationModel:
         return self._expert_alone, self._expert_saved
 
     @property
+    def whole_s(self) -> float:
+        """Everything on one server, however wide."""
+        return float(self.time_s(self.graph.class_replicas[:, None]))
+
+    @property
+    def torn_s(self) -> float:
+        """Tensor groups across servers, which no placement by the graph allows: they then sum over the NIC as well."""
+        k = np.array([stage.replicas for stage in self.graph.stages])
+        torn = np.array([stage.tensor_bytes if stage.tensor_parallel > 1 else 0.0 for stage in self.graph.stages]) / k
+        share = self.network.inter_bytes_per_s / self.network.server_gpus
+        return self.worst_s + float(2 * torn.max() / share)
+
+    @property
     def worst_s(self) -> float:
         """``alpha_max``: every replica on a server of its own."""
         alone = self._load[:, 1]

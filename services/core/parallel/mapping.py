@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from services.core.domain.errors import DomainError
 from services.core.parallel.edges import Edges, cut_bytes, edges_of
-from services.core.parallel.exact import exact
 from services.core.parallel.graph import Ints, JobGraph
 from services.core.parallel.heavy_edge import heavy_edge
 from services.core.parallel.iteration import IterationModel, Network
@@ -102,6 +101,8 @@ class Mapper:
         counts = refine(self.model, counts, free)
         if method == Method.REFINED:
             return self._mapping(vertices_of(counts), counts)
+        from services.core.parallel.exact import exact  # a solver's package, which only its users pay for
+
         best = exact(self.model, free, counts, backend=backend, time_limit_s=time_limit_s)
         server = vertices_of(best.counts)
         return self._mapping(server, best.counts, proven=best.proven, note=best.note)

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.cycle.graph_placing import mapper_of
 from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.gangs import GangTable
+from services.core.domain.placement import Placement
 from services.core.domain.settings import SettingKind
+from services.core.parallel.iteration import Network
+from services.core.parallel.mapping import Method
+from services.simulator.engine.options import EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Settings = tuple[tuple[SettingKind, float], ...]
 """What is set on a gang's devices, by kind; nothing at the defaults."""
-Key = tuple[int, int, int, int, Settings]
+Shares = tuple[int, ...]
+"""How many GPUs a gang has on each node, ascending; nothing where that is all the same."""
+Key = tuple[int, int, int, int, Settings, Shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +49,52 @@ class Run:
 class Behaviours:
     """Truth and prediction of a workload's jobs on a cluster's GPU models."""
 
-    def __init__(self, workload: Workload, models: tuple[str, ...], host_per_job_w: float | None = None) -> None:
-        """Take the kinds of jobs, the cluster's GPU models, and ``EngineOptions.host_per_job_w``."""
+    def __init__(self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network) -> None:
+        """Take the kinds of jobs, the cluster's GPU models, the options, and what connects the nodes."""
         self._profiles = workload.profiles
+        self._method = Method.REFINED if options.placement == "refined" else Method.HEAVY_EDGE
+        self._network = network
         self._models = models
-        self._host_per_job_w = host_per_job_w
+        self._host_per_job_w = options.host_per_job_w
         self._runs: dict[Key, Run] = {}
 
-    def run(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings = ()) -> Run:
-        """Return what a gang of this size does on this model, on so many nodes and so set.
+    def run(self, profile: int, model: int, placement: Placement, settings: Settings = ()) -> Run:
+        """Return what a gang does that sits there, on this model and so set.
 
         Raises:
             KeyError: the job cannot run on that model.
         """
-        key = (profile, model, gpus, nodes, settings)
+        on = placement.shares
+        by_graph = len(on) > 1 and self._profiles[profile].graph is not None
+        shares = tuple(sorted(len(share.devices) for share in on)) if by_graph else ()
+        key = (profile, model, placement.gpus, len(on), settings, shares)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
         return found
 
-    def _look_up(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings) -> Run:
-        spread = nodes > 1
+    def _look_up(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings, shares: Shares) -> Run:
+        spread = nodes > 1 and not shares
         kind = self._profiles[profile]
         behaviour = kind.truth(self._models[model])
         if behaviour is None:
             raise KeyError(f"{kind.name} does not run on {self._models[model]}")
         size = np.array([gpus])
         slower, cooler = behaviour.factors_at(dict(settings))
-        speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower
+        speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
         gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
         host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
         draw_w = gpu_w + host_w
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s, kind.checkpoint_s)
+
+    def _pace(self, kind: JobProfile, gpus: int, shares: Shares) -> float:
+        """Return the iteration time on one node over that on nodes with these shares, by the graph."""
+        if not shares:
+            return 1.0
+        mapper = mapper_of(kind.graph, gpus, self._network)
+        counts = mapper.counts(np.array(shares, dtype=np.int64), self._method)
+        spread_s = mapper.model.torn_s if counts is None else float(mapper.model.time_s(counts))
+        return mapper.model.whole_s / spread_s if spread_s > 0 else 1.0
 
 
 class GangTables:

@@ -31,6 +31,8 @@ class EngineOptions:
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job answers to power
             limits and clocks; else they have it measured.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
+        inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s: what gangs whose
+            profile has a graph lose where they are spread, and what placers by graph count on.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -52,11 +54,14 @@ class EngineOptions:
     host_per_job_w: float | None = None
     settings_known: bool = False
     placement: str = "consolidated"
+    inter_gbps: float = 10.0
+    intra_gbytes: float = 300.0
     rigid: bool = False
     until_s: float | None = None
 
     def __post_init__(self) -> None:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
+        positive += [self.inter_gbps, self.intra_gbytes]
         positive += [each for each in (self.node_mtbf_s, self.power_down_after_s) if each is not None]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least.append(self.host_per_job_w or 0.0)

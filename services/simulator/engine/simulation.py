@@ -19,8 +19,10 @@ from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Setting, St
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
+from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
 from services.simulator.engine.behaviour import Behaviours, GangTables, eligible_models, predicted_s, speed_curves
 from services.simulator.engine.cluster import Nodes
@@ -79,7 +81,11 @@ class Simulation:
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models))
-        self.behaviours = Behaviours(self.workload, models, options.host_per_job_w)
+        self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, max(self.nodes.gpus))
+        self.behaviours = Behaviours(self.workload, models, options, self.network)
+        graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
+        kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
+        self._graphs = {job_id: graphs[kind] for job_id, kind in kinds if kind in graphs}
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.now_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
@@ -166,6 +172,8 @@ class Simulation:
             self.nodes.idle_w_of,
             self._next_active_s,
             self.options.placement,
+            self._graphs,
+            self.network,
             measures=True,
             reasons=False,
         )
@@ -278,7 +286,7 @@ class Simulation:
         model, awake_at_s = self.nodes.take(placement, now_s, self.options.boot_s)
         ints = live.ints
         row = int(ints[I.ROW, slot])
-        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, gpus, len(placement.shares))
+        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, placement)
         run_from = awake_at_s + run.restart_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
@@ -310,8 +318,7 @@ class Simulation:
         assert placement is not None
         rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
         settings = tuple((kind, value) for kind, value in rows.items() if value == value)
-        profile, gpus = int(live.ints[I.CURVE, slot]), int(live.ints[I.GPUS, slot])
-        return self.behaviours.run(profile, self._model_of(slot), gpus, len(placement.shares), settings)
+        return self.behaviours.run(int(live.ints[I.CURVE, slot]), self._model_of(slot), placement, settings)
 
     def _model_of(self, slot: int) -> int:
         placement = self.live.placements[slot]

@@ -1,0 +1,111 @@
+"""Placing by the job's graph: servers as A-SRPT's Algorithm 1 picks them, replicas by Heavy-Edge or better.
+
+A job that would lose much where it is spread (``COMM_HEAVY``) gets the fewest nodes; any other gang takes the nodes
+with the fewest free devices first, and so leaves whole nodes to those. A tensor group never leaves a node: a gang whose
+groups do not fit waits. ``refined`` also times gangs of the first kind on nodes with room to spare, for even shares of
+more nodes can beat uneven ones of fewer.
+
+A job without a graph is pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. Nodes stand in a placement
+in the order of the first replica they hold, so that ranks, which are numbered in that order, follow the stages.
+
+Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from services.core.cycle.placing import FreeDevices, consolidated
+from services.core.cycle.snapshot import Ints, Snapshot
+from services.core.domain.placement import Placement
+from services.core.parallel.graph import JobGraph, data_parallel
+from services.core.parallel.iteration import Network
+from services.core.parallel.mapping import Mapper, Method, vertices_of
+
+COMM_HEAVY = 1.5
+UNKNOWN_PARAMETER_BYTES = 4e8
+"""A hundred million parameters; their size does not matter to where the replicas of one stage sit."""
+SPARE_NODES = 2
+"""So many nodes more than necessary are tried."""
+
+
+def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+    """Place a gang as the paper does; see the module."""
+    return _place(snapshot, job, gpus, gpu_model, free, Method.HEAVY_EDGE)
+
+
+def refined_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+    """Place a gang where its iterations are shorter than as the paper does, or as long; see the module."""
+    return _place(snapshot, job, gpus, gpu_model, free, Method.REFINED)
+
+
+def _place(
+    snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices, method: Method
+) -> Placement | None:
+    if gpus == 1:
+        return consolidated(snapshot, job, gpus, gpu_model, free)
+    graph = snapshot.graphs.get(snapshot.jobs.ids[job])
+    mapper = mapper_of(graph, gpus, snapshot.network)
+    nodes = np.flatnonzero((snapshot.nodes.gpu_model == gpu_model) & (free.count > 0))
+    counts = free.count[nodes]
+    heavy = is_heavy(mapper)
+    order = np.lexsort((nodes, -counts if heavy else counts))
+    tightest = np.flatnonzero(counts >= gpus)
+    if heavy and tightest.size:  # one node holds it all
+        order = tightest[[counts[tightest].argmin()]]
+    found = _shares(mapper, tuple(counts[order].tolist()), method, SPARE_NODES if heavy else 0)
+    if found is None:
+        return None
+    return free.take([(int(nodes[order[at]]), taken) for at, taken in found])
+
+
+@lru_cache(maxsize=1 << 12)
+def mapper_of(graph: JobGraph | None, gpus: int, network: Network) -> Mapper:
+    """Return the mapper of a job at a gang size; ``graph``: None where nothing is known of it."""
+    return Mapper(data_parallel(gpus, UNKNOWN_PARAMETER_BYTES) if graph is None else graph.sized(gpus), network)
+
+
+@lru_cache(maxsize=1 << 12)
+def is_heavy(mapper: Mapper) -> bool:
+    """Return whether the worst placement takes ``COMM_HEAVY`` times the best estimate, or longer."""
+    if int(mapper.graph.size.max()) > mapper.model.network.server_gpus:
+        return True  # fits nowhere
+    return mapper.model.worst_s >= COMM_HEAVY * mapper.least_s()
+
+
+@lru_cache(maxsize=1 << 14)
+def _shares(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> tuple[tuple[int, int], ...] | None:
+    """Return which of the servers give how many GPUs, in the order of the first replica there; None: it waits.
+
+    Args:
+        mapper: Of the job.
+        counts: Free GPUs, in the order in which servers are taken.
+        method: How replicas are mapped.
+        spare: Servers beyond the necessary ones that ``Method.REFINED`` may use.
+    """
+    room, size = np.array(counts, dtype=np.int64), mapper.graph.size
+    usable = room // int(size.min()) * int(size.min())
+    enough = np.flatnonzero(np.cumsum(usable) >= mapper.graph.gpus)
+    best: Ints | None = None
+    best_s = np.inf
+    for end in range(int(enough[0]) + 1 if enough.size else len(counts) + 1, len(counts) + 1):
+        for servers in _cuts(room[:end], mapper.graph.gpus, exact=method is Method.HEAVY_EDGE or not spare):
+            placed = mapper.counts(servers, method)
+            if placed is not None and (time_s := float(mapper.model.time_s(placed))) < best_s * (1 - 1e-9):
+                best, best_s = placed, time_s
+        if best is not None and (method is Method.HEAVY_EDGE or end > int(enough[0]) + spare):
+            break
+    if best is None:
+        return None
+    taken = mapper.graph.class_size @ best
+    first = np.unique(vertices_of(best), return_index=True)
+    return tuple((at, int(taken[at])) for at in first[0][np.argsort(first[1])].tolist())
+
+
+def _cuts(room: Ints, gpus: int, *, exact: bool) -> list[Ints]:
+    """Return free GPUs to map onto: the last server's cut to what the job needs; and, unless exact, all of them."""
+    cut = room.copy()
+    cut[-1] = max(int(cut[-1]) - (int(room.sum()) - gpus), 0)
+    return [cut, room] if not exact and int(room.sum()) > gpus else [cut]
