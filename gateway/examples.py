@@ -15,6 +15,7 @@ PARAMETERS = {
     "round_number": "42",
     "zone": "US-CAL-CISO",
     "solve_id": "solve_01m7x7bc3bek0m17yf7jgq3ar1",
+    "simulation_id": "simulation_01m7x7bc3bek0m17yf7jgq3ar1",
 }
 
 _TRAIN: dict[str, Any] = {
@@ -35,6 +36,14 @@ BODIES: dict[str, Any] = {
     "patch_tenants_tenant_id": {"limits": {"max_gpus": 128}},
     "post_keys": {"tenant_id": "vision", "role": "user", "label": "CI"},
     "put_policies_active": {"name": "green", "parameters": {"mu": 2.0}},
+    "post_simulations": {
+        "policy": ["las", "green"],
+        "jobs": "green-day",
+        "carbon": "GB",
+        "start": "2023-08-15",
+        "days": 1,
+        "params": {"green.mu": 1.5},
+    },
 }
 
 _MADE = {"id": JOB, "name": "resnet50", "state": "queued", "submitted_at": "2026-11-20T19:36:20.770244Z"}

@@ -93,6 +93,7 @@ TAGS = {
     "carbon": "Grid carbon intensity by zone.",
     "carbon-aware": "The Green Software Foundation's Carbon Aware API.",
     "optimizer": "Long solves.",
+    "simulations": "What policies would have done with past jobs.",
     "access": "Tenants, keys, and who did what.",
 }
 

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from services.contracts import carbon, carbon_aware, identity, jobs, nodes, optimize, policies, queries, reports
+from services.contracts import (
+    carbon,
+    carbon_aware,
+    identity,
+    jobs,
+    nodes,
+    optimize,
+    policies,
+    queries,
+    reports,
+    simulations,
+)
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 JSON = "application/json"
@@ -21,6 +32,7 @@ class Upstream(StrEnum):
     CARBON = "carbon service"
     OPTIMIZER = "optimizer"
     SCHEDULER = "scheduler"
+    SIMULATOR = "simulator"
     TELEMETRY = "telemetry"
 
 
@@ -64,12 +76,13 @@ def _route(method: str, path: str, to: Upstream, tag: str, summary: str, **more:
     return Route(method=method, path=path, to=to, tag=tag, summary=summary, **more)
 
 
-_A, _C, _O, _S, _T = (
+_A, _C, _O, _S, _T, _W = (
     Upstream.ADMISSION,
     Upstream.CARBON,
     Upstream.OPTIMIZER,
     Upstream.SCHEDULER,
     Upstream.TELEMETRY,
+    Upstream.SIMULATOR,
 )
 _CONFLICT = (409, "The job's state does not allow it: `invalid_transition`.")
 
@@ -339,4 +352,30 @@ OPTIMIZER = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*JOBS, *ACCESS, *CLUSTER, *CARBON, *CARBON_AWARE, *OPTIMIZER)
+SIMULATIONS = (
+    _route(
+        *("POST", "/v1/simulations", _W, "simulations", "Ask what policies would have done with past jobs"),
+        body=simulations.TrainingRequest,
+        answer=simulations.SimulationSummary,
+        status=202,
+        headers=(IDEMPOTENCY_HEADER,),
+        statuses=((200, "The same run has succeeded already."),),
+        has_large_body=True,
+    ),
+    _route(
+        *("GET", "/v1/simulations", _W, "simulations", "List what-if runs, newest first"),
+        query=simulations.SimulationQuery,
+        answer=simulations.SimulationList,
+    ),
+    _route(
+        *("GET", "/v1/simulations/{simulation_id}", _W, "simulations", "Look at a what-if run"),
+        answer=simulations.Simulation,
+    ),
+    _route(
+        *("DELETE", "/v1/simulations/{simulation_id}", _W, "simulations", "Cancel a run that is queued or running"),
+        answer=simulations.SimulationSummary,
+        statuses=((409, "The run has ended: `invalid_transition`."),),
+    ),
+)
+
+ROUTES: tuple[Route, ...] = (*JOBS, *ACCESS, *CLUSTER, *CARBON, *CARBON_AWARE, *OPTIMIZER, *SIMULATIONS)

@@ -2,26 +2,14 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.service import OptimizerService
 from services.contracts.background import WorkState
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
-from services.contracts.problems import Problem
+from services.kit.background.http import ENDED, NOT_FOUND, PROBLEMS, SUBMIT_PROBLEMS, IdempotencyKey
 from services.kit.identity import Caller
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    401: {"model": Problem, "description": "`unauthenticated`."},
-    422: {"model": Problem, "description": "`invalid_request`, with a pointer to what is wrong."},
-    503: {"model": Problem, "description": "`unavailable`; asking again is safe."},
-}
-SUBMIT_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    200: {"model": SolveSummary, "description": "The same problem is solved already."},
-    400: {"model": Problem, "description": "`body_not_json`."},
-    413: {"model": Problem, "description": "`body_too_large`."},
-    429: {"model": Problem, "description": "`quota_exceeded`: too many solves queued or running."},
-}
 
 router = APIRouter(prefix="/v1/optimize", tags=["optimize"], responses=PROBLEMS)
 
@@ -32,16 +20,6 @@ def read_service(request: Request) -> OptimizerService:
 
 
 Service = Annotated[OptimizerService, Depends(read_service)]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        min_length=1,
-        max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
-        description="The same key with the same body gives the same solve.",
-    ),
-]
 
 
 def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
@@ -66,7 +44,10 @@ def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
         summary=kind.summary,
         description=kind.request.__doc__,
         operation_id=f"optimize_{kind.name.replace('-', '_')}",
-        responses=SUBMIT_PROBLEMS,
+        responses={
+            200: {"model": SolveSummary, "description": "The same problem is solved already."},
+            **SUBMIT_PROBLEMS,
+        },
     )
 
 
@@ -80,19 +61,13 @@ async def list_solves(query: Annotated[SolveQuery, Query()], caller: Caller, ser
     return await service.page(query, caller)
 
 
-@router.get("/{solve_id}", responses={404: {"model": Problem, "description": "`not_found`."}})
+@router.get("/{solve_id}", responses=NOT_FOUND)
 async def read_solve(solve_id: str, caller: Caller, service: Service) -> Solve:
     """Read a solve: its state, its problem, its result, who solved it and how long it took."""
     return await service.find(solve_id, caller)
 
 
-@router.delete(
-    "/{solve_id}",
-    responses={
-        404: {"model": Problem, "description": "`not_found`."},
-        409: {"model": Problem, "description": "`invalid_transition`: it has ended."},
-    },
-)
+@router.delete("/{solve_id}", responses=ENDED)
 async def cancel_solve(solve_id: str, caller: Caller, service: Service) -> SolveSummary:
     """Cancel a solve that is queued or running; whatever is computing stops within seconds."""
     return await service.cancel(solve_id, caller)

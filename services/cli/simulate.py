@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from services.cli import experiments
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
-from services.core.domain.errors import DomainError, PolicyConfigError
+from services.contracts.simulations import TrainingOptions
 
 if TYPE_CHECKING:
-    from services.simulator.engine import EngineOptions, SimulationResult
-    from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+    from services.simulator.engine import SimulationResult
+    from services.simulator.workload import CarbonTrace, Workload
 
 group = typer.Typer(help="Ask what a policy would have done with past jobs.", no_args_is_help=True)
 
@@ -72,143 +71,73 @@ def training(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
-    from services.core.policies.registry import policy_name
-    from services.simulator.engine import EngineOptions
-    from services.simulator.workload import ClusterSpec
+    from services.simulator.training import Inputs, OptionError, prepare
 
-    names = [policy_name(name.strip()) for name in policy.split(",") if name.strip()]
-    parameters = _parameters(names, param or [])
+    sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
     try:
-        spec = ClusterSpec.parse(cluster)
-        options = EngineOptions(
+        options = TrainingOptions(
+            policy=policy,
+            cluster=cluster,
+            format=format,
+            recipe=recipe,
+            start=start,
+            days=days,
             seed=seed,
-            round_interval_s=60.0 * round_minutes,
+            params=parameters_of(param or []),
+            signal=signal,
+            round_minutes=round_minutes,
             passive_interval_s=passive_interval_s,
-            power_down_after_s=None if power_down_minutes is None else 60.0 * power_down_minutes,
-            node_mtbf_s=None if node_mtbf_days is None else 86_400.0 * node_mtbf_days,
+            power_down_minutes=power_down_minutes,
+            node_mtbf_days=node_mtbf_days,
             host_idle_w=host_idle_w,
             placement=placement,
-            horizon_s=3_600.0 * horizon_hours,
+            horizon_hours=horizon_hours,
         )
-        trace = _grid(carbon, start, days, signal, forecast)
-        workload = _jobs(jobs, format, recipe, start, days, seed)
-    except DomainError as error:
+        _check_files(sources)
+        run = prepare(options, Inputs(**sources))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", EXIT_USAGE) from None
+    except OptionError as error:
         raise CliError(str(error), EXIT_USAGE) from None
-    results = list(_run(names, parameters, workload, spec, trace, options, quiet=as_json))
+    results: list[SimulationResult] = []
+    with _bar(len(run.workload), quiet=as_json) as tell:
+        results.extend(run.results(tell))
     if as_json:
-        documents = [_document(result, workload, cluster) for result in results]
-        print_json(documents[0] if len(documents) == 1 else documents)
+        print_json(run.document(results))
     else:
-        _show(results, workload, trace)
+        _show(results, run.workload, run.trace)
 
 
-def _jobs(
-    source: str, format: str | None, recipe: str | None, start: str | None, days: float | None, seed: int
-) -> Workload:
-    from services.simulator.bundles import BUNDLED_JOBS
-    from services.simulator.readers import read_jobs
-
-    if source not in BUNDLED_JOBS and not Path(source).is_file():
-        known = ", ".join(BUNDLED_JOBS)
-        raise CliError(f"there is no job trace {source!r}: no such file; bundled: {known}", EXIT_NOT_FOUND)
-    return read_jobs(source, format=format, recipe=recipe, start=start, days=days, seed=seed)
-
-
-def _grid(source: str, start: str | None, days: float | None, signal: str, forecast: str) -> CarbonTrace:
-    from services.simulator.bundles import BUNDLED_ZONES
-    from services.simulator.readers import TraceFormatError, read_carbon
+def _check_files(sources: dict[str, str]) -> None:
+    """Refuse what is neither known by name nor a file."""
+    from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
     from services.simulator.readers.carbon import FORECASTS
 
-    if source not in BUNDLED_ZONES and not Path(source).is_file():
-        known = ", ".join(BUNDLED_ZONES)
-        raise CliError(f"there is no grid {source!r}: no such file; bundled zones: {known}", EXIT_NOT_FOUND)
-    if forecast not in FORECASTS and not Path(forecast).is_file():
-        raise CliError(f"there is no forecast file {forecast!r}", EXIT_NOT_FOUND)
-    try:  # the days after the last submission matter too: jobs still run then
-        trace = read_carbon(source, start=start, signal=signal, forecast=forecast)
-    except TraceFormatError:
-        trace = None
-    if trace is None or (days is not None and start is None):
-        trace = read_carbon(source, start=start, days=days, signal=signal, forecast=forecast)
-    return trace
-
-
-def _parameters(names: Sequence[str], given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return each policy's parameters; one without a policy's name goes to every policy that has it."""
-    from services.core.policies.parameters import describe_parameters
-    from services.core.policies.registry import POLICIES, build_policy
-
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown or not names:
-        raise CliError(f"unknown policy {', '.join(unknown) or '(none)'}; known: {', '.join(POLICIES)}", EXIT_USAGE)
-    keys = {name: {each.name for each in describe_parameters(POLICIES[name].config)} for name in names}
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for text in given:
-        key, equals, value = text.partition("=")
-        owner, dot, inner = key.rpartition(".")
-        of = [name for name in names if (not dot or name == owner) and inner in keys[name]]
-        if not equals or not of:
-            known = "; ".join(f"{name}: {', '.join(sorted(keys[name])) or 'none'}" for name in names)
-            raise CliError(f"{text!r} sets no parameter; write key=value ({known})", EXIT_USAGE)
-        for name in of:
-            chosen[name][inner] = _value(value)
-    try:
-        for name in names:
-            build_policy(name, chosen[name])
-    except PolicyConfigError as error:
-        raise CliError(f"{error.pointer.lstrip('/')}: {error}", EXIT_USAGE) from None
-    return chosen
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _run(
-    names: Sequence[str],
-    parameters: dict[str, dict[str, Any]],
-    workload: Workload,
-    spec: ClusterSpec,
-    trace: CarbonTrace,
-    options: EngineOptions,
-    *,
-    quiet: bool,
-) -> Iterator[SimulationResult]:
-    from services.core.policies.registry import POLICIES
-    from services.simulator.engine import simulate
-
-    for name in names:
-        rigid = not POLICIES[name].elastic and "gang" not in parameters[name]
-        began_s = time.perf_counter()
-        with _bar(name, len(workload), quiet) as progress:
-            result = simulate(
-                name,
-                workload,
-                spec,
-                trace,
-                parameters=parameters[name],
-                options=replace(options, rigid=rigid),
-                progress=progress,
-            )
-        yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
+    for what, known, words in (
+        ("jobs", tuple(BUNDLED_JOBS), "there is no job trace {!r}: no such file; bundled: {}"),
+        ("carbon", BUNDLED_ZONES, "there is no grid {!r}: no such file; bundled zones: {}"),
+        ("forecast", FORECASTS, "there is no forecast file {!r}; known by name: {}"),
+    ):
+        if sources[what] not in known and not Path(sources[what]).is_file():
+            raise CliError(words.format(sources[what], ", ".join(known)), EXIT_NOT_FOUND)
 
 
 @contextmanager
-def _bar(name: str, jobs: int, quiet: bool) -> Iterator[Any]:
+def _bar(jobs: int, *, quiet: bool) -> Iterator[Any]:
     if quiet:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=jobs)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        tasks: dict[str, Any] = {}
 
+        def tell(name: str, done: int, of: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=jobs)
+            bar.update(tasks[name], completed=done, total=of)
 
-def _document(result: SimulationResult, workload: Workload, cluster: str) -> dict[str, Any]:
-    return {**result.summary(), "cluster": cluster, "workload": workload.name, "notes": list(workload.notes)}
+        yield tell
 
 
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:

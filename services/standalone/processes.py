@@ -27,14 +27,17 @@ SERVICES = (
     Service("admission", "services.admission.app", "ADMISSION_", 8020),
     Service("scheduler", "services.scheduler.app", "SCHEDULER_", 8030),
     Service("optimizer", "optimizer_service.app", "OPTIMIZER_", 8040),
+    Service("simulator", "services.simulator.app", "SIMULATOR_", 8080),
     Service("telemetry", "services.telemetry.app", "TELEMETRY_", 8060),
 )
 AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
 MIGRATIONS = ("-m", "migrations")
-WORKER = (
-    *("-m", "celery", "-A", "optimizer_service.tasks", "worker"),
-    *("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip"),
-)
+_ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
+WORKERS = {
+    "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", *_ONE_AT_A_TIME),
+    "simulator-worker": ("-m", "celery", "-A", "services.simulator.tasks", "worker", *_ONE_AT_A_TIME),
+}
+"""One for each queue: a what-if run of half an hour must not hold up the plan of the next one."""
 
 DEFAULT_MODEL = "A100-SXM4-40GB"
 

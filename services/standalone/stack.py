@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -52,7 +52,7 @@ class Stack:
         env: Mapping[str, str] | None = None,
         port: int | None = None,
         services: Sequence[Service] = SERVICES,
-        with_worker: bool = True,
+        workers: Collection[str] = tuple(processes.WORKERS),
     ) -> None:
         """Describe an installation; `start` starts it.
 
@@ -64,7 +64,7 @@ class Stack:
                 is used and none is started; `<PREFIX>PORT` asks for exactly that port.
             port: The gateway's port, exactly; None prefers 8000.
             services: What runs beside the servers and the agents.
-            with_worker: Whether a Celery worker runs too.
+            workers: Which of the Celery workers run too.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
@@ -73,7 +73,7 @@ class Stack:
             self.environment["GATEWAY_PORT"] = str(port)
         self._nodes = nodes
         self._services = services
-        self._with_worker = with_worker
+        self._workers = workers
         self._state: State = "stopped"
         self._started_at_s = psutil.Process().create_time()
         self._ports = Ports()
@@ -114,8 +114,6 @@ class Stack:
             )
             ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
             services = processes.service_processes(self._services, ports, self.environment, work_folder)
-            if self._with_worker:
-                services.append(processes.command_process("worker", processes.WORKER, self.environment, work_folder))
             first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
             agents = [
                 processes.agent_process(
@@ -124,6 +122,11 @@ class Stack:
                 for number, node in enumerate(nodes)
             ]
             await self._supervisor.start(services, agents)
+            workers = [
+                processes.command_process(name, processes.WORKERS[name], self.environment, work_folder)
+                for name in self._workers
+            ]
+            await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
             self._become("running")
         except BaseException as error:
             await self.stop("failed" if isinstance(error, Exception) else "stopped")

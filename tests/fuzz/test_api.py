@@ -50,7 +50,7 @@ class Api:
 async def api() -> AsyncIterator[Api]:
     """An installation without nodes: a job that was made up must not run on the machine that tests."""
     with scratch_folder() as folder:
-        async with Stack(folder / "data", nodes="", with_worker=False) as stack:
+        async with Stack(folder / "data", nodes="", workers=()) as stack:
             key = (Path(stack.environment["WATTSHIFT_DATA_DIR"]) / "admin.key").read_text().strip()
             headers = {"authorization": f"Bearer {key}"}
             spec = {"name": "there", "command": ["true"], "hold": True}

@@ -11,6 +11,7 @@ import carbon_service.carbon_aware
 import carbon_service.endpoints
 import optimizer_service.endpoints
 import services.scheduler.endpoints
+import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.examples import ANSWERS, BODIES
 from gateway.openapi import describe
@@ -41,6 +42,7 @@ OPERATIONS = {
     Upstream.CARBON: _operations(carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: _operations(optimizer_service.endpoints.router),
     Upstream.SCHEDULER: _operations(services.scheduler.endpoints.router),
+    Upstream.SIMULATOR: _operations(services.simulator.endpoints.router),
     Upstream.TELEMETRY: _operations(services.telemetry.endpoints.router),
 }
 FORWARDED = [route for route in ROUTES if route not in (SUBMIT, SUBMIT_BATCH)]

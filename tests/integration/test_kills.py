@@ -16,7 +16,7 @@ from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 
 VICTIMS = [
-    "gateway", "carbon", "admission", "scheduler", "optimizer", "telemetry", "worker",
+    "gateway", "carbon", "admission", "scheduler", "optimizer", "simulator", "telemetry", "worker", "simulator-worker",
     "agent-node-1", "agent-node-2", "postgres", "valkey",
 ]  # fmt: skip
 

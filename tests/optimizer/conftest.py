@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.optimizer.installation import Installation, installed
+from tests.optimizer.installation import installed
+from tests.support.background import Installation
 from tests.support.servers import fresh_database
 
 

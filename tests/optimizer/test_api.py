@@ -12,8 +12,8 @@ import pytest
 
 from services.contracts.identity import Role
 from services.contracts.problems import Problem
-from tests.optimizer.installation import Installation
 from tests.optimizer.problems import START, a_bound, a_long_bound, points
+from tests.support.background import Installation
 from tests.support.servers import wait_until
 
 

@@ -24,15 +24,16 @@ def test_compose_runs_what_the_supervisor_runs() -> None:
         assert environment[f"{service.prefix}PORT"] == str(service.port)
         assert environment[f"WATTSHIFT_{service.prefix}URL"] == f"http://{service.name}:{service.port}"
     assert commands["migrations"] == ("python", *processes.MIGRATIONS)
-    assert commands["worker"] == ("python", *processes.WORKER)
+    for name, words in processes.WORKERS.items():
+        assert commands[name] == ("python", *words)
     assert commands["agent-1"] == commands["agent-2"] == ("python", "-m", processes.AGENT.module)
-    others = {"postgres", "valkey", "migrations", "worker", "agent-1", "agent-2"}
+    others = {"postgres", "valkey", "migrations", *processes.WORKERS, "agent-1", "agent-2"}
     assert commands.keys() == others | {service.name for service in processes.SERVICES}
 
 
 def test_compose_checks_health_and_keeps_data() -> None:
     for name, service in COMPOSE["services"].items():
-        assert "healthcheck" in service or name in ("migrations", "worker"), name
+        assert "healthcheck" in service or name in ("migrations", *processes.WORKERS), name
     assert {"postgres", "valkey", "admission", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
     assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway"]
 

@@ -149,7 +149,7 @@ def test_an_ordinary_user_needs_no_other_account(folder: Path) -> None:
     program = (
         "import asyncio, sys; from services.standalone.stack import Stack\n"
         "async def main():\n"
-        "    async with Stack(sys.argv[1], nodes='', services=(), with_worker=False) as stack:\n"
+        "    async with Stack(sys.argv[1], nodes='', services=(), workers=()) as stack:\n"
         "        print(*(process.state for process in stack.status().processes))\n"
         "asyncio.run(main())"
     )

@@ -47,7 +47,7 @@ def own_servers(shared_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_stack(folder: Path, **options: object) -> Stack:
-    return Stack(folder, **({"nodes": "", "services": (FAKE,), "with_worker": False} | options))
+    return Stack(folder, **({"nodes": "", "services": (FAKE,), "workers": ()} | options))
 
 
 def get(url: str) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """Every table, one module per process that writes it. Other processes read."""
 
-from services.db.tables import admission, carbon, optimizer, scheduler, telemetry
+from services.db.tables import admission, carbon, optimizer, scheduler, simulator, telemetry
 
-__all__ = ["admission", "carbon", "optimizer", "scheduler", "telemetry"]
+__all__ = ["admission", "carbon", "optimizer", "scheduler", "simulator", "telemetry"]

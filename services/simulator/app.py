@@ -1,0 +1,86 @@
+"""The simulator's composition root: ``python -m services.simulator.app``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from services.db.engine import create_engine, is_connection_error
+from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.background.desk import Desk
+from services.kit.background.queue import WorkQueue
+from services.kit.background.sweeper import Sweeper
+from services.kit.http import ServiceClient, new_session
+from services.kit.redis import connect
+from services.kit.tasks import end_tasks
+from services.simulator import endpoints
+from services.simulator.queue import QUEUE, TASK, simulator_celery
+from services.simulator.repository import SimulationRepository
+from services.simulator.service import SimulatorService
+from services.simulator.settings import SimulatorSettings
+from services.simulator.sources import ServiceSources
+
+
+def create_app(settings: SimulatorSettings) -> FastAPI:
+    """Return the app; it sweeps up after crashes while it runs."""
+    engine = create_engine(settings.database_url, application_name="simulator")
+    redis = connect(settings.redis_url)
+    repository = SimulationRepository(engine)
+    queue = WorkQueue(simulator_celery(settings), redis, QUEUE, TASK)
+    desk = Desk("simulation", repository, queue, settings.max_pending_per_tenant)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with new_session() as session:
+
+            def client(url: str, name: str) -> ServiceClient:
+                token, timeout_s = settings.service_token, settings.source_timeout_s
+                return ServiceClient(session, url, name, token=token, timeout_s=timeout_s)
+
+            sources = ServiceSources(
+                client(settings.telemetry_url, "Telemetry"), client(settings.carbon_url, "The carbon service")
+            )
+            app.state.simulator = SimulatorService(desk, repository, sources, settings)
+            sweeping = asyncio.create_task(Sweeper("simulation", repository, queue, settings).run())
+            yield
+            await end_tasks([sweeping])
+        await redis.aclose()
+        await engine.dispose()
+
+    async def readiness() -> None:
+        await repository.ping()
+        await queue.ping()
+
+    app = create_service(
+        "Wattshift simulator",
+        settings,
+        lifespan=lifespan,
+        readiness=readiness,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    app.include_router(endpoints.router)
+    answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
+    return app
+
+
+def main() -> None:
+    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    try:
+        settings = SimulatorSettings()  # type: ignore[call-arg]
+        app = create_app(settings)
+    except ValidationError as error:
+        sys.exit("\n".join(f"simulator: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
+    except ValueError as error:
+        sys.exit(f"simulator: {error}")
+    serve(app, "simulator", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

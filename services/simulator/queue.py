@@ -1,0 +1,17 @@
+"""The simulator's queues: one of what-if runs, one of experiments' cells; a worker serves both."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from services.kit.celery import TaskLimits, create_celery
+from services.simulator.settings import SimulatorSettings
+
+QUEUE = "simulator"
+TASK = "simulator.run"
+
+
+def simulator_celery(settings: SimulatorSettings) -> Celery:
+    """Return the Celery app that the service publishes with and the workers work for."""
+    limits = TaskLimits(soft_s=settings.max_run_s, hard_s=settings.max_run_s + 60)
+    return create_celery(QUEUE, settings, limits)

@@ -1,0 +1,54 @@
+"""Queries on what-if runs and on the files they read."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.db.background import WorkRepository
+from services.db.tables.simulator import simulation_inputs as inputs
+from services.db.tables.simulator import simulation_submissions, simulations
+from services.simulator.files import Content
+
+# A file younger than that may belong to a run that is just being stored.
+_FORGET_INPUTS = text("""
+    DELETE FROM simulation_inputs i WHERE stored_at < now() - interval '1 hour'
+    AND NOT EXISTS (SELECT FROM simulations s WHERE s.inputs @> ARRAY[i.sha256])
+""")
+
+_SUMMARY = (
+    *(simulations.c[name] for name in ("id", "tenant_id", "state", "submitted_at", "started_at", "ended_at")),
+    *(simulations.c[name] for name in ("attempts", "done", "total", "run_s", "failure")),
+    simulations.c.problem["policy"].label("policies"),
+)
+
+
+class SimulationRepository(WorkRepository):
+    """The queries on any work, and those on files."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__(engine, simulations, simulation_submissions, "simulation", _SUMMARY)
+
+    async def keep(self, contents: Iterable[Content]) -> None:
+        """Store files; those that are there already count as new."""
+        async with self._engine.begin() as connection:
+            for content in contents:
+                row = insert(inputs).values(sha256=content.sha256, content=content.packed())
+                again = row.on_conflict_do_update(index_elements=[inputs.c.sha256], set_={"stored_at": func.now()})
+                await connection.execute(again)
+
+    async def fetch(self, hashes: Collection[str]) -> Mapping[str, bytes]:
+        """Return the unpacked contents of stored files by their hashes."""
+        query = select(inputs.c.sha256, inputs.c.content).where(inputs.c.sha256.in_(hashes))
+        async with self._engine.connect() as connection:
+            return {row.sha256: gzip.decompress(row.content) for row in await connection.execute(query)}
+
+    async def forget_ended(self, keep_days: float) -> int:
+        """Delete runs that ended that long ago, and files that no run names any more; return how many runs."""
+        forgotten = await super().forget_ended(keep_days)
+        await self._change(_FORGET_INPUTS)
+        return forgotten

@@ -1,0 +1,215 @@
+"""Use cases: submit a what-if run, see it, cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from services.contracts.background import WorkFailure, WorkProblem
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.schema import NAME_PATTERN
+from services.contracts.simulations import (
+    FILE_OPTIONS,
+    HISTORY,
+    InlineFile,
+    Simulation,
+    SimulationList,
+    SimulationProgress,
+    SimulationQuery,
+    SimulationSummary,
+    TrainingProblem,
+    TrainingRequest,
+)
+from services.core.domain.errors import DomainError
+from services.kit.background.desk import Desk, sha256
+from services.kit.problems import ProblemError
+from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+from services.simulator.files import Content, unpack
+from services.simulator.readers.carbon import signal_named
+from services.simulator.readers.text import utc_s
+from services.simulator.repository import SimulationRepository
+from services.simulator.settings import SimulatorSettings
+from services.simulator.sources import Sources
+from services.simulator.training import OptionError, opened
+
+DAY_S = 86_400.0
+TAIL_DAYS = 7.0
+"""So long after the days asked for the grid is looked up too: jobs still run then."""
+HISTORY_FORMAT = "wattshift"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The answer to a submission; a new run may have ended already."""
+
+    simulation: SimulationSummary
+    is_new: bool
+
+
+class SimulatorService:
+    """What callers may do with what-if runs."""
+
+    def __init__(
+        self, desk: Desk, repository: SimulationRepository, sources: Sources, settings: SimulatorSettings
+    ) -> None:
+        self._desk = desk
+        self._repository = repository
+        self._sources = sources
+        self._settings = settings
+        self._reading = asyncio.Semaphore(1)  # each holds a trace in memory
+
+    async def submit(self, request: TrainingRequest, caller: Identity, idempotency_key: str | None) -> Submission:
+        """Accept a run; the same key, and the same run while it is kept, are the same simulation.
+
+        Everything is read and checked before it is accepted: what is wrong is said now, and not by a worker.
+
+        Raises:
+            ProblemError: 422 for an option that makes no sense, a run beyond the limits, or a key used for another
+                body; 429 with too many runs pending; 503 when something it refers to cannot be read right now.
+        """
+
+        async def resolve() -> WorkProblem:
+            try:
+                return await self._resolve(request, caller)
+            except OptionError as error:
+                pointer = FieldError(pointer=f"/{error.option}", detail=str(error))
+                raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error), errors=[pointer]) from error
+
+        body_sha256 = sha256("training", request.model_dump(mode="json"))
+        row, is_new = await self._desk.submit(caller, idempotency_key, body_sha256, resolve)
+        return Submission(_summary(row), is_new)
+
+    async def find(self, simulation_id: str, caller: Identity) -> Simulation:
+        """Return a run whole.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        row = await self._desk.find(simulation_id, caller)
+        request = TrainingProblem.model_validate(row.problem)
+        return Simulation(**dict(_summary(row)), request=request, result=row.result)
+
+    async def page(self, query: SimulationQuery, caller: Identity) -> SimulationList:
+        """Return one page of runs, newest first.
+
+        Raises:
+            ProblemError: 422 for a cursor that is not one.
+        """
+        rows, next_cursor = await self._desk.page(
+            caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
+        )
+        return SimulationList(items=[_summary(row) for row in rows], next_cursor=next_cursor)
+
+    async def cancel(self, simulation_id: str, caller: Identity) -> SimulationSummary:
+        """Cancel a run; cancelling it again changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
+        """
+        return _summary(await self._desk.cancel(simulation_id, caller))
+
+    async def _resolve(self, request: TrainingRequest, caller: Identity) -> WorkProblem:
+        if request.days is not None:
+            self._check_days(request.days)
+        contents = await self._contents(request, caller)
+        terms = request.model_dump(mode="json", exclude=set(FILE_OPTIONS))
+        if request.jobs == HISTORY:
+            terms["format"] = HISTORY_FORMAT
+        files = {name: contents[name].stored if name in contents else getattr(request, name) for name in FILE_OPTIONS}
+        problem = TrainingProblem.model_validate({**terms, **files})
+        async with self._reading:
+            total = await asyncio.to_thread(self._count, problem, contents)
+        await self._repository.keep(contents.values())
+        document = problem.model_dump(mode="json")
+        # Another release may simulate otherwise: what it is asked is another problem.
+        same = sha256(f"training {version('wattshift')}", document)
+        hashes = sorted(content.sha256 for content in contents.values())
+        return WorkProblem(document, same, {"inputs": hashes, "total": total})
+
+    async def _contents(self, request: TrainingRequest, caller: Identity) -> dict[str, Content]:
+        """Return the files of a request by the options that name them, those of this installation's past included."""
+        found: dict[str, Content] = {}
+        for option in FILE_OPTIONS:
+            value = getattr(request, option)
+            if isinstance(value, InlineFile):
+                try:
+                    found[option] = await asyncio.to_thread(unpack, value, self._settings.max_file_bytes)
+                except DomainError as error:
+                    raise OptionError(option, str(error)) from error
+        if request.jobs == HISTORY:
+            found |= await self._past(request, caller, wants_grid="carbon" not in found)
+        elif isinstance(request.jobs, str) and request.jobs not in BUNDLED_JOBS:
+            known = ", ".join((*BUNDLED_JOBS, HISTORY))
+            raise OptionError("jobs", f"there is no job trace {request.jobs!r}; known: {known}, or a file's content")
+        if "carbon" not in found and request.carbon not in BUNDLED_ZONES:
+            known = ", ".join(BUNDLED_ZONES)
+            raise OptionError("carbon", f"there is no grid {request.carbon!r}; bundled: {known}, or a file's content")
+        return found
+
+    async def _past(self, request: TrainingRequest, caller: Identity, *, wants_grid: bool) -> dict[str, Content]:
+        assert request.start is not None
+        assert request.days is not None
+        try:
+            start_s = utc_s(request.start, "start")
+            end_s = min(start_s + request.days * DAY_S, time.time())
+            if start_s >= end_s:
+                raise ValueError("start lies ahead: nothing has run then")
+            if start_s < DAY_S:
+                raise ValueError("start lies before 1970-01-02")
+        except (ValueError, OverflowError) as error:
+            raise OptionError("start", str(error)) from error
+        found = {"jobs": await self._sources.past_jobs(caller, start_s, end_s, self._settings.max_jobs)}
+        if not found["jobs"].data:
+            raise OptionError("jobs", "no job was submitted here in the days asked for")
+        if wants_grid:
+            zone = str(request.carbon)
+            if not re.fullmatch(NAME_PATTERN, zone):
+                raise OptionError("carbon", f"{zone!r} is no name of a zone")
+            try:
+                signal = signal_named(request.signal)
+            except DomainError as error:
+                raise OptionError("signal", str(error)) from error
+            found["carbon"] = await self._sources.intensities(
+                zone, signal, start_s - DAY_S, min(end_s + TAIL_DAYS * DAY_S, time.time())
+            )
+        return found
+
+    def _count(self, problem: TrainingProblem, contents: Mapping[str, Content]) -> int:
+        """Read everything as a worker will, hold it against the limits, and return jobs times policies."""
+        with opened(problem, contents) as run:
+            jobs, submitted_s = len(run.workload), run.workload.submitted_s
+            limits = self._settings
+            if jobs > limits.max_jobs:
+                raise OptionError("jobs", f"{jobs} jobs are more than a run may have ({limits.max_jobs}); set days")
+            self._check_days(float(submitted_s[-1] - submitted_s[0]) / DAY_S)
+            if run.cluster.gpus > limits.max_gpus:
+                detail = f"{run.cluster.gpus} GPUs are more than a run may have ({limits.max_gpus})"
+                raise OptionError("cluster", detail)
+            return jobs * len(problem.policies)
+
+    def _check_days(self, days: float) -> None:
+        if days > self._settings.max_days:
+            most = f"{self._settings.max_days:g}"
+            raise OptionError("days", f"{days:g} days are more than a run may have ({most})")
+
+
+def _summary(row: Any) -> SimulationSummary:
+    return SimulationSummary(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        status=row.state,
+        policies=row.policies,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        attempts=row.attempts,
+        progress=SimulationProgress(done=row.done, total=row.total),
+        run_s=row.run_s,
+        failure=None if row.failure is None else WorkFailure.model_validate(row.failure),
+    )

@@ -1,0 +1,95 @@
+"""What a request may refer to instead of bringing it: the jobs that ran here, and the grid as it was measured."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Protocol
+
+from services.contracts.carbon import IntensityHistory
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError
+from services.contracts.reports import PastJobs
+from services.core.domain.carbon import Signal
+from services.kit.http import ServiceClient
+from services.kit.identity import identity_headers
+from services.kit.problems import ProblemError
+from services.simulator.files import Content
+from services.simulator.training import OptionError
+
+PAGE_JOBS, PAGE_POINTS = 1_000, 10_000
+MAX_POINTS = 200_000
+
+
+class Sources(Protocol):
+    """Reads of other services."""
+
+    async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
+        """Return the jobs the caller may see that were submitted in ``[start_s, end_s)``, UTC seconds.
+
+        Raises:
+            OptionError: They are more than ``most``.
+            ProblemError: 503 while telemetry is away.
+        """
+        ...
+
+    async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
+        """Return what was measured of a zone in ``[start_s, end_s)``, UTC seconds.
+
+        Raises:
+            OptionError: There is too much of it.
+            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service is away.
+        """
+        ...
+
+
+class ServiceSources:
+    """Reads by HTTP."""
+
+    def __init__(self, telemetry: ServiceClient, carbon: ServiceClient) -> None:
+        self._telemetry = telemetry
+        self._carbon = carbon
+
+    async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
+        """Return the jobs in the format `wattshift`, as JSON lines."""
+        params: dict[str, str | int | float] = {**_period(start_s, end_s), "limit": PAGE_JOBS}
+        lines: list[str] = []
+        while True:
+            page = await self._telemetry.call(
+                "GET", "/v1/reports/history", PastJobs, params=params, headers=identity_headers(caller)
+            )
+            lines += [job.model_dump_json() for job in page.items]
+            if len(lines) > most:
+                raise OptionError("days", f"more than {most} jobs were submitted in these days; ask for fewer days")
+            if page.next_cursor is None:
+                return Content("history", "\n".join(lines).encode())
+            params["cursor"] = page.next_cursor
+
+    async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
+        """Return the zone's history as two columns, time and gCO2/kWh."""
+        params: dict[str, str | int | float] = {
+            **_period(start_s, end_s),
+            "signal": signal.value,
+            "limit": PAGE_POINTS,
+        }
+        lines = ["time,gco2_per_kwh"]
+        while True:
+            try:
+                page = await self._carbon.call("GET", f"/v1/carbon/{zone}/history", IntensityHistory, params=params)
+            except ProblemError as error:
+                if error.status not in (404, 422):
+                    raise
+                errors = [FieldError(pointer="/carbon", detail=error.detail)]
+                raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
+            lines += [f"{point.start_at.isoformat()},{point.gco2_per_kwh!r}" for point in page.points]
+            if len(lines) > MAX_POINTS:
+                raise OptionError("days", f"{zone} has more than {MAX_POINTS} values in these days; ask for fewer days")
+            if page.next_cursor is None:
+                return Content(zone, "\n".join(lines).encode())
+            params["cursor"] = page.next_cursor
+
+
+def _period(start_s: float, end_s: float) -> dict[str, str]:
+    return {
+        name: datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+        for name, at_s in (("start", start_s), ("end", end_s))
+    }

@@ -1,0 +1,30 @@
+"""The worker: ``python -m celery -A services.simulator.tasks worker --concurrency 1``."""
+
+from __future__ import annotations
+
+import functools
+
+from services.db.engine import async_url, create_engine
+from services.kit.background.worker import Worker
+from services.kit.celery import prepare_worker
+from services.simulator.queue import TASK, simulator_celery
+from services.simulator.settings import SimulatorSettings
+from services.simulator.worker import simulation_worker
+
+settings = SimulatorSettings()  # type: ignore[call-arg]
+async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
+app = simulator_celery(settings)
+prepare_worker("simulator-worker", settings)
+
+
+@functools.cache
+def _worker() -> Worker:
+    """Return this process's worker; made by the first task, after the pool has forked."""
+    engine = create_engine(settings.database_url, pool_size=1, application_name="simulator-worker")
+    return simulation_worker(engine, settings.lease_s)
+
+
+@app.task(name=TASK)
+def simulate(simulation_id: str) -> None:
+    """Run the simulation of that id; safe to run twice."""
+    _worker().run(simulation_id)

@@ -1,0 +1,180 @@
+"""One what-if run from its options: checked, read, run, told. The command line and the service both come through here.
+
+``prepare`` is where every option is checked, whoever gave it; what is wrong names the option.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from services.contracts.simulations import FILE_OPTIONS, TrainingOptions, TrainingProblem
+from services.core.cycle.placers import PLACERS
+from services.core.domain.errors import DomainError, PolicyConfigError
+from services.core.policies.parameters import describe_parameters
+from services.core.policies.registry import POLICIES, build_policy, policy_name
+from services.simulator.engine import EngineOptions, SimulationResult, simulate
+from services.simulator.files import Content, on_disk
+from services.simulator.raw import TraceFormatError
+from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+
+Tell = Callable[[str, int, int], None]
+"""Told the policy, how many of its jobs have ended, and of how many."""
+
+
+class OptionError(DomainError):
+    """An option that makes no sense; ``option`` is its name."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the options that may be files come from: a bundled name, or the path of a file."""
+
+    jobs: str | Path
+    carbon: str | Path
+    forecast: str | Path
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A what-if run with everything read: ``results`` runs it."""
+
+    options: TrainingOptions
+    parameters: Mapping[str, Mapping[str, Any]]
+    workload: Workload
+    cluster: ClusterSpec
+    trace: CarbonTrace
+    engine: EngineOptions
+
+    def results(self, tell: Tell | None = None) -> Iterator[SimulationResult]:
+        """Yield each policy's result, in order; ``wall_s`` is measured here."""
+        for name in self.parameters:
+            rigid = not POLICIES[name].elastic and "gang" not in self.parameters[name]
+            began_s = time.perf_counter()
+            result = simulate(
+                name,
+                self.workload,
+                self.cluster,
+                self.trace,
+                parameters=self.parameters[name],
+                options=replace(self.engine, rigid=rigid),
+                progress=_progress(tell, name),
+            )
+            yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
+
+    def document(self, results: Sequence[SimulationResult]) -> dict[str, Any] | list[dict[str, Any]]:
+        """Return results as JSON values: an object, or a list of several policies'."""
+        workload = {"workload": self.workload.name, "notes": list(self.workload.notes)}
+        documents = [{**result.summary(), "cluster": self.options.cluster, **workload} for result in results]
+        return documents[0] if len(documents) == 1 else documents
+
+
+def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
+    """Check the options and read the inputs.
+
+    Raises:
+        OptionError: an option, or a file it names, makes no sense.
+    """
+    parameters = _parameters(options)
+    with _of("cluster"):
+        cluster = ClusterSpec.parse(options.cluster)
+    if options.placement not in PLACERS:
+        raise OptionError("placement", f"unknown placement {options.placement!r}; known: {', '.join(PLACERS)}")
+    with _of("round_minutes"):
+        engine = EngineOptions(
+            seed=options.seed,
+            round_interval_s=60.0 * options.round_minutes,
+            passive_interval_s=options.passive_interval_s,
+            power_down_after_s=None if options.power_down_minutes is None else 60.0 * options.power_down_minutes,
+            node_mtbf_s=None if options.node_mtbf_days is None else 86_400.0 * options.node_mtbf_days,
+            host_idle_w=options.host_idle_w,
+            horizon_s=3_600.0 * options.horizon_hours,
+            placement=options.placement,
+        )
+    with _of("carbon"):
+        trace = _grid(options, inputs)
+    with _of("jobs"):
+        workload = read_jobs(
+            inputs.jobs,
+            format=options.format,
+            recipe=options.recipe,
+            start=options.start,
+            days=options.days,
+            seed=options.seed,
+        )
+    return TrainingRun(options, parameters, workload, cluster, trace, engine)
+
+
+@contextmanager
+def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterator[TrainingRun]:
+    """Yield the run of a problem; ``contents`` are its stored files by option.
+
+    Raises:
+        OptionError: As ``prepare``.
+    """
+    with on_disk(contents) as paths:
+        named = {name: getattr(problem, name) for name in FILE_OPTIONS if name not in paths}
+        yield prepare(problem, Inputs(**named, **paths))
+
+
+@contextmanager
+def _of(option: str) -> Iterator[None]:
+    """Say of what is wrong inside which option it is about."""
+    try:
+        yield
+    except OptionError:
+        raise
+    except (ValueError, OverflowError) as error:  # DomainError is the former
+        raise OptionError(option, str(error)) from error
+
+
+def _grid(options: TrainingOptions, inputs: Inputs) -> CarbonTrace:
+    given = {"signal": options.signal, "forecast": inputs.forecast}
+    try:  # the days after the last submission matter too: jobs still run then
+        trace = read_carbon(inputs.carbon, start=options.start, **given)
+    except TraceFormatError:
+        trace = None
+    if trace is None or (options.days is not None and options.start is None):
+        trace = read_carbon(inputs.carbon, start=options.start, days=options.days, **given)
+    return trace
+
+
+def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
+    """Return each policy's parameters; one without a policy's name goes to every policy that has it."""
+    names = [policy_name(name) for name in options.policies if name]
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown or not names:
+        given = ", ".join(unknown) or "(none)"
+        raise OptionError("policy", f"unknown policy {given}; known: {', '.join(POLICIES)}")
+    if len(set(names)) < len(names):
+        raise OptionError("policy", "a policy is named twice")
+    keys = {name: {each.name for each in describe_parameters(POLICIES[name].config)} for name in names}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in options.params.items():
+        owner, dot, inner = key.rpartition(".")
+        of = [name for name in names if (not dot or name == owner) and inner in keys[name]]
+        if not of:
+            known = "; ".join(f"{name}: {', '.join(sorted(keys[name])) or 'none'}" for name in names)
+            raise OptionError("params", f"{json.dumps(key)} sets no parameter of these policies ({known})")
+        for name in of:
+            chosen[name][inner] = value
+    try:
+        for name in names:
+            build_policy(name, chosen[name])
+    except PolicyConfigError as error:
+        raise OptionError("params", f"{error.pointer.lstrip('/')}: {error}") from error
+    return chosen
+
+
+def _progress(tell: Tell | None, name: str) -> Callable[[int, int], None] | None:
+    return None if tell is None else lambda done, total: tell(name, done, total)

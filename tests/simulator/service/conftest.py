@@ -1,0 +1,18 @@
+"""One installation for the modules that kill nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.simulator.service.installation import installed
+from tests.support.background import Installation
+from tests.support.servers import fresh_database
+
+
+@pytest.fixture(scope="module")
+async def simulator(postgres_url: str, redis_url: str) -> AsyncIterator[Installation]:
+    """An installation that nothing in the module kills."""
+    async with installed(DATABASE_URL=fresh_database(postgres_url), REDIS_URL=redis_url) as installation:
+        yield installation
