@@ -93,7 +93,7 @@ class TrainingRequest(TrainingOptions):
     )
     forecast: Literal["perfect", "persistence", "issued"] | InlineFile = Field(
         default="perfect",
-        description="What policies are told of the hours ahead: `issued` of bundled zones; or a file of issued forecasts.",
+        description="What policies are told of the hours ahead. `issued`: of bundled zones; or a file of such.",
     )
 
     @model_validator(mode="after")
