@@ -8,7 +8,9 @@ from typing import Any
 
 from services.core.cycle.policy import Policy
 from services.core.domain.errors import PolicyConfigError
+from services.core.policies.baselines.afs import Afs, AfsConfig
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
+from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig
 from services.core.policies.baselines.las import Las, LasConfig
 from services.core.policies.baselines.shortest import ShortestConfig, Sjf, Srtf
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
@@ -17,7 +19,7 @@ from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConf
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
-from services.core.policies.zeus.las import ZeusLasConfig, zeus_las
+from services.core.policies.zeus.combined import GandivaZeusConfig, ZeusLasConfig, gandiva_zeus, zeus_las
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class PolicyDescription:
 
 
 POLICIES: dict[str, PolicyEntry] = {
+    "afs": PolicyEntry(
+        summary="Each GPU goes where it shortens the mean completion time most, shorter and longer jobs compared.",
+        paper="Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21",
+        config=AfsConfig,
+        build=Afs,
+        elastic=True,
+    ),
     "ecovisor": PolicyEntry(
         summary="Jobs start in order of submission while the grid is among the greenest tenth of its hours.",
         paper="Souza et al., Ecovisor: A Virtual Energy System for Carbon-Efficient Applications, ASPLOS'23",
@@ -76,6 +85,19 @@ POLICIES: dict[str, PolicyEntry] = {
         config=GaiaConfig,
         build=Gaia,
         preempts=False,
+    ),
+    "gandiva": PolicyEntry(
+        summary="Jobs take turns on the GPUs, a slice of time each; gangs that span nodes are moved together.",
+        paper="Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18",
+        config=GandivaConfig,
+        build=Gandiva,
+    ),
+    "gandiva+zeus": PolicyEntry(
+        summary="Jobs take turns, each at the power limit where its energy and time together cost least.",
+        paper="Gandiva, OSDI'18, with You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN "
+        "Training, NSDI'23",
+        config=GandivaZeusConfig,
+        build=gandiva_zeus,
     ),
     "green": PolicyEntry(
         summary="Jobs grow while their energy efficiency holds; then those that emitted least run first, and "
@@ -121,7 +143,7 @@ POLICIES: dict[str, PolicyEntry] = {
 }
 """By name, in alphabetical order."""
 
-ALIASES = {"las+zeus": "zeus+las"}
+ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}
 """Other names that operators may write."""
 
 
