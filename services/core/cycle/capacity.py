@@ -2,73 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import Bools, Ints, Phase, Snapshot
-
-PREEMPTING = int(Phase.PREEMPTING)
+from services.core.cycle.snapshot import PREEMPTING, Bools, Ints, Snapshot
 
 
-@dataclass(frozen=True)
 class Capacity:
     """Devices on schedulable nodes, and who has them.
 
     Attributes:
         total: (n_gpu_models,) all devices of each model.
-        free: (n_gpu_models,) devices nobody holds.
-        releasing: (n_gpu_models,) devices of jobs that are stopping; soon free.
-        model: (n_jobs,) GPU model of what the job holds, -1 where it holds nothing on a known node.
-        held: (n_jobs,) devices the job holds on schedulable nodes: what stopping it would free.
-        movable: (n_jobs,) False for a job that sits, even in part, on a drained or unknown node. Such a job is never
-            resized, since it could not come back there.
+        free: Devices nobody holds, by model.
+        releasing: Devices of jobs that are stopping, by model; soon free.
     """
 
-    total: Ints
-    free: Ints
-    releasing: Ints
-    model: Ints
-    held: Ints
-    movable: Bools
+    def __init__(self, snapshot: Snapshot) -> None:
+        nodes, jobs = snapshot.nodes, snapshot.jobs
+        self._snapshot = snapshot
+        self._uniform = len(snapshot.gpu_models) == 1 and nodes.all_schedulable
+        self.total: Ints = model_gpus(snapshot)
+        which = slice(None) if snapshot.contenders is None else snapshot.contenders
+        stopping = jobs.phase[which] == PREEMPTING
+        stops = bool(np.count_nonzero(stopping))
+        if self._uniform:
+            self.free: list[int] = [int(nodes.free_gpus.sum())]
+            self.releasing: list[int] = [int(jobs.gpus[which][stopping].sum()) if stops else 0]
+            return
+        taking, n_models = nodes.schedulable, self.total.size
+        free = np.bincount(nodes.gpu_model[taking], weights=nodes.free_gpus[taking], minlength=n_models)
+        self.free = free.astype(np.int64).tolist()
+        self.releasing = [0] * n_models
+        if stops:
+            goes = (jobs.phase == PREEMPTING) & (self.held > 0)
+            releasing = np.bincount(self.model[goes], weights=self.held[goes], minlength=n_models)
+            self.releasing = releasing.astype(np.int64).tolist()
 
+    @property
+    def room(self) -> list[int]:
+        """What can be had without stopping anybody, now or soon, by model."""
+        return [free + soon for free, soon in zip(self.free, self.releasing, strict=True)]
 
-def capacity_of(snapshot: Snapshot) -> Capacity:
-    """Return the cluster's capacity as the snapshot shows it."""
-    nodes, jobs = snapshot.nodes, snapshot.jobs
-    n_models = len(snapshot.gpu_models)
-    if n_models == 1 and nodes.all_schedulable:
-        held = jobs.gpus
-        free = np.array([nodes.free_gpus.sum()])
-        releasing = np.array([held[jobs.phase == PREEMPTING].sum()])
-        return Capacity(
-            model_gpus(snapshot), free, releasing, np.where(held > 0, 0, -1), held, np.ones(len(jobs), dtype=np.bool_)
-        )
-    sizes, taking = nodes.free_gpus, nodes.schedulable
-    free = np.bincount(nodes.gpu_model[taking], weights=sizes[taking], minlength=n_models).astype(np.int64)
-    model, held, movable = _located(snapshot)
-    stopping = (jobs.phase == PREEMPTING) & (held > 0)
-    releasing = np.bincount(model[stopping], weights=held[stopping], minlength=n_models).astype(np.int64)
-    return Capacity(model_gpus(snapshot), free, releasing, model, held, movable)
+    @property
+    def model(self) -> Ints:
+        """(n_jobs,) GPU model of what the job holds, -1 where it holds nothing on a known node."""
+        return self._located[0]
 
+    @property
+    def held(self) -> Ints:
+        """(n_jobs,) devices the job holds on schedulable nodes: what stopping it would free."""
+        return self._located[1]
 
-def _located(snapshot: Snapshot) -> tuple[Ints, Ints, Bools]:
-    nodes, jobs = snapshot.nodes, snapshot.jobs
-    where = {node_id: index for index, node_id in enumerate(nodes.ids)}
-    models: list[int] = nodes.gpu_model.tolist()
-    takes: list[bool] = nodes.schedulable.tolist()
-    model = np.full(len(jobs), -1, dtype=np.int64)
-    held = np.zeros(len(jobs), dtype=np.int64)
-    movable = np.ones(len(jobs), dtype=np.bool_)
-    for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        placement = jobs.placements[job]
-        for share in placement.shares if placement else ():
-            node = where.get(share.node_id)
-            if node is None or not takes[node]:
-                movable[job] = False
-            else:
-                held[job] += len(share.devices)
-            if node is not None:
-                model[job] = models[node]
-    return model, held, movable
+    @property
+    def movable(self) -> Bools:
+        """(n_jobs,) False for a job that sits, even in part, on a drained or unknown node.
+
+        Such a job is never resized, since it could not come back there.
+        """
+        return self._located[2]
+
+    @cached_property
+    def _located(self) -> tuple[Ints, Ints, Bools]:
+        nodes, jobs = self._snapshot.nodes, self._snapshot.jobs
+        if self._uniform:
+            return np.where(jobs.gpus > 0, 0, -1), jobs.gpus, np.ones(len(jobs), dtype=np.bool_)
+        where = nodes.index
+        models: list[int] = nodes.gpu_model.tolist()
+        takes: list[bool] = nodes.schedulable.tolist()
+        model = np.full(len(jobs), -1, dtype=np.int64)
+        held = np.zeros(len(jobs), dtype=np.int64)
+        movable = np.ones(len(jobs), dtype=np.bool_)
+        for job in np.flatnonzero(jobs.gpus > 0).tolist():
+            placement = jobs.placements[job]
+            for share in placement.shares if placement else ():
+                node = where.get(share.node_id)
+                if node is None or not takes[node]:
+                    movable[job] = False
+                else:
+                    held[job] += len(share.devices)
+                if node is not None:
+                    model[job] = models[node]
+        return model, held, movable

@@ -7,15 +7,15 @@ reads several times faster than arrays, and it ends when nothing is left to give
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.snapshot import Ints, Phase, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Bools, Ints, Snapshot
 
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
-QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)  # an enum member costs a loop more than the rest of a step
 
 
 class Verdict(IntEnum):
@@ -48,26 +48,38 @@ class Ranked:
     Attributes:
         jobs: Indices into the job table.
         phase: ``Phase`` codes.
-        gpus: Sizes now, 0 for a queued job.
         wanted: Sizes the ranking asks for.
         models: Bit ``m`` is set where the job may use GPU model ``m`` and the model has as many devices as wanted.
-        model: GPU model the job sits on, or -1.
-        held: Devices the job holds on schedulable nodes.
-        resizable: Whether the job may be restarted at another size.
     """
 
     def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
-        table, order = snapshot.jobs, ranking.order
-        usable = table.eligible[order] & (capacity.total[None, :] >= ranking.gpus[:, None])
+        self._table, self._capacity = snapshot.jobs, capacity
+        order, total = ranking.order, capacity.total
+        usable = self._table.eligible[order] & (total >= ranking.gpus[:, None])
         self.jobs = order
-        self.phase = table.phase[order]
-        self.gpus = table.gpus[order]
+        self.phase = self._table.phase[order]
         self.wanted = ranking.gpus
-        self.models: Ints = usable.astype(np.int64) @ BITS[: capacity.total.size]
-        self.model = capacity.model[order]
-        self.held = capacity.held[order]
-        self.resizable = (self.phase == RUNNING) & capacity.movable[order]
-        self._preemptible = table.preemptible[order]
+        self.models: Ints = usable @ BITS[: total.size]
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """Sizes now, 0 for a queued job."""
+        return self._table.gpus[self.jobs]
+
+    @cached_property
+    def model(self) -> Ints:
+        """GPU model the job sits on, or -1."""
+        return self._capacity.model[self.jobs]
+
+    @cached_property
+    def held(self) -> Ints:
+        """Devices the job holds on schedulable nodes."""
+        return self._capacity.held[self.jobs]
+
+    @cached_property
+    def resizable(self) -> Bools:
+        """Whether the job may be restarted at another size."""
+        return (self.phase == RUNNING) & self._capacity.movable[self.jobs]
 
     def waiting(self) -> Ints:
         """Return the positions of jobs without devices, or about to be without."""
@@ -76,7 +88,7 @@ class Ranked:
     def movable(self) -> Ints:
         """Return the positions of all jobs but those that run and may not be preempted."""
         waiting = (self.phase == QUEUED) | (self.phase == PREEMPTING)
-        return np.flatnonzero(waiting | self._preemptible)
+        return np.flatnonzero(waiting | self._table.preemptible[self.jobs])
 
     def unfilled(self) -> Ints:
         """Return the verdicts if there is nothing to give: (n_ranked,)."""
@@ -98,7 +110,7 @@ class Quota:
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
             tenant, gpus = jobs.tenants[job], int(jobs.gpus[job])
             self._held[tenant] = self._held.get(tenant, 0) + gpus
-            if jobs.phase[job] != Phase.PREEMPTING and (all_runs_on or not jobs.preemptible[job]):
+            if jobs.phase[job] != PREEMPTING and (all_runs_on or not jobs.preemptible[job]):
                 self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
 
     def allows(self, job: int, gpus: int) -> bool:
@@ -130,31 +142,41 @@ class Filler:
     free device although a better-ranked gang waits, as long as the devices being released cover that gang.
 
     Attributes:
-        verdicts: (n_ranked,) ``Verdict`` codes, by position in the ranking.
         starts: (position, GPU model) of each start, in rank order.
     """
 
-    def __init__(self, ranked: Ranked, room: Ints, free: Ints, quota: Quota | None, *, backfill: bool = True) -> None:
+    def __init__(
+        self, ranked: Ranked, room: list[int], free: list[int], quota: Quota | None, *, backfill: bool = True
+    ) -> None:
         """Take the devices of each model that can be had at all, and of those the ones free now: (n_gpu_models,)."""
         self._ranked = ranked
-        self._room: list[int] = room.tolist()
-        self._free: list[int] = free.tolist()
-        self._left = sum(self._room)
+        self._room = room.copy()
+        self._free = free.copy()
+        self._left = sum(room)
         self._quota = quota
         self._backfill = backfill
         self._blocked = 0
         self._columns: dict[int, tuple[int, ...]] = {}
-        self.verdicts: list[int] = ranked.unfilled().tolist()
+        self._given: dict[int, int] = {}
         self.starts: list[tuple[int, int]] = []
 
-    def fill(self, positions: Ints) -> None:
-        """Visit these positions of the ranking, ascending, until nothing is left to give."""
+    def verdicts(self) -> Ints:
+        """Return the ``Verdict`` codes by position in the ranking: (n_ranked,)."""
+        codes = self._ranked.unfilled()
+        codes[list(self._given)] = list(self._given.values())
+        return codes
+
+    def fill(self, positions: Ints | None = None) -> None:
+        """Visit these positions of the ranking (None: all), ascending, until nothing is left to give."""
         if not self._left and self._quota is None:
             return
         ranked = self._ranked
         every_model = (1 << len(self._room)) - 1
-        columns = (positions, ranked.jobs[positions], ranked.phase[positions], ranked.wanted[positions])
-        rows = list(zip(*(column.tolist() for column in columns), ranked.models[positions].tolist(), strict=True))
+        columns = (ranked.jobs, ranked.phase, ranked.wanted, ranked.models)
+        if positions is None:
+            rows = list(zip(range(ranked.jobs.size), *(column.tolist() for column in columns), strict=True))
+        else:
+            rows = list(zip(positions.tolist(), *(column[positions].tolist() for column in columns), strict=True))
         visited = 0
         for position, job, phase, wanted, models in rows:
             if not self._left or self._blocked == every_model:
@@ -167,7 +189,7 @@ class Filler:
         if self._quota is not None:
             for position, job, phase, wanted, models in rows[visited:]:
                 if phase == QUEUED and models and not self._quota.allows(job, wanted):
-                    self.verdicts[position] = OVER_QUOTA
+                    self._given[position] = OVER_QUOTA
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
@@ -182,13 +204,13 @@ class Filler:
         if resizes and (quota is None or quota.allows(job, wanted)):
             verdict, held, gpus = RESIZE, wanted, wanted
         elif quota is not None and not quota.allows(job, gpus):
-            self.verdicts[position] = OVER_QUOTA
+            self._given[position] = OVER_QUOTA
             return
         elif held > room:
             return
         else:
             verdict = KEEP
-        self.verdicts[position] = verdict
+        self._given[position] = verdict
         self._room[model] -= held
         self._left -= held
         if quota is not None:
@@ -199,7 +221,7 @@ class Filler:
         quota = self._quota
         if quota is not None and not quota.allows(job, wanted):
             if queued:
-                self.verdicts[position] = OVER_QUOTA
+                self._given[position] = OVER_QUOTA
             return
         best = self._model_for(wanted, models)
         if best < 0:
@@ -213,11 +235,11 @@ class Filler:
         if not queued:
             return
         if self._free[best] < wanted:
-            self.verdicts[position] = AWAIT
+            self._given[position] = AWAIT
         elif quota is not None and not quota.take_now(job, wanted):
-            self.verdicts[position] = OVER_QUOTA
+            self._given[position] = OVER_QUOTA
         else:
-            self.verdicts[position] = START
+            self._given[position] = START
             self._free[best] -= wanted
             self.starts.append((position, best))
 

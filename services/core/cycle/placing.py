@@ -39,19 +39,9 @@ class FreeDevices:
         self.count: Ints = (
             nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
         )
-        self._of_model: dict[int, Ints] = {}
         self._masks: Ints | None = None
         self._spread: set[int] = set()
         self._spanned: Bools | None = None
-
-    def nodes_of(self, gpu_model: int) -> Ints:
-        """Return the indices of the schedulable nodes of a model, ascending."""
-        if gpu_model not in self._of_model:
-            of_model = self._nodes.gpu_model == gpu_model
-            if not self._nodes.all_schedulable:
-                of_model &= self._nodes.schedulable
-            self._of_model[gpu_model] = np.flatnonzero(of_model)
-        return self._of_model[gpu_model]
 
     def on(self, node: int) -> tuple[int, ...]:
         """Return the device indices still free on a node, ascending."""
@@ -123,20 +113,22 @@ def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: 
     free devices, until what is left of the gang fits one node: again the tightest. Ties go to the node named first in
     the snapshot.
     """
-    del snapshot, job
-    nodes = free.nodes_of(gpu_model)
-    counts = free.count[nodes]
-    if int(counts.sum()) < gpus:
-        return None
+    del job
+    count = free.count
+    if len(snapshot.gpu_models) > 1:
+        count = np.where(snapshot.nodes.gpu_model == gpu_model, count, 0)
     shares: list[tuple[int, int]] = []
     left = gpus
-    largest = int(counts.max(initial=0))
-    while left > largest:
-        at = int(counts.argmax())
-        shares.append((int(nodes[at]), largest))
-        counts[at] = 0
-        left -= largest
-        largest = int(counts.max())
-    tightest = int(np.where(counts >= left, counts, NEVER_TIGHT).argmin())
-    shares.append((int(nodes[tightest]), left))
+    fullest = int(count.argmax()) if count.size else -1
+    if fullest < 0 or (left > count[fullest] and int(count.sum()) < left):
+        return None
+    while left > (most := int(count[fullest])):
+        if not shares:
+            count = count.copy()
+        shares.append((fullest, most))
+        count[fullest] = 0
+        left -= most
+        fullest = int(count.argmax())
+    tightest = int(np.where(count >= left, count, NEVER_TIGHT).argmin())
+    shares.append((tightest, left))
     return free.take(shares)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.core.cycle.plan import Reason
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, Bools, Floats, Ints, Snapshot
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are sorted sooner than sifted."""
-QUEUED, PREEMPTING = int(Phase.QUEUED), int(Phase.PREEMPTING)
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class Ranking:
             raise DomainError("a ranking needs one size per job")
 
 
-def order_by(ids: tuple[JobId, ...], *keys: Floats | Ints | Bools) -> Ints:
-    """Return the indices of ``ids`` by the keys, smallest first; the first key counts most, the id last.
+def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | None = None) -> Ints:
+    """Return the positions in the keys, smallest first; the first key counts most, the id last.
 
     Ids are compared only where all keys tie, because comparing ten thousand strings costs more than the rest.
 
     Args:
         ids: Job ids, unique.
-        keys: At least one (n_jobs,) column without NaN.
+        keys: At least one (n_jobs,) column without NaN; (n_which,) where ``which`` is given.
+        which: (n_which,) indices of the jobs meant; None for all.
     """
     reverse = keys[::-1]
     order = np.lexsort(reverse)
@@ -58,66 +59,100 @@ def order_by(ids: tuple[JobId, ...], *keys: Floats | Ints | Bools) -> Ints:
     if not tied.any():
         return order
     positions = np.flatnonzero(tied[:-1] | tied[1:])
-    involved = order[positions].tolist()
+    involved: list[int] = order[positions].tolist()
+    indices: list[int] = involved if which is None else which[involved].tolist()
+    by_name = sorted(zip(map(ids.__getitem__, indices), involved, strict=True))
     by_id = np.zeros(order.size, dtype=np.int64)
-    by_id[sorted(involved, key=ids.__getitem__)] = np.arange(len(involved))
+    by_id[[at for _, at in by_name]] = np.arange(len(involved))
     return np.lexsort((by_id, *reverse))
 
 
-def order_waiting(
-    snapshot: Snapshot, *keys: Floats | Ints | Bools, sizes: Ints | None = None, backfill: bool = True
-) -> Ints:
-    """Return the jobs without devices, or about to be without, by users' priorities and then as ``order_by``.
+def waiting(snapshot: Snapshot) -> Ints:
+    """Return the indices of the jobs a round that stops nobody ranks: those that wait, and those that are stopping."""
+    if snapshot.contenders is not None:
+        return snapshot.contenders
+    phase = snapshot.jobs.phase
+    return np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
 
-    All that a round needs which stops nobody: those that hold devices go on, wherever they rank. Where nobody reads
-    reasons, jobs that certainly get nothing in this round are left out before they are sorted (``_within_reach``).
+
+def every_job(snapshot: Snapshot) -> Ints:
+    """Return the indices of all jobs."""
+    return np.arange(len(snapshot.jobs))
+
+
+def rank(
+    snapshot: Snapshot,
+    which: Ints,
+    sizes: Ints,
+    *keys: Floats | Ints | Bools,
+    unranked: Reason = Reason.WAITING_FOR_ROUND,
+) -> Ranking:
+    """Return these jobs by users' priorities and then as ``order_by``.
 
     Args:
         snapshot: The cluster.
-        keys: As for ``order_by``.
-        sizes: (n_jobs,) the sizes they will be ranked at; None leaves nobody out.
-        backfill: Whether a job that does not fit lets those below it start.
+        which: (n_which,) indices of the wanted jobs.
+        sizes: (n_which,) the sizes they are ranked at.
+        keys: As for ``order_by``; each (n_which,).
+        unranked: Why the other jobs wait.
     """
-    jobs = snapshot.jobs
-    waits = np.flatnonzero((jobs.phase == QUEUED) | (jobs.phase == PREEMPTING))
+    order = order_by(snapshot.jobs.ids, *keys, which=which)
+    order = wishes_first(order, snapshot.jobs.priority[which])
+    return Ranking(which[order], sizes[order], unranked)
+
+
+def rank_waiting(
+    snapshot: Snapshot,
+    waits: Ints,
+    sizes: Ints,
+    *keys: Floats | Ints | Bools,
+    backfill: bool = True,
+    unranked: Reason = Reason.WAITING_FOR_ROUND,
+) -> Ranking:
+    """Return some or all of the ``waiting`` jobs as ``rank`` does, for a round that stops nobody.
+
+    Those that hold devices go on, wherever they rank. Where nobody reads reasons, jobs that certainly get nothing in
+    this round are left out before they are sorted (``_within_reach``); ``backfill`` says whether a job that does not
+    fit lets those below it start.
+    """
     if waits.size < 2:
-        return waits
-    if sizes is not None and waits.size > FEW and not snapshot.reasons:
-        waits = _within_reach(snapshot, waits, keys[0][waits], sizes[waits], backfill)
-    ids = tuple(map(jobs.ids.__getitem__, waits.tolist()))
-    order = order_by(ids, *(key[waits] for key in keys))
-    return wishes_first(waits[order], jobs.priority)
+        return Ranking(waits, sizes, unranked)
+    if waits.size > FEW and not snapshot.reasons:
+        reach = _within_reach(snapshot, waits, keys[0], sizes, backfill)
+        if reach is not None:
+            waits, sizes, keys = waits[reach], sizes[reach], tuple(key[reach] for key in keys)
+    return rank(snapshot, waits, sizes, *keys, unranked=unranked)
 
 
-def _within_reach(snapshot: Snapshot, waits: Ints, key: Floats | Ints | Bools, sizes: Ints, backfill: bool) -> Ints:
-    """Return the waiting jobs that may get something, on a cluster of one GPU model without quotas and priorities.
+def _within_reach(
+    snapshot: Snapshot, waits: Ints, key: Floats | Ints | Bools, sizes: Ints, backfill: bool
+) -> Bools | None:
+    """Return which waiting jobs may get something; None (any may) unless there is one GPU model and no wishes.
 
     With room for r GPUs, nothing is left below the r-th one-GPU job that fits; without backfilling, a job takes a GPU
     or blocks all below it, so that none below the (r + 1)-th job matters.
     """
     jobs = snapshot.jobs
     if len(snapshot.gpu_models) != 1 or snapshot.tenant_gpu_quota or not snapshot.nodes.all_schedulable:
-        return waits
-    if jobs.priority.any() or not jobs.eligible.all():
-        return waits
-    room = int(snapshot.nodes.free_gpus.sum() + jobs.gpus[jobs.phase == PREEMPTING].sum())
+        return None
+    if jobs.priority[waits].any() or not jobs.eligible[waits].all():
+        return None
+    room = int(snapshot.nodes.free_gpus.sum() + jobs.gpus[waiting(snapshot)].sum())  # the queued hold none
     if not backfill:
         possible = sizes <= snapshot.total_gpus  # a wider one never blocks
         if int(possible.sum()) <= room + 1:
-            return waits
-        return waits[possible & (key <= np.partition(key[possible], room)[room])]
-    if not room:
-        return waits[:0]
+            return None
+        return possible & (key <= np.partition(key[possible], room)[room])
     fits = sizes <= room
     single = key[sizes == 1]
-    if single.size > room:
+    if room and single.size > room:
         fits &= key <= np.partition(single, room - 1)[room - 1]
-    return waits[fits]
+    return fits
 
 
 def wishes_first(order: Ints, priority: Ints) -> Ints:
     """Return ``order`` with the users' priorities put before it: higher first, otherwise unchanged."""
     wishes = priority[order]
-    if not wishes.any():
+    if not np.count_nonzero(wishes):
         return order
     return order[np.argsort(-wishes, kind="stable")]

@@ -16,18 +16,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from services.core.cycle.capacity import Capacity, capacity_of
+from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Ints, Snapshot, Trigger
 from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
-QUEUED, PREEMPTING = int(Phase.QUEUED), int(Phase.PREEMPTING)
+KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
 class Preemption(Enum):
@@ -68,21 +68,22 @@ def reconcile(
             ones, and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
-    capacity = capacity_of(snapshot)
-    if preemption is not Preemption.NOW and not snapshot.reasons:
+    capacity = Capacity(snapshot)
+    sifted = preemption is not Preemption.NOW and not snapshot.reasons
+    if sifted:
         ranking = _waiting_only(snapshot, ranking, capacity, backfill)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
         filler = _fill_all(snapshot, ranked, capacity, backfill)
     else:
-        room = capacity.free + capacity.releasing
-        filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=True), backfill=backfill)
-        filler.fill(ranked.waiting())
+        quota = _quota(snapshot, all_runs_on=True)
+        filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill)
+        filler.fill(None if sifted else ranked.waiting())
     starts, declined = _starts(snapshot, ranked, filler, place or PLACERS[snapshot.placement])
-    preempts = _preempts(snapshot, ranked, filler.verdicts) if preemption is Preemption.NOW else []
+    preempts = _preempts(snapshot, ranked, filler.verdicts()) if preemption is Preemption.NOW else []
     if not snapshot.reasons:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
-    reasons = _reasons(snapshot, ranked, filler.verdicts, ranking.unranked)
+    reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
     if preemption is Preemption.LATER:
@@ -101,11 +102,13 @@ def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, back
     Those are the jobs that hold devices, and, where there is one GPU model and no quota: jobs wider than all the room
     there is, and whatever ranks below as many one-GPU jobs as there is room for, since nothing is left for it.
     """
-    phase = snapshot.jobs.phase[ranking.order]
-    waits = np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
-    order, gpus = ranking.order[waits], ranking.gpus[waits]
+    order, gpus = ranking.order, ranking.gpus
+    phase = snapshot.jobs.phase[order]
+    waits = (phase == QUEUED) | (phase == PREEMPTING)
+    if np.count_nonzero(waits) < waits.size:
+        order, gpus = order[waits], gpus[waits]
     if order.size > FEW and capacity.total.size == 1 and backfill and not snapshot.tenant_gpu_quota:
-        room = int(capacity.free[0] + capacity.releasing[0])
+        room = capacity.room[0]
         fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
         order, gpus = order[fits], gpus[fits]
         single = np.flatnonzero(gpus == 1)
@@ -121,9 +124,10 @@ def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
 def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
     """Fill as an active round does: what preemptible jobs hold is given away with the rest."""
     jobs = snapshot.jobs
-    reclaimed = jobs.preemptible & (jobs.phase != Phase.PREEMPTING) & (capacity.model >= 0)
+    reclaimed = jobs.preemptible & (jobs.phase != PREEMPTING) & (capacity.model >= 0)
     model, held = capacity.model[reclaimed], capacity.held[reclaimed]
-    room = capacity.free + capacity.releasing + np.bincount(model, held, capacity.free.size).astype(np.int64)
+    reclaimed_gpus: list[int] = np.bincount(model, held, capacity.total.size).astype(np.int64).tolist()
+    room = [each + more for each, more in zip(capacity.room, reclaimed_gpus, strict=True)]
     filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill)
     filler.fill(ranked.movable())
     return filler
@@ -156,12 +160,12 @@ _WAITS: dict[int, Reason] = {
 }
 
 
-def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: list[int], unranked: Reason) -> dict[int, Reason]:
+def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reason) -> dict[int, Reason]:
     """Return why each queued job waits, by its index: first the ranked ones in order, then those not wanted."""
-    queued = np.flatnonzero(ranked.phase == Phase.QUEUED)
-    codes = np.array(verdicts, dtype=np.int64)[queued].tolist()
-    reasons = dict(zip(ranked.jobs[queued].tolist(), map(_WAITS.__getitem__, codes), strict=True))
-    all_queued = np.flatnonzero(snapshot.jobs.phase == Phase.QUEUED)
+    queued = np.flatnonzero(ranked.phase == QUEUED)
+    codes = map(_WAITS.__getitem__, verdicts[queued].tolist())
+    reasons = dict(zip(ranked.jobs[queued].tolist(), codes, strict=True))
+    all_queued = np.flatnonzero(snapshot.jobs.phase == QUEUED)
     if all_queued.size > queued.size:
         for job in all_queued.tolist():
             reasons.setdefault(job, unranked)
@@ -175,25 +179,24 @@ def _name_those_for_the_next_round(
     if Reason.NOT_ENOUGH_FREE_GPUS not in reasons.values():
         return
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
-    codes = np.array(filler.verdicts, dtype=np.int64)
+    codes = filler.verdicts()
     placed = ranked.jobs[(codes == Verdict.START) | (codes == Verdict.AWAIT)]
     short, later = Reason.NOT_ENOUGH_FREE_GPUS, Reason.WAITING_FOR_ROUND
     reasons.update((job, later) for job in placed.tolist() if reasons[job] is short)
 
 
-def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> list[Preempt]:
+def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints) -> list[Preempt]:
     """Return the stops of an active round: first those the ranking names, in rank order, then the unwanted."""
     jobs = snapshot.jobs
     preempts: list[Preempt] = []
-    codes = np.array(verdicts, dtype=np.int64)
-    runs = (ranked.phase == Phase.RUNNING) | (ranked.phase == Phase.STARTING)
-    goes = runs & jobs.preemptible[ranked.jobs] & (codes != Verdict.KEEP)
-    for position in np.flatnonzero(goes).tolist():
-        job, wanted = int(ranked.jobs[position]), int(ranked.wanted[position])
+    runs = (ranked.phase == RUNNING) | (ranked.phase == STARTING)
+    goes = np.flatnonzero(runs & jobs.preemptible[ranked.jobs] & (verdicts != KEEP))
+    for position in goes.tolist():
+        job, wanted, verdict = int(ranked.jobs[position]), int(ranked.wanted[position]), int(verdicts[position])
         reason = Reason.OUTRANKED
-        if verdicts[position] == Verdict.OVER_QUOTA:
+        if verdict == OVER_QUOTA:
             reason = Reason.TENANT_QUOTA
-        elif verdicts[position] == Verdict.RESIZE:
+        elif verdict == RESIZE:
             reason = Reason.SCALE_OUT if wanted > jobs.gpus[job] else Reason.SCALE_IN
         preempts.append(Preempt(jobs.ids[job], reason, wanted))
     if ranked.jobs.size < len(jobs):
@@ -205,7 +208,7 @@ def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: list[int]) -> list[P
 def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
     """Return the preemptible jobs that run or start and are not in the ranking."""
     jobs = snapshot.jobs
-    unwanted = jobs.preemptible & ((jobs.phase == Phase.RUNNING) | (jobs.phase == Phase.STARTING))
+    unwanted = jobs.preemptible & ((jobs.phase == RUNNING) | (jobs.phase == STARTING))
     unwanted[wanted] = False
     return np.flatnonzero(unwanted).tolist()
 

@@ -18,7 +18,7 @@ def model_gpus(snapshot: Snapshot) -> Ints:
     )
 
 
-def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints) -> Ints:
+def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = None) -> Ints:
     """Return the size nearest to ``wanted_gpus`` from below that each job could ever run at, and at least its minimum.
 
     The size lies on the job's grid ``min, min + step, ..., max``, within the largest model the job may use (a gang
@@ -27,21 +27,26 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints) -> Ints:
 
     Args:
         snapshot: The cluster.
-        wanted_gpus: (n_jobs,) any integers.
+        wanted_gpus: (n_jobs,) any integers; (n_which,) where ``which`` is given.
+        which: (n_which,) indices of the jobs meant; None for all.
 
     Returns:
-        (n_jobs,) sizes of the jobs' grids.
+        Sizes of the jobs' grids, in the shape of ``wanted_gpus``.
     """
     jobs = snapshot.jobs
+    low, high, step, eligible = jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.eligible
+    if which is not None:
+        low, high, step, eligible = low[which], high[which], step[which], eligible[which]
     if len(snapshot.gpu_models) == 1:
-        largest = jobs.eligible[:, 0] * snapshot.total_gpus
+        largest = eligible[:, 0] * snapshot.total_gpus
     else:
-        largest = np.where(jobs.eligible, model_gpus(snapshot)[None, :], 0).max(axis=1, initial=0)
+        largest = np.where(eligible, model_gpus(snapshot)[None, :], 0).max(axis=1, initial=0)
     if snapshot.tenant_gpu_quota:
         quota = snapshot.tenant_gpu_quota
         boundless = int(largest.max(initial=0))
-        limits = np.fromiter((quota.get(tenant, boundless) for tenant in jobs.tenants), np.int64, len(jobs))
+        tenants = jobs.tenants if which is None else map(jobs.tenants.__getitem__, which.tolist())
+        limits = np.fromiter((quota.get(tenant, boundless) for tenant in tenants), np.int64, largest.size)
         largest = np.minimum(largest, limits)
-    upper = np.minimum(np.minimum(wanted_gpus, jobs.max_gpus), largest)
-    steps = np.maximum(upper - jobs.min_gpus, 0) // jobs.step_gpus
-    return jobs.min_gpus + steps * jobs.step_gpus
+    upper = np.minimum(np.minimum(wanted_gpus, high), largest)
+    steps = np.maximum(upper - low, 0) // step
+    return low + steps * step

@@ -7,7 +7,7 @@ spent in ranking them: an expression over a column is fifty times cheaper than a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -47,6 +47,10 @@ class Phase(IntEnum):
     STARTING = 1
     RUNNING = 2
     PREEMPTING = 3
+
+
+QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)
+"""The codes as plain integers: comparing a small column with an enum's member costs several times as much."""
 
 
 class Trigger(StrEnum):
@@ -91,8 +95,8 @@ class JobTable:
         setting_curve: Index into ``Snapshot.setting_curves``, -1 where nothing is known; all -1 unless given.
     """
 
-    ids: tuple[JobId, ...]
-    tenants: tuple[str, ...]
+    ids: Sequence[JobId]
+    tenants: Sequence[str]
     submitted_s: Floats
     waiting_since_s: Floats
     phase: Ints
@@ -111,7 +115,7 @@ class JobTable:
     efficiency_base: Floats
     efficiency_now: Floats
     progress: Floats
-    placements: tuple[Placement | None, ...]
+    placements: Sequence[Placement | None]
     remaining_s: Floats = field(default_factory=lambda: _UNKNOWN)
     speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
@@ -129,8 +133,20 @@ class JobTable:
             if len(column) != n_jobs:
                 raise DomainError(f"column {name} has {len(column)} rows, not {n_jobs}")
 
+    @cached_property
+    def index(self) -> Mapping[JobId, int]:
+        """Where each job stands in every column."""
+        return dict(zip(self.ids, range(len(self.ids)), strict=True))
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> JobTable:
+        """Return a table of all its columns without a check that they fit; for a caller that makes one every round."""
+        table = object.__new__(cls)
+        table.__dict__.update(columns)
+        return table
+
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.phase.size
 
     def setting(self, kind: SettingKind) -> Floats:
         """Return the present setting of each job, NaN at the default: (n_jobs,) watts or MHz."""
@@ -166,6 +182,16 @@ class NodeTable:
         """Whether every node takes work."""
         return bool(self.schedulable.all())
 
+    @cached_property
+    def index(self) -> Mapping[NodeId, int]:
+        """Where each node stands in every column."""
+        return dict(zip(self.ids, range(len(self.ids)), strict=True))
+
+    @cached_property
+    def schedulable_gpus(self) -> int:
+        """GPUs on nodes that take work."""
+        return int(self.gpus[self.schedulable].sum())
+
     def __post_init__(self) -> None:
         if self.free_gpus is _UNCOUNTED:
             counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
@@ -173,6 +199,12 @@ class NodeTable:
         for name in ("asleep", "may_sleep"):
             if getattr(self, name) is _NOWHERE:
                 object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
+
+    def with_free(self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, asleep: Bools) -> NodeTable:
+        """Return the same nodes with other devices free and nodes asleep; what was worked out about them is kept."""
+        table = object.__new__(NodeTable)
+        table.__dict__.update(self.__dict__, free_devices=free_devices, free_gpus=free_gpus, asleep=asleep)
+        return table
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -203,6 +235,9 @@ class Snapshot:
         network: Between nodes and within; ``server_gpus`` is the widest node's.
         measures: Whether gangs can be measured at each setting (``ProfileSettings``).
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
+        contenders: (n,) indices of the jobs to rank in a round that stops nobody and gives no reasons: every job that
+            is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
+            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them. None: not sorted out.
     """
 
     version: int
@@ -224,6 +259,7 @@ class Snapshot:
     network: Network = field(default_factory=Network)
     measures: bool = False
     reasons: bool = True
+    contenders: Ints | None = None
 
     def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:
         """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""
@@ -234,7 +270,7 @@ class Snapshot:
         """Whether devices of that model can be set so."""
         return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
 
-    @cached_property
+    @property
     def total_gpus(self) -> int:
         """GPUs on nodes that take work: the capacity a policy shares out."""
-        return int(self.nodes.gpus[self.nodes.schedulable].sum())
+        return self.nodes.schedulable_gpus

@@ -7,21 +7,18 @@ there a failure is routine (the plan is stale) and here it is a bug in a policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NoReturn
 
 import numpy as np
 
 from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, ProfileSettings, Setting, Start
-from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, Snapshot
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 
-HOLDING = {int(Phase.QUEUED): False, int(Phase.STARTING): True, int(Phase.RUNNING): True, int(Phase.PREEMPTING): False}
-
-QUEUED = int(Phase.QUEUED)
-FEW = 8
-"""Up to so many actions, finding each job costs less than an index of all of them."""
+HOLDING = {QUEUED: False, STARTING: True, RUNNING: True, PREEMPTING: False}
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
@@ -38,22 +35,17 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """
     if plan.snapshot_version != snapshot.version:
         raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
-    ids = snapshot.jobs.ids
-    try:
-        if len(plan.actions) > FEW:
-            raise ValueError
-        index = {action.job_id: ids.index(action.job_id) for action in plan.actions}
-    except ValueError:
-        index = dict(zip(ids, range(len(ids)), strict=True))
+    index = snapshot.jobs.index
     held = [action.job_id for action in plan.actions if type(action) is Hold]
     others = [action for action in plan.actions if not isinstance(action, Hold)]
     changed = [action for action in others if isinstance(action, (Start, Preempt))]
     named = [*held, *(action.job_id for action in changed)]
-    if len(set(named)) != len(named) or not index.keys() >= set(named):
+    unique = set(named)
+    if len(unique) != len(named) or not index.keys() >= unique:
         _refuse_names(named, index)
     phase = snapshot.jobs.phase
-    waits = phase[list(map(index.__getitem__, held))] == QUEUED if held else np.ones(0, dtype=np.bool_)
-    if not waits.all():
+    waits = phase[list(map(index.__getitem__, held))] == QUEUED if held else None
+    if waits is not None and not waits.all():
         job_id = held[int(waits.argmin())]
         raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
     starts: list[Start] = []
@@ -80,7 +72,7 @@ def _phase_name(code: np.int64) -> str:
     return Phase(int(code)).name.lower()
 
 
-def _refuse_names(named: list[JobId], index: dict[JobId, int]) -> NoReturn:
+def _refuse_names(named: list[JobId], index: Mapping[JobId, int]) -> NoReturn:
     seen: set[JobId] = set()
     for job_id in named:
         if job_id not in index:
@@ -107,15 +99,9 @@ def _check_preempt(snapshot: Snapshot, job: int, action: Preempt) -> None:
     _check_size(snapshot, job, action.next_gpus)
 
 
-def _check_devices(snapshot: Snapshot, index: dict[JobId, int], starts: list[Start]) -> None:
+def _check_devices(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[Start]) -> None:
     nodes, jobs = snapshot.nodes, snapshot.jobs
-    where = (
-        {share.node_id: nodes.ids.index(share.node_id) for share in starts[0].placement.shares}
-        if len(starts) == 1
-        and len(nodes) <= 64
-        and all(each.node_id in nodes.ids for each in starts[0].placement.shares)
-        else dict(zip(nodes.ids, range(len(nodes)), strict=True))
-    )
+    where = nodes.index
     taken: set[tuple[int, int]] = set()
     for start in starts:
         job = index[start.job_id]
@@ -143,7 +129,7 @@ def _check_devices(snapshot: Snapshot, index: dict[JobId, int], starts: list[Sta
             raise PlanError(f"job {start.job_id} may not use the GPU model it is placed on")
 
 
-def _check_quotas(snapshot: Snapshot, index: dict[JobId, int], starts: list[Start]) -> None:
+def _check_quotas(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[Start]) -> None:
     quotas = snapshot.tenant_gpu_quota
     if not quotas:
         return
@@ -159,7 +145,7 @@ def _check_quotas(snapshot: Snapshot, index: dict[JobId, int], starts: list[Star
 
 
 def _check_settings(
-    snapshot: Snapshot, index: dict[JobId, int], settings: list[Setting], changed: list[Start | Preempt]
+    snapshot: Snapshot, index: Mapping[JobId, int], settings: list[Setting], changed: list[Start | Preempt]
 ) -> None:
     jobs, models = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
     stopped = {action.job_id for action in changed if isinstance(action, Preempt)}

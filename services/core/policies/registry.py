@@ -35,6 +35,8 @@ class PolicyEntry:
         preempts: Whether it may stop running jobs.
         replans: Whether it is asked at every change, even where nobody waits: it has running jobs to set or nodes to
             power down.
+        waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
+            priorities and before ids; none where the order is another or depends on more.
     """
 
     summary: str
@@ -44,6 +46,7 @@ class PolicyEntry:
     elastic: bool = False
     preempts: bool = True
     replans: bool = False
+    waits_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=FifoConfig,
         build=Fifo,
         preempts=False,
+        waits_by=("submitted_s",),
     ),
     "gaia": PolicyEntry(
         summary="Each job starts where a second of waiting saves the most carbon (Carbon-Time).",
@@ -119,6 +123,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=ShortestConfig,
         build=Sjf,
         preempts=False,
+        waits_by=("remaining_s", "submitted_s"),
     ),
     "srtf": PolicyEntry(
         summary="The job that will be done first runs; with perfect knowledge, a bound.",

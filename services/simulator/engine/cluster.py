@@ -45,19 +45,19 @@ class Nodes:
         self._all_gpus = np.array(self.gpus, dtype=np.int64)
         self._all_models = np.array(self.model, dtype=np.int64)
         self._schedulable = np.ones(len(groups), dtype=np.bool_)
+        self._none_asleep = ~self._schedulable
+        columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
+        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable)
         self._table: NodeTable | None = None
         self._awake_at_s = [0.0] * len(groups)
         idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
         self.idle_w_of = np.array([idle_of[name] for name in self.models])
 
     def table(self) -> NodeTable:
-        """Return the nodes that are up, as a snapshot shows them."""
+        """Return the nodes that are up, as a snapshot shows them until the next event."""
         if self._table is None:
             if all(self.up):
-                columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
-                self._table = NodeTable(
-                    *columns, free_gpus=self.free_gpus.copy(), asleep=self._asleep(), may_sleep=self._schedulable
-                )
+                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self._asleep())
             else:
                 rows = [at for at, up in enumerate(self.up) if up]
                 self._table = NodeTable(
@@ -73,6 +73,8 @@ class Nodes:
         return self._table
 
     def _asleep(self) -> Bools:
+        if not self.off:
+            return self._none_asleep
         asleep = np.zeros(len(self.ids), dtype=np.bool_)
         asleep[list(self.off)] = True
         return asleep

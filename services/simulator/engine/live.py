@@ -6,10 +6,12 @@ holds GPUs are closed forms of time since it got them: ``attained = settled + gp
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.cycle.snapshot import JobTable, Phase
+from services.core.cycle.snapshot import RUNNING, STARTING, JobTable
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.simulator.workload import Workload
@@ -71,7 +73,33 @@ class I:  # noqa: E742
     COUNT = 11
 
 
-QUEUED, STARTING, RUNNING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.RUNNING)
+SHOWN_FLOATS = {
+    "submitted_s": F.SUBMITTED,
+    "waiting_since_s": F.SINCE,
+    "deadline_s": F.DEADLINE,
+    "attained_gpu_s": F.ATTAINED,
+    "energy_j": F.ENERGY,
+    "carbon_gco2": F.CARBON,
+    "gpu_power_w": F.POWER,
+    "efficiency_base": F.BASE,
+    "efficiency_now": F.NOW,
+    "progress": F.PROGRESS,
+    "remaining_s": F.REMAINING,
+    "power_limit_w": F.POWER_LIMIT,
+    "clock_mhz": F.CLOCK,
+}
+SHOWN_INTS = {
+    "phase": I.PHASE,
+    "min_gpus": I.MIN,
+    "max_gpus": I.MAX,
+    "step_gpus": I.STEP,
+    "gpus": I.GPUS,
+    "priority": I.PRIORITY,
+    "speed_curve": I.CURVE,
+    "setting_curve": I.CURVE,
+}
+"""What of the tables a snapshot shows, by the column's name there."""
+KEPT_VIEWS = 128
 
 
 class LiveJobs:
@@ -104,6 +132,7 @@ class LiveJobs:
         self.placements: list[Placement | None] = []
         self.slot: dict[JobId, int] = {}
         self.profiled: dict[int, dict[int, float]] = {}
+        self._columns: dict[int, dict[str, Any]] = {}
         self._all_eligible = bool(eligible.all())
         self._arriving = np.full((n, F.COUNT), 0.0)
         self._arriving[:, [F.SUBMITTED, F.SINCE]] = workload.submitted_s[:, None]
@@ -213,38 +242,23 @@ class LiveJobs:
 
     def table(self) -> JobTable:
         """Return the live jobs as a snapshot shows them: views, valid until the next event."""
+        columns = self._columns.get(self.count)
+        return JobTable.of_columns(self._views() if columns is None else columns)
+
+    def _views(self) -> dict[str, Any]:
+        """Return the columns for so many live jobs, and keep them: the same slots are seen again and again."""
         n = self.count
-        f, i = self.floats[:, :n], self.ints[:, :n]
-        return JobTable(
-            ids=tuple(self.ids),
-            tenants=tuple(self.tenants),
-            submitted_s=f[0],
-            waiting_since_s=f[1],
-            phase=i[0],
-            min_gpus=i[1],
-            max_gpus=i[2],
-            step_gpus=i[3],
-            gpus=i[4],
-            eligible=self.eligible[:n],
-            preemptible=self.preemptible[:n],
-            priority=i[5],
-            deadline_s=f[2],
-            attained_gpu_s=f[3],
-            energy_j=f[4],
-            carbon_gco2=f[5],
-            gpu_power_w=f[6],
-            efficiency_base=f[7],
-            efficiency_now=f[8],
-            progress=f[9],
-            placements=tuple(self.placements),
-            remaining_s=f[10],
-            speed_curve=i[6],
-            power_limit_w=f[27],
-            clock_mhz=f[28],
-            setting_curve=i[6],
-        )
+        columns: dict[str, Any] = {name: self.floats[row, :n] for name, row in SHOWN_FLOATS.items()}
+        columns |= {name: self.ints[row, :n] for name, row in SHOWN_INTS.items()}
+        columns |= {"ids": self.ids, "tenants": self.tenants, "placements": self.placements, "index": self.slot}
+        columns |= {"eligible": self.eligible[:n], "preemptible": self.preemptible[:n]}
+        if len(self._columns) >= KEPT_VIEWS:
+            self._columns.clear()
+        self._columns[n] = columns
+        return columns
 
     def _grow(self) -> None:
+        self._columns.clear()
         self.floats = np.concatenate((self.floats, np.zeros_like(self.floats)), axis=1)
         self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
         self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))

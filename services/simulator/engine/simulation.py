@@ -18,7 +18,7 @@ import numpy as np
 from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Setting, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
@@ -32,11 +32,11 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
 from services.simulator.engine.settings import Measurements
+from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP = range(7)
 SETTING_ROWS = {SettingKind.POWER_LIMIT: F.POWER_LIMIT, SettingKind.CLOCK: F.CLOCK}
-QUEUED, STARTING, PREEMPTING = int(Phase.QUEUED), int(Phase.STARTING), int(Phase.PREEMPTING)
 STALLED_S = 60 * 86_400.0
 
 Progress = Callable[[int, int], None]
@@ -74,6 +74,7 @@ class Simulation:
         entry = POLICIES.get(policy.name)
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
+        waits_by = () if entry is None else entry.waits_by
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         self.nodes = Nodes(cluster, options.host_idle_w)
@@ -99,7 +100,7 @@ class Simulation:
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._version = 0
-        self._waiting: dict[int, int] = {}
+        self._waiting = Waiting(self.live, waits_by)
         self._jobs_w = 0.0
         self._peak_w = 0.0
         self._sums = [0.0, 0.0, 0.0, 0.0]
@@ -134,7 +135,7 @@ class Simulation:
             changed = self._take_events()
             while arrived < len(submitted) and submitted[arrived] <= time_s:
                 slot = self.live.arrive(self._arrivals[arrived])
-                self._count_waiting(slot, 1)
+                self._waiting.add(slot)
                 arrived += 1
                 changed = True
             if time_s >= self._next_active_s:
@@ -156,6 +157,7 @@ class Simulation:
     def snapshot(self, trigger: Trigger) -> Snapshot:
         """Return what the policy sees now; its columns are views that the next event changes."""
         self._version += 1
+        stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
         return Snapshot(
             self._version,
             self.now_s,
@@ -176,18 +178,20 @@ class Simulation:
             self.network,
             measures=True,
             reasons=False,
+            contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
         )
 
     def _active(self) -> None:
         live = self.live
         live.refresh(self.now_s, self.integral, self.options.min_profile_s)
+        self._waiting.refreshed()
         self.recorder.sample(self.now_s, self.grid.at(self.now_s), self._sums, live)
         if live.count and (self._preempts or self._may_start()):
             self.active_rounds += 1
             self._round(Trigger.ACTIVE)
 
     def _may_start(self) -> bool:
-        return bool(self._waiting) and self.nodes.free_total >= min(self._waiting)
+        return self._waiting.may_start(self.nodes.free_total)
 
     def _passive(self) -> None:
         due_s = self._last_passive_s + self.options.passive_interval_s
@@ -282,7 +286,7 @@ class Simulation:
         slot = live.slot[start.job_id]
         placement = start.placement
         gpus = placement.gpus
-        self._count_waiting(slot, -1)
+        self._waiting.remove(slot)
         model, awake_at_s = self.nodes.take(placement, now_s, self.options.boot_s)
         ints = live.ints
         row = int(ints[I.ROW, slot])
@@ -339,6 +343,7 @@ class Simulation:
             if not keeps_work:
                 live.floats[F.SET_DONE, slot] = min(kept, float(live.floats[F.SET_DONE, slot]))
         live.floats[F.SPEED, slot] = 0.0
+        self._waiting.stops(slot)
         live.ints[I.PHASE, slot] = PREEMPTING
         live.ints[I.GENERATION, slot] += 1
         row, generation = int(live.ints[I.ROW, slot]), int(live.ints[I.GENERATION, slot])
@@ -358,7 +363,7 @@ class Simulation:
         live.ints[I.GPUS, slot] = 0
         live.ints[I.MEASURED, slot] = 0
         live.placements[slot] = None
-        self._count_waiting(slot, 1)
+        self._waiting.comes_back(slot)
 
     def _complete(self, slot: int) -> None:
         self._settle(slot)
@@ -445,14 +450,6 @@ class Simulation:
         sums[3] += idle_w * grid
         self._peak_w = max(self._peak_w, power_w)
         self.now_s, self.integral = time_s, integral
-
-    def _count_waiting(self, slot: int, change: int) -> None:
-        size = int(self.live.ints[I.MIN, slot])
-        count = self._waiting.get(size, 0) + change
-        if count:
-            self._waiting[size] = count
-        else:
-            del self._waiting[size]
 
     def _push(self, time_s: float, kind: int, subject: int, generation: int) -> None:
         self._sequence += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_waiting
+from services.core.cycle.ranking import rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -49,11 +49,10 @@ class Fifo:
 
     def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
         """Return the starts that free devices allow, in order of submission."""
-        jobs = snapshot.jobs
-        sizes = fixed_sizes(snapshot, self.config.gang)
-        order = order_waiting(snapshot, jobs.submitted_s, sizes=sizes, backfill=self.config.backfill)
-        ranking = Ranking(order, sizes[order])
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=self.config.backfill), memory
+        waits, backfill = waiting(snapshot), self.config.backfill
+        sizes = fixed_sizes(snapshot, self.config.gang, waits)
+        ranking = rank_waiting(snapshot, waits, sizes, snapshot.jobs.submitted_s[waits], backfill=backfill)
+        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
 
     def dump(self, memory: FifoMemory) -> dict[str, Any]:
         """Return the memory as JSON values: none."""

@@ -12,7 +12,9 @@ Gang = Literal["min", "max"]
 GangParameter = Annotated[Gang, Parameter("The size every job runs at: the smallest or the largest it may have.")]
 
 
-def fixed_sizes(snapshot: Snapshot, gang: Gang) -> Ints:
-    """Return the smallest or the largest size each job can have on this cluster: (n_jobs,)."""
+def fixed_sizes(snapshot: Snapshot, gang: Gang, which: Ints) -> Ints:
+    """Return the smallest or the largest size each of these jobs can have on this cluster: (n_which,)."""
     jobs = snapshot.jobs
-    return possible_sizes(snapshot, jobs.min_gpus if gang == "min" else jobs.max_gpus)
+    if gang == "min":
+        return jobs.min_gpus[which]
+    return possible_sizes(snapshot, jobs.max_gpus[which], which)

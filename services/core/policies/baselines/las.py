@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
+from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Bools, Floats, Ints, Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -86,18 +86,18 @@ class Las:
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
         """Return the plan of discretised LAS; jobs are promoted in active rounds only."""
         jobs = snapshot.jobs
-        sizes = fixed_sizes(snapshot, self.config.gang)
-        started = np.fromiter(map(memory.started_s.get, jobs.ids, repeat(np.inf)), np.float64, len(jobs))
+        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
+        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        sizes = fixed_sizes(snapshot, self.config.gang, which)
+        ids = map(jobs.ids.__getitem__, which.tolist()) if only_waiting else jobs.ids
+        started = np.fromiter(map(memory.started_s.get, ids, repeat(np.inf)), np.float64, which.size)
         if snapshot.trigger is Trigger.ACTIVE:
-            holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
+            holds = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
             started = np.where(np.isinf(started) & holds, jobs.waiting_since_s, started)
             memory = self._following(snapshot, memory, started, sizes)
-        queues = queue_of(served_since_promotion(snapshot, memory), self.config.queue_thresholds_gpu_s)
-        if snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons:
-            order = order_waiting(snapshot, queues, started, jobs.submitted_s, sizes=sizes)
-        else:
-            order = wishes_first(order_by(jobs.ids, queues, started, jobs.submitted_s), jobs.priority)
-        ranking = Ranking(order, sizes[order])
+        served = served_since_promotion(snapshot, memory, which)
+        keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
+        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys)
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
     def dump(self, memory: LasMemory) -> dict[str, Any]:
@@ -128,21 +128,23 @@ class Las:
         jobs = snapshot.jobs
         if not self.config.promote_knob:
             return np.zeros(len(jobs), dtype=np.bool_)
-        served = served_since_promotion(snapshot, memory)
+        served = served_since_promotion(snapshot, memory, every_job(snapshot))
         ran_s = served / sizes
         on_top = np.fromiter((memory.promoted.get(i, (0.0, -np.inf))[1] for i in jobs.ids), np.float64, len(jobs))
         since = np.maximum(started, on_top)
         waited_s = np.where(np.isfinite(since), snapshot.now_s - since - ran_s, 0.0)
         demoted = queue_of(served, self.config.queue_thresholds_gpu_s) > 0
-        return (jobs.phase == Phase.QUEUED) & demoted & (waited_s >= self.config.promote_knob * ran_s)
+        return (jobs.phase == QUEUED) & demoted & (waited_s >= self.config.promote_knob * ran_s)
 
 
-def served_since_promotion(snapshot: Snapshot, memory: LasMemory) -> Floats:
-    """Return the service that counts for each job's queue: (n_jobs,) GPU seconds since its last promotion."""
+def served_since_promotion(snapshot: Snapshot, memory: LasMemory, which: Ints) -> Floats:
+    """Return the service that counts for these jobs' queues: (n_which,) GPU seconds since their last promotion."""
     jobs = snapshot.jobs
-    served = np.nan_to_num(jobs.attained_gpu_s, nan=0.0)
+    attained = jobs.attained_gpu_s[which]
+    served = np.where(np.isnan(attained), 0.0, attained)
     if memory.promoted:
-        before = np.fromiter((memory.promoted.get(i, (0.0, 0.0))[0] for i in jobs.ids), np.float64, len(jobs))
+        ids = map(jobs.ids.__getitem__, which.tolist())
+        before = np.fromiter((memory.promoted.get(i, (0.0, 0.0))[0] for i in ids), np.float64, which.size)
         served = np.maximum(served - before, 0.0)
     return served
 

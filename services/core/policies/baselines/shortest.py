@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
+from services.core.cycle.ranking import Ranking, every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -65,7 +65,7 @@ class Sjf(Forgetful):
 
     def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
         """Return the starts that free devices allow, shortest job first."""
-        ranking = by_remaining(snapshot, self.config, waiting=True)
+        ranking = by_remaining(snapshot, self.config, only_waiting=True)
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=self.config.backfill), memory
 
 
@@ -80,18 +80,17 @@ class Srtf(Forgetful):
     def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
         """Return the plan that lets those run that will be done first."""
         passive = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
-        ranking = by_remaining(snapshot, self.config, waiting=passive)
+        ranking = by_remaining(snapshot, self.config, only_waiting=passive)
         preemption = Preemption.at(snapshot.trigger)
         return reconcile(snapshot, ranking, preemption=preemption, backfill=self.config.backfill), memory
 
 
-def by_remaining(snapshot: Snapshot, config: ShortestConfig, *, waiting: bool) -> Ranking:
+def by_remaining(snapshot: Snapshot, config: ShortestConfig, *, only_waiting: bool) -> Ranking:
     """Return all jobs, or those that wait, by the time they still need, then by submission; the unpredicted last."""
-    jobs = snapshot.jobs
-    remaining = np.where(np.isnan(jobs.remaining_s), np.inf, jobs.remaining_s)
-    sizes = fixed_sizes(snapshot, config.gang)
-    if waiting:
-        order = order_waiting(snapshot, remaining, jobs.submitted_s, sizes=sizes, backfill=config.backfill)
-    else:
-        order = wishes_first(order_by(jobs.ids, remaining, jobs.submitted_s), jobs.priority)
-    return Ranking(order, sizes[order])
+    which = waiting(snapshot) if only_waiting else every_job(snapshot)
+    remaining, submitted = snapshot.jobs.remaining_s[which], snapshot.jobs.submitted_s[which]
+    keys = np.where(np.isnan(remaining), np.inf, remaining), submitted
+    sizes = fixed_sizes(snapshot, config.gang, which)
+    if only_waiting:
+        return rank_waiting(snapshot, which, sizes, *keys, backfill=config.backfill)
+    return rank(snapshot, which, sizes, *keys)

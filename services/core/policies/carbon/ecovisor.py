@@ -12,9 +12,9 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_waiting
+from services.core.cycle.ranking import rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.baselines.shortest import Forgetful, NoMemory
 from services.core.policies.carbon.window import percentile
@@ -68,10 +68,11 @@ class Ecovisor(Forgetful):
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
         curve = snapshot.carbon.curve
         limit = percentile(curve, now_s, now_s + config.curve_window_s, config.percentile)
-        order = order_waiting(snapshot, jobs.submitted_s)
+        waits = waiting(snapshot)
         if curve.at(now_s) > limit:
             longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
-            may = (jobs.phase != Phase.QUEUED) | (now_s - jobs.submitted_s >= longest_s)
-            order = order[may[order]]
-        ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=config.backfill), memory
+            waits = waits[(jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)]
+        sizes, backfill = fixed_sizes(snapshot, config.gang, waits), config.backfill
+        keys, why = jobs.submitted_s[waits], Reason.GREENER_HOURS
+        ranking = rank_waiting(snapshot, waits, sizes, keys, backfill=backfill, unranked=why)
+        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_waiting
+from services.core.cycle.ranking import rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, Ints, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -77,12 +78,16 @@ class Gaia:
     def decide(self, snapshot: Snapshot, memory: GaiaMemory) -> tuple[Plan, GaiaMemory]:
         """Plan the starts of jobs not seen before, and start those whose time has come."""
         jobs, config = snapshot.jobs, self.config
-        memory = self._following(snapshot, memory)
-        start_s = np.fromiter((memory.start_s.get(job_id, -np.inf) for job_id in jobs.ids), np.float64, len(jobs))
-        order = order_waiting(snapshot, start_s, jobs.submitted_s)
-        order = order[start_s[order] <= snapshot.now_s]
-        ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=config.backfill), memory
+        waits = waiting(snapshot)
+        memory = self._following(snapshot, memory, waits)
+        ids = map(jobs.ids.__getitem__, waits.tolist())
+        start_s = np.fromiter(map(memory.start_s.get, ids, repeat(-np.inf)), np.float64, waits.size)
+        now = start_s <= snapshot.now_s
+        waits, start_s = waits[now], start_s[now]
+        sizes, backfill = fixed_sizes(snapshot, config.gang, waits), config.backfill
+        keys, why = (start_s, jobs.submitted_s[waits]), Reason.GREENER_HOURS
+        ranking = rank_waiting(snapshot, waits, sizes, *keys, backfill=backfill, unranked=why)
+        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
 
     def dump(self, memory: GaiaMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -92,10 +97,9 @@ class Gaia:
         """Return the memory that ``dump`` wrote; what is missing is empty."""
         return GaiaMemory({JobId(job_id): float(at) for job_id, at in stored.get("start_s", {}).items()})
 
-    def _following(self, snapshot: Snapshot, memory: GaiaMemory) -> GaiaMemory:
+    def _following(self, snapshot: Snapshot, memory: GaiaMemory, waits: Ints) -> GaiaMemory:
         jobs, config, known = snapshot.jobs, self.config, memory.start_s
-        waiting = np.flatnonzero(jobs.phase == Phase.QUEUED).tolist()
-        new = [job for job in waiting if jobs.ids[job] not in known]
+        new = [job for job in waits.tolist() if jobs.ids[job] not in known and jobs.phase[job] == QUEUED]
         active = snapshot.trigger is Trigger.ACTIVE
         if not new and not active:
             return memory

@@ -20,9 +20,9 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Bools, Floats, Snapshot
+from services.core.cycle.snapshot import Bools, Floats, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.baselines.shortest import Forgetful, NoMemory
@@ -62,16 +62,19 @@ class WaitAwhile(Forgetful):
     def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
         """Return the plan that runs the jobs whose hour it is, least slack first."""
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
-        left_s = np.where(np.isnan(jobs.remaining_s), config.unknown_s, jobs.remaining_s)
-        done = np.where(np.isnan(jobs.progress), 0.0, np.clip(jobs.progress, 0.0, 0.999))
+        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
+        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        submitted_s, due_s = jobs.submitted_s[which], jobs.deadline_s[which]
+        remaining_s, progress = jobs.remaining_s[which], jobs.progress[which]
+        left_s = np.where(np.isnan(remaining_s), config.unknown_s, remaining_s)
+        done = np.where(np.isnan(progress), 0.0, np.minimum(np.maximum(progress, 0.0), 0.999))
         whole_s = left_s / (1.0 - done)
-        deadline_s = np.where(
-            np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + whole_s + config.window_s
-        )
+        deadline_s = np.where(np.isfinite(due_s), due_s, submitted_s + whole_s + config.window_s)
         runs = hour_has_come(snapshot.carbon.curve, now_s, left_s, deadline_s)
-        order = wishes_first(order_by(jobs.ids, deadline_s - left_s, jobs.submitted_s), jobs.priority)
-        order = order[runs[order]]
-        ranking = Ranking(order, fixed_sizes(snapshot, config.gang)[order], Reason.GREENER_HOURS)
+        which = which[runs]
+        keys = (deadline_s - left_s)[runs], submitted_s[runs]
+        sizes = fixed_sizes(snapshot, config.gang, which)
+        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys, unranked=Reason.GREENER_HOURS)
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
 

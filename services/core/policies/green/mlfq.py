@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, every_job, order_by, waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Bools, Floats, Ints, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
@@ -63,9 +63,12 @@ class Green:
         reason = Reason.WAITING_FOR_ROUND
         if memory.held:
             ids, reason = snapshot.jobs.ids, Reason.GREENER_HOURS
-            order = order[[ids[job] not in memory.held for job in order.tolist()]]
-        order = wishes_first(order, snapshot.jobs.priority)
-        ranking = Ranking(order, gangs[order], reason)
+            goes = np.array([ids[job] not in memory.held for job in order.tolist()], dtype=np.bool_)
+            order, gangs = order[goes], gangs[goes]
+        if order.size > 1:
+            wished = wishes_first(np.arange(order.size), snapshot.jobs.priority[order])
+            order, gangs = order[wished], gangs[wished]
+        ranking = Ranking(order, gangs, reason)
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Scaling:
 
 
 def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, GreenMemory]:
-    """Return all jobs best first (n_jobs,), the size of each job (n_jobs,), and what to remember of it."""
+    """Return all jobs best first (n_jobs,), their sizes in that order (n_jobs,), and what to remember of it."""
     jobs = snapshot.jobs
     scaling = scale(snapshot, memory, config)
     starves = starving(snapshot, config.starvation_s)
@@ -116,39 +119,47 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
 
     gangs = scaling.gangs.copy()
     gangs[skipped] = scaling.present[skipped]
-    ranked_jobs: list[int] = order.tolist()
-    ids = [jobs.ids[job] for job in ranked_jobs]
+    sizes = gangs[order]
+    ids = list(map(jobs.ids.__getitem__, order.tolist()))
     following = GreenMemory(
         rank=dict(zip(ids, range(len(ids)), strict=True)),
         ahead=first.size + head.size,
-        gangs=dict(zip(ids, gangs[order].tolist(), strict=True)),
+        gangs=dict(zip(ids, sizes.tolist(), strict=True)),
         lower=frozenset(jobs.ids[job] for job in np.flatnonzero(scaling.lower).tolist()),
         counted_from=counted_from,
         grown=scaling.grown,
         held=_held(snapshot, lower, gangs, config),
     )
-    return order, gangs, following
+    return order, sizes, following
 
 
 def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
-    """Return all jobs best first (n_jobs,) by the last active ranking, and the size of each job (n_jobs,).
+    """Return all jobs best first (n_ranked,) by the last active ranking, and their sizes in that order (n_ranked,).
 
     Jobs that came since stand behind the upper queue in order of submission, as long as the gangs ahead of the lower
-    queue keep within theta; the rest of them come last.
+    queue keep within theta; the rest of them come last. Where nobody reads reasons, those that hold devices may be
+    left out: only arrivals among several that wait have to be told apart by what ranks before them.
     """
-    jobs = snapshot.jobs
-    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
-    gangs = _present_gangs(snapshot, memory)
+    if not snapshot.reasons:
+        waits = waiting(snapshot)
+        rank = _rank(snapshot, memory, waits) if waits.size > 1 else waits
+        if waits.size < 2 or int(rank.min()) >= 0:
+            order = waits[np.argsort(rank)]
+            return order, _present_gangs(snapshot, memory, order)
+    everyone = every_job(snapshot)
+    rank, gangs = _rank(snapshot, memory, everyone), _present_gangs(snapshot, memory, everyone)
     arrived = rank < 0
     if not arrived.any():
-        return np.argsort(rank), gangs
+        order = np.argsort(rank)
+        return order, gangs[order]
     arrivals = _by_submission(snapshot, arrived)
     ahead = ~arrived & (rank < memory.ahead)
     before = int(gangs[ahead].sum()) + np.cumsum(gangs[arrivals]) - gangs[arrivals]
     block = np.where(ahead, 0, 2)
     block[arrivals] = np.where(before <= config.theta * snapshot.total_gpus, 1, 3)
     rank[arrivals] = np.arange(arrivals.size)
-    return np.lexsort((rank, block)), gangs
+    order = np.lexsort((rank, block))
+    return order, gangs[order]
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -163,10 +174,10 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    present = _present_gangs(snapshot, memory)
+    present = _present_gangs(snapshot, memory, every_job(snapshot))
     known_lower = np.fromiter(map(memory.lower.__contains__, jobs.ids), np.bool_, len(jobs))
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
-    runs = (jobs.phase == Phase.RUNNING) & ~known_lower
+    runs = (jobs.phase == RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
         fixed = possible_sizes(snapshot, np.full(len(jobs), config.fixed_gpus))
         return Scaling(present, fixed, known_lower | runs, degraded)
@@ -250,7 +261,7 @@ def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
     jobs = snapshot.jobs
     if starvation_s is None:
         return np.zeros(len(jobs), dtype=np.bool_)
-    return (jobs.phase == Phase.QUEUED) & (snapshot.now_s - jobs.waiting_since_s >= starvation_s)
+    return (jobs.phase == QUEUED) & (snapshot.now_s - jobs.waiting_since_s >= starvation_s)
 
 
 def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
@@ -263,12 +274,20 @@ def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
     return marked[order_by(ids, jobs.submitted_s[marked])]
 
 
-def _present_gangs(snapshot: Snapshot, memory: GreenMemory) -> Ints:
-    """Return the size each job has, or waits to have; a job never seen has its minimum: (n_jobs,)."""
+def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
+    """Return the position of each of these jobs in the last active ranking, -1 if it was not there: (n_which,)."""
+    ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
+    return np.fromiter(map(memory.rank.get, ids, repeat(-1)), np.int64, which.size)
+
+
+def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
+    """Return the size each of these jobs has, or waits to have; a job never seen has its minimum: (n_which,)."""
     jobs = snapshot.jobs
-    gangs = np.fromiter(map(memory.gangs.get, jobs.ids, repeat(0)), np.int64, len(jobs))
-    holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
-    return np.where(holds, jobs.gpus, possible_sizes(snapshot, gangs))
+    ids = map(jobs.ids.__getitem__, which.tolist())
+    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(0)), np.int64, which.size)
+    phase = jobs.phase[which]
+    holds = (phase == STARTING) | (phase == RUNNING)
+    return np.where(holds, jobs.gpus[which], possible_sizes(snapshot, gangs, which))
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float, float]:

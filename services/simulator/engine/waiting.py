@@ -1,0 +1,117 @@
+"""Who waits, and which of them may start: so that a round's cost does not grow with the queue.
+
+In a round that stops nobody, only jobs without devices are ranked. Where a policy lets jobs wait in a standing order
+(``PolicyEntry.waits_by``), most of those can be left out, too. Jobs that ask for the same sizes on the same GPU models
+are alike: with room for r GPUs and gangs of at least g, ``floor(r / g)`` of them either take all the room or do not fit
+in what is left, and then nor does the next; that one may still block others where the policy does not backfill. So the
+first ``floor(r / g) + 1`` of each kind decide the round. ``tests/simulator/test_waiting.py`` compares with rounds that
+rank everybody.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.ids import JobId
+from services.simulator.engine.live import F, I, LiveJobs
+
+Ints = NDArray[np.int64]
+Key = tuple[float | str, ...]
+Kind = tuple[int | bytes, ...]
+
+FEW = 64
+"""More jobs than this are found sooner by their phase."""
+COLUMNS = {"submitted_s": F.SUBMITTED, "remaining_s": F.REMAINING}
+
+
+class Waiting:
+    """The live jobs without devices, and those that are stopping."""
+
+    def __init__(self, live: LiveJobs, waits_by: tuple[str, ...]) -> None:
+        """Keep them by these columns of the job table; without any, in no order."""
+        self._live = live
+        self._columns = [COLUMNS[name] for name in waits_by]
+        self._key: dict[JobId, Key] = {}
+        self._kinds: dict[Kind, list[Key]] = {}
+        self._sizes: dict[int, int] = {}
+        self._stopping: dict[JobId, None] = {}
+        self._returned: list[JobId] = []
+
+    def add(self, slot: int) -> None:
+        """Take in a job that waits from now on."""
+        job_id = self._live.ids[slot]
+        size = int(self._live.ints[I.MIN, slot])
+        self._sizes[size] = self._sizes.get(size, 0) + 1
+        self._key[job_id] = ()
+        if self._columns:
+            self._stand(job_id, slot)
+
+    def remove(self, slot: int) -> None:
+        """Let go of a job that starts."""
+        del self._key[self._live.ids[slot]]
+        size = int(self._live.ints[I.MIN, slot])
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
+            del self._sizes[size]
+
+    def stops(self, slot: int) -> None:
+        """Note a job that is stopping and will wait again."""
+        self._stopping[self._live.ids[slot]] = None
+
+    def comes_back(self, slot: int) -> None:
+        """Take in a job that has stopped; what its key shows of its progress is right after the next refresh."""
+        job_id = self._live.ids[slot]
+        del self._stopping[job_id]
+        self._returned.append(job_id)
+        self.add(slot)
+
+    def refreshed(self) -> None:
+        """Let those that came back stand where their figures now put them."""
+        if self._columns:
+            for job_id in self._returned:
+                if job_id in self._key:
+                    self._stand(job_id, self._live.slot[job_id])
+        self._returned.clear()
+
+    def may_start(self, free_gpus: int) -> bool:
+        """Whether somebody waits whose smallest gang would fit so many devices."""
+        return bool(self._sizes) and free_gpus >= min(self._sizes)
+
+    def contenders(self, free_gpus: int) -> Ints | None:
+        """Return the slots of the jobs that a round without stops has to rank; None where all are to be looked at."""
+        slot = self._live.slot
+        stopping = [slot[job_id] for job_id in self._stopping]
+        if self._columns:
+            gpus = self._live.ints[I.GPUS]
+            room = free_gpus + sum(int(gpus[at]) for at in stopping)
+            found = [slot[job_id] for kind, heap in self._kinds.items() for job_id in self._first(heap, kind, room)]
+        elif len(self._key) <= FEW:
+            found = [slot[job_id] for job_id in self._key]
+        else:
+            return None
+        return np.array(found + stopping, dtype=np.int64)
+
+    def _first(self, heap: list[Key], kind: Kind, room: int) -> list[JobId]:
+        """Return the first jobs of a kind, as many as can matter with so much room."""
+        most = room // int(kind[0]) + 1
+        kept: list[Key] = []
+        while heap and len(kept) < most:
+            key = heapq.heappop(heap)
+            if self._key.get(JobId(str(key[-1]))) is key:
+                kept.append(key)
+        for key in kept:
+            heapq.heappush(heap, key)
+        return [JobId(str(key[-1])) for key in kept]
+
+    def _stand(self, job_id: JobId, slot: int) -> None:
+        live = self._live
+        floats = live.floats
+        figures = (float(floats[column, slot]) for column in self._columns)
+        key = (-int(live.ints[I.PRIORITY, slot]), *(math.inf if each != each else each for each in figures), job_id)
+        kind: Kind = (*live.ints[I.MIN : I.STEP + 1, slot].tolist(), live.eligible[slot].tobytes())
+        self._key[job_id] = key
+        heapq.heappush(self._kinds.setdefault(kind, []), key)

@@ -1,0 +1,110 @@
+"""Leaving out the jobs that cannot start changes no plan, and none of what policies remember."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.core.cycle import run_cycle as rounds
+from services.core.cycle.plan import Hold
+from services.core.cycle.policy import Policy
+from services.core.cycle.snapshot import Snapshot
+from services.core.policies.registry import POLICIES
+from services.simulator.engine import EngineOptions, simulate
+from services.simulator.engine.live import F, LiveJobs
+from services.simulator.engine.waiting import Waiting
+from services.simulator.workload import ClusterSpec, Workload
+from tests.support.workloads import a_profile, a_wave, a_workload
+
+POLICY_VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in POLICIES] + [
+    ("fifo", {"backfill": True, "gang": "max"}),
+    ("sjf", {"backfill": False}),
+    ("las", {"promote_knob": 1.0, "gang": "max"}),
+    ("green", {"theta": 0.0}),
+]
+CLUSTERS = ("1x4:RTX3090", "2x1:RTX3090,1x8:RTX3090", "2x2:RTX3090,1x4:A100")
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Workload:
+    """Return more jobs than fit, many of them alike, some urgent, some for one GPU model only."""
+    n = draw(st.integers(1, 60))
+    random = np.random.default_rng(draw(st.integers(0, 2**31)))
+    arrivals = np.sort(random.integers(0, 8, n)) * 900.0
+    rows = zip(arrivals.tolist(), (random.integers(1, 72, n) * 100.0).tolist(), strict=True)
+    sizes: list[int] = random.choice([1, 1, 2, 3, 6], n).tolist()
+    jobs = a_workload(
+        [(at, work, size) for (at, work), size in zip(rows, sizes, strict=True)],
+        [a_profile(scaling=0.9)],
+        most=draw(st.sampled_from([None, 8])),
+    )
+    wishes = draw(st.sampled_from([1, 3]))
+    return replace(
+        jobs,
+        priority=random.integers(0, wishes, n),
+        preemptible=random.random(n) < 0.9,
+        gpu_model=tuple(random.choice(["", "", "RTX3090"], n).tolist()),
+        predicted_work_s=np.where(random.random(n) < 0.2, np.nan, jobs.work_s),
+    )
+
+
+@pytest.mark.parametrize(("name", "parameters"), POLICY_VARIANTS)
+@settings(deadline=None)
+@given(jobs=crowds(), cluster=st.sampled_from(CLUSTERS), mtbf_s=st.sampled_from([None, 4_000.0]))
+def test_a_round_of_contenders_is_a_round_of_all(
+    name: str, parameters: dict[str, Any], jobs: Workload, cluster: str, mtbf_s: float | None
+) -> None:
+    def both(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
+        result = rounds.run_cycle(policy, snapshot, memory)
+        everybody = rounds.run_cycle(policy, replace(snapshot, contenders=None), memory)
+        told = rounds.run_cycle(policy, replace(snapshot, contenders=None, reasons=True), memory)
+        assert everybody == result
+        assert tuple(action for action in told.plan.actions if type(action) is not Hold) == result.plan.actions
+        assert told.memory == result.memory
+        return result
+
+    options = EngineOptions(node_mtbf_s=mtbf_s, node_repair_s=1_000.0, until_s=float(jobs.submitted_s[0]) + 86_400.0)
+    with patch("services.simulator.engine.simulation.run_cycle", both):
+        simulate(name, jobs, ClusterSpec.parse(cluster), a_wave(2), parameters=parameters, options=options)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in POLICIES.items() if entry.waits_by])
+def test_a_long_queue_is_not_ranked(name: str) -> None:
+    """A hundred jobs of two sizes wait for two GPUs: three of the single ones, two of the pairs and no other matter."""
+    seen: list[int] = []
+
+    def counting(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
+        assert snapshot.contenders is not None
+        seen.append(snapshot.contenders.size)
+        return rounds.run_cycle(policy, snapshot, memory)
+
+    jobs = a_workload([(0.0, 600.0, size) for size in [1] * 50 + [2] * 50])
+    with patch("services.simulator.engine.simulation.run_cycle", counting):
+        result = simulate(name, jobs, ClusterSpec.parse("1x2:RTX3090"), a_wave(2))
+
+    assert result.completed == 100
+    assert max(seen) == 3 + 2
+
+
+def test_jobs_that_lost_work_stand_behind_those_that_are_now_shorter() -> None:
+    jobs = a_workload([(0.0, work, 1) for work in (100.0, 200.0, 300.0, 400.0)])
+    live = LiveJobs(jobs, np.ones((4, 1), dtype=np.bool_), jobs.work_s)
+    waiting = Waiting(live, ("remaining_s",))
+    for row in range(4):
+        waiting.add(live.arrive(row))
+    assert waiting.contenders(1) == pytest.approx([0, 1])
+
+    for slot in (0, 1):
+        waiting.remove(slot)
+        waiting.stops(slot)
+        waiting.comes_back(slot)
+    live.floats[F.REMAINING, :2] = 900.0
+    waiting.refreshed()
+
+    assert waiting.contenders(1) == pytest.approx([2, 3])
