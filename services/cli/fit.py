@@ -71,7 +71,8 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
     Raises:
         CliError: There is no such file, a needed column is missing, or a line cannot be; it names the line.
     """
-    from services.core.profiles.observations import Axis, Observations
+    from services.core.domain.settings import SettingKind
+    from services.core.profiles.observations import COLUMN_OF, Observations
 
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -81,7 +82,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
         raise CliError(f"cannot read {str(file)!r}: {error}", EXIT_USAGE) from None
     rows = csv.reader(text.splitlines())
     header = [name.strip() for name in next(rows, [])]
-    axes = [axis for axis in Axis if axis.value in header]
+    axes = [axis for axis in SettingKind if COLUMN_OF[axis] in header]
     missing = [name for name in needed if name not in header]
     if missing:
         raise CliError(f"{file}, line 1: no column {', '.join(missing)} (found: {', '.join(header)})", EXIT_USAGE)
@@ -91,8 +92,8 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
         raise CliError(
             f"{file}, line 1: clock_mhz and power_limit_w are both there; keep the one that was set", EXIT_USAGE
         )
-    axis = axes[0] if axes else Axis.CLOCK
-    names = [name for name in (*CONFIGURATION, axis.value, *needed) if name in header]
+    axis = axes[0] if axes else SettingKind.CLOCK
+    names = [name for name in (*CONFIGURATION, COLUMN_OF[axis], *needed) if name in header]
     columns: dict[str, list[float]] = {name: [] for name in names}
     lines: list[int] = []
     for row in rows:
@@ -108,7 +109,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
     try:
         points = Observations.of(
             columns[TIME],
-            setting=columns.get(axis.value),
+            setting=columns.get(COLUMN_OF[axis]),
             axis=axis,
             energy_j_per_iteration=columns.get(ENERGY),
             **{name: columns.get(name) for name in CONFIGURATION},
@@ -137,10 +138,12 @@ def _refusal(file: Path, lines: list[int], error: DomainError) -> CliError:
 
 def document(kind: str, model: ThroughputModel | EnergyModel) -> dict[str, Any]:
     """Return a fit as one JSON object; errors are shares, ``mape`` is that of points left out of the fit."""
+    from services.core.profiles.observations import COLUMN_OF
+
     quality = model.quality
     return {
         "model": kind,
-        "axis": model.axis.value,
+        "axis": COLUMN_OF[model.axis],
         "parameters": model.parameters._asdict(),
         "standard_errors": model.errors(),
         "fixed": dict(model.fixed),
@@ -159,7 +162,7 @@ def _tell(kind: str, model: ThroughputModel | EnergyModel, as_json: bool) -> Non
         print_json(found)
         return
     right = ("value", "standard error")
-    shown = table("parameter", *right, right=right, title=f"{kind}, by {model.axis.value}")
+    shown = table("parameter", *right, right=right, title=f"{kind}, by {found['axis']}")
     for name, value in found["parameters"].items():
         if name not in model.fixed or name == "f0_mhz":
             shown.add_row(name, f"{value:.5g}", f"{found['standard_errors'][name]:.2g}")

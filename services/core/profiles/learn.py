@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingKind
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.fitting import Problem, Solution, noise_of, solve
-from services.core.profiles.observations import Axis, Bools, Floats, Observations, PointError
+from services.core.profiles.observations import Bools, Floats, Observations, PointError
 from services.core.profiles.terms import (
     Terms,
     energy_bounds,
@@ -67,7 +68,7 @@ class _Model:
     ``fixed`` says of each term that was not fitted, and why.
     """
 
-    axis: Axis
+    axis: SettingKind
     covariance: Floats
     quality: Quality
     fixed: Mapping[str, str]
@@ -181,13 +182,13 @@ def fit_throughput(
     Raises:
         DomainError: Too few configurations, or a point that does not belong to the others.
     """
-    merged = _enough(points, belief)
-    terms = throughput_terms(merged, keep=belief is not None)
+    merged = enough(points, belief)
+    terms = throughput_terms(merged, believed=None if belief is None else belief.centre)
     lower, upper = throughput_bounds()
     units = throughput_units(merged)
 
     def fit(of: Observations) -> ThroughputModel:
-        where = _where(of)
+        where = where_of(of)
         starts = throughput_starts(of, terms) if warm is None else np.array([warm], dtype=np.float64)
         if belief is not None and warm is None:
             starts = np.concatenate([starts, belief.centre[None]])
@@ -205,7 +206,7 @@ def fit_throughput(
         return ThroughputModel(
             axis=of.axis,
             covariance=found.covariance,
-            quality=_quality(points, merged, terms),
+            quality=quality_of(points, merged, terms),
             fixed=terms.fixed,
             parameters=ThroughputParameters(*found.parameters.tolist()),
         )
@@ -234,17 +235,17 @@ def fit_energy(
     Raises:
         DomainError: Too few configurations with an energy, or a point that does not belong to the others.
     """
-    merged = _enough(points.take(points.with_energy), belief)
-    terms = energy_terms(merged, keep=belief is not None)
+    merged = enough(points.take(points.with_energy), belief)
+    terms = energy_terms(merged, believed=None if belief is None else belief.centre)
     lower, upper = energy_bounds()
     units = energy_units(merged)
 
     def fit(of: Observations) -> EnergyModel:
         speed = fit_throughput(of) if throughput is None else throughput
-        where = _where(of)
+        where = where_of(of)
         step = speed.times(*where)
         gpus, local_batch, setting, _ = where
-        breaks = [break_mhz] if break_mhz is not None else _breaks(of)
+        breaks = [break_mhz] if break_mhz is not None else _breaks(of, belief)
         best: Solution | None = None
         for f0 in breaks if warm is None else [float(warm[-1])]:
             held = terms.broken_at(f0, of)
@@ -269,7 +270,7 @@ def fit_energy(
         return EnergyModel(
             axis=of.axis,
             covariance=best.covariance,
-            quality=_quality(points, merged, terms),
+            quality=quality_of(points, merged, terms),
             fixed=terms.fixed,
             parameters=EnergyParameters(*best.parameters.tolist()),
             throughput=speed,
@@ -301,14 +302,14 @@ def _judged(
 ) -> Fitted:
     """Return the fit to all points with its errors, in and out of sample."""
     model = fit(merged)
-    _refuse_strangers(model, points, what)
+    refuse_strangers(model.predict(model.vector()[None], where_of(points))[0], getattr(points, what), what)
     observed: Floats = getattr(merged, what)
-    predicted = model.predict(model.vector()[None], _where(merged))[0]
+    predicted = model.predict(model.vector()[None], where_of(merged))[0]
     left_out = np.full(len(merged), np.nan)
     if held_out and len(merged) > MIN_CONFIGURATIONS:
         for out in folds(len(merged)):
             other = fit(merged.take(~out))
-            left_out[out] = other.predict(other.vector()[None], _where(merged.take(out)))[0]
+            left_out[out] = other.predict(other.vector()[None], where_of(merged.take(out)))[0]
     quality = replace(
         model.quality,
         mape=mape(predicted, observed),
@@ -318,16 +319,18 @@ def _judged(
     return replace(model, quality=quality)
 
 
-def _refuse_strangers(model: _Model, points: Observations, what: str) -> None:
-    measured: Floats = getattr(points, what)
-    known = np.flatnonzero(~np.isnan(measured))
-    predicted = model.predict(model.vector()[None], _where(points))[0]
-    error = np.abs(np.log(predicted[known] / measured[known]))
+def refuse_strangers(predicted: Floats, measured: Floats, what: str) -> None:
+    """Refuse points, (n,), that are off by more than a factor of ``WRONG_BY``, by their row; NaN was not measured.
+
+    Raises:
+        PointError: There is one.
+    """
+    error = np.nan_to_num(np.abs(np.log(predicted / measured)))
     if error.max() > np.log(WRONG_BY):
-        at = int(np.argmax(error))
-        factor, value = np.exp(error[at]), measured[known[at]]
+        row = int(np.argmax(error))
+        factor = np.exp(error[row])
         raise PointError(
-            int(known[at]), f"{what} is {value:g}, {factor:.0f} times off what the other points say; wrong units?"
+            row, f"{what} is {measured[row]:g}, {factor:.0f} times off what the other points say; wrong units?"
         )
 
 
@@ -353,7 +356,12 @@ def _problem(
     )
 
 
-def _enough(points: Observations, belief: Belief | None) -> Observations:
+def enough(points: Observations, belief: Belief | None) -> Observations:
+    """Return the points by configuration.
+
+    Raises:
+        DomainError: They are too few to fit.
+    """
     merged = points.merged() if len(points) else points
     if belief is None and len(merged) == 1:
         raise DomainError("the points do not vary: all are of one configuration, which tells nothing of others")
@@ -362,7 +370,8 @@ def _enough(points: Observations, belief: Belief | None) -> Observations:
     return merged
 
 
-def _quality(points: Observations, merged: Observations, terms: Terms) -> Quality:
+def quality_of(points: Observations, merged: Observations, terms: Terms) -> Quality:
+    """Return what is known of a fit before it is judged."""
     unknown = float("nan")
     return Quality(
         measurements=int(points.count.sum()),
@@ -375,13 +384,16 @@ def _quality(points: Observations, merged: Observations, terms: Terms) -> Qualit
     )
 
 
-def _where(of: Observations) -> tuple[Floats, Floats, Floats, Floats]:
+def where_of(of: Observations) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return gpus, local batch, setting and nodes, (n,) each."""
     return of.gpus, of.local_batch, of.setting, of.nodes
 
 
-def _breaks(of: Observations) -> list[float]:
-    """Return settings where the breaking point may be: below all, above all, and at a few of those seen."""
+def _breaks(of: Observations, belief: Belief | None) -> list[float]:
+    """Return settings where the breaking point may be: where believed, until five settings were seen; then anywhere."""
     seen = np.unique(of.setting)
+    if belief is not None and len(seen) < 5:
+        return [float(belief.centre[-1])]
     if len(seen) < 3:
         return [float(seen[-1]) * 2]
     inner = seen[1:-1]

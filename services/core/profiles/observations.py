@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingKind
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Axis(StrEnum):
-    """What is set to slow a board down."""
-
-    CLOCK = "clock_mhz"
-    POWER_LIMIT = "power_limit_w"
-
+COLUMN_OF = {SettingKind.CLOCK: "clock_mhz", SettingKind.POWER_LIMIT: "power_limit_w"}
+"""What a setting is called where there is a column of it."""
 
 PLAUSIBLE = {
     "gpus": (1, 100_000, "GPUs"),
@@ -31,7 +27,7 @@ PLAUSIBLE = {
     "energy_j_per_iteration": (1e-4, 1e10, "joules"),
 }
 """Per column the range outside of which the unit must be wrong."""
-PLAUSIBLE_SETTING = {Axis.CLOCK: (100.0, 5_000.0, "MHz"), Axis.POWER_LIMIT: (20.0, 3_000.0, "W")}
+PLAUSIBLE_SETTING = {SettingKind.CLOCK: (100.0, 5_000.0, "MHz"), SettingKind.POWER_LIMIT: (20.0, 3_000.0, "W")}
 PLAUSIBLE_POWER_W = (1.0, 3_000.0)
 """Mean draw of one board; catches milliseconds beside joules and seconds beside millijoules."""
 
@@ -63,7 +59,7 @@ class Observations:
         PointError: A value is NaN, not positive, outside of any unit's reach, or contradicts another.
     """
 
-    axis: Axis
+    axis: SettingKind
     gpus: Floats
     local_batch: Floats
     setting: Floats
@@ -104,11 +100,11 @@ class Observations:
         nodes: Sequence[float] | Floats | None = None,
         energy_j_per_iteration: Sequence[float] | Floats | None = None,
         mean_power_w: Sequence[float] | Floats | None = None,
-        axis: Axis = Axis.CLOCK,
+        axis: SettingKind = SettingKind.CLOCK,
     ) -> Observations:
         """Return observations of (n,) columns, of which only times are needed; ``mean_power_w`` is per GPU."""
         time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))
-        given = {"gpus": gpus, "local_batch": local_batch, axis.value: setting, "nodes": nodes}
+        given = {"gpus": gpus, "local_batch": local_batch, COLUMN_OF[axis]: setting, "nodes": nodes}
 
         def column(values: Sequence[float] | Floats | None, default: float) -> Floats:
             if values is None:
@@ -182,7 +178,12 @@ class Observations:
 
     def spread(self) -> dict[str, tuple[int, float, float]]:
         """Return by observed column of a configuration: distinct values, least, greatest."""
-        names = {"gpus": self.gpus, "local_batch": self.local_batch, self.axis.value: self.setting, "nodes": self.nodes}
+        names = {
+            "gpus": self.gpus,
+            "local_batch": self.local_batch,
+            COLUMN_OF[self.axis]: self.setting,
+            "nodes": self.nodes,
+        }
         return {
             name: (len(np.unique(column)), float(column.min()), float(column.max()))
             for name, column in names.items()
@@ -194,7 +195,7 @@ class Observations:
         return {name: getattr(self, name) for name in names}
 
     def _check_range(self, name: str, column: Floats) -> None:
-        shown = self.axis.value if name == "setting" else name
+        shown = COLUMN_OF[self.axis] if name == "setting" else name
         low, high, unit = PLAUSIBLE_SETTING[self.axis] if name == "setting" else PLAUSIBLE.get(name, (0.0, np.inf, ""))
         optional = name == "energy_j_per_iteration"
         missing = ~np.isfinite(column) & ~(np.isnan(column) & optional)

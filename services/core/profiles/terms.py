@@ -9,7 +9,7 @@ import numpy as np
 
 from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.fitting import non_negative
-from services.core.profiles.observations import Bools, Floats, Observations
+from services.core.profiles.observations import COLUMN_OF, Bools, Floats, Observations
 from services.core.profiles.throughput import MAX_OVERLAP, ThroughputParameters, Times
 
 SPEED = ThroughputParameters._fields
@@ -46,12 +46,12 @@ class Terms:
         return replace(self, free=free)
 
 
-def throughput_terms(of: Observations, *, keep: bool = False) -> Terms:
-    """Return which of the 15 parameters these points tell; with ``keep`` the others stay as they are believed."""
+def throughput_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
+    """Return which of the 15 parameters these points tell; the others are held as believed, or at nothing."""
     several, local = of.gpus >= 2, (of.gpus >= 2) & (of.nodes < 2)
     node = several & (of.nodes >= 2)
     fixed: dict[str, str] = {}
-    clock = _unvaried(of, of.axis.value, of.setting)
+    clock = _unvaried(of, COLUMN_OF[of.axis], of.setting)
     batch = _unvaried(of, "local_batch", of.local_batch)
     if clock:
         fixed |= dict.fromkeys(("kappa_grad", "alpha_sync_local", "kappa_sync_local"), clock)
@@ -73,15 +73,15 @@ def throughput_terms(of: Observations, *, keep: bool = False) -> Terms:
     if not several.any():
         fixed["gamma2"] = "no point has several GPUs"
     at = [1.0 if name.startswith("gamma") else 0.0 for name in SPEED]
-    return _terms(SPEED, fixed, at, keep)
+    return _terms(SPEED, fixed, at, believed)
 
 
-def energy_terms(of: Observations, *, keep: bool = False) -> Terms:
+def energy_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
     """Return which of the 21 parameters these points tell; the breaking point is searched for apart."""
     fixed: dict[str, str] = {"f0_mhz": "found by trying"}
     at = dict.fromkeys(DRAW, 0.0) | {"beta_lg": 1.0, "beta_hg": 1.0, "theta_lg": 1.0, "theta_hg": 1.0}
     at["f0_mhz"] = np.nan
-    clock = _unvaried(of, of.axis.value, of.setting)
+    clock = _unvaried(of, COLUMN_OF[of.axis], of.setting)
     batch = _unvaried(of, "local_batch", of.local_batch)
     if clock:
         fixed |= dict.fromkeys(("a_lg", "a_ls", *HIGH), clock)
@@ -91,7 +91,9 @@ def energy_terms(of: Observations, *, keep: bool = False) -> Terms:
     if not (of.gpus >= 2).any():
         reason = "gpus is absent" if "gpus" in of.absent else "no point has several GPUs"
         fixed |= dict.fromkeys(("a_ls", "b_ls", "a_hs", "b_hs", "c_hs", "d_hs"), reason)
-    return _terms(DRAW, fixed, [at[name] for name in DRAW], keep)
+    if believed is not None:
+        believed = np.append(believed[:-1], np.nan)
+    return _terms(DRAW, fixed, [at[name] for name in DRAW], believed)
 
 
 def throughput_bounds() -> tuple[Floats, Floats]:
@@ -200,7 +202,7 @@ def _unvaried(of: Observations, name: str, column: Floats) -> str:
     return "" if len(np.unique(column)) > 1 else f"{name} is {column[0]:g} in all points"
 
 
-def _terms(names: tuple[str, ...], fixed: Mapping[str, str], at: list[float], keep: bool) -> Terms:
+def _terms(names: tuple[str, ...], fixed: Mapping[str, str], at: list[float], believed: Floats | None) -> Terms:
     free = np.array([name not in fixed for name in names])
-    held = np.full(len(names), np.nan) if keep else np.array(at)
+    held = np.array(at) if believed is None else believed
     return Terms(free, held, {name: fixed[name] for name in names if name in fixed})

@@ -61,8 +61,8 @@ def times(p: ThroughputParameters, gpus: Any, local_batch: Any, clock_mhz: Any, 
     local = local + (p.kappa_sync_local / clock_mhz + p.beta_sync_local) * (gpus - 2)
     node: Any = p.alpha_sync_node / clock_mhz + p.theta_sync_node
     node = node + (p.kappa_sync_node / clock_mhz + p.beta_sync_node) * (gpus - 2)
-    across: Any = np.where(nodes < 2, local, node)
-    sync_s: Any = np.where(gpus < 2, 0.0, across)
+    several: Any = gpus >= 2
+    sync_s = several * np.where(nodes < 2, local, node)
     return Times(io_s, grad_s, sync_s, _overlapped(_overlapped(io_s, grad_s, p.gamma1), sync_s, p.gamma2))
 
 

@@ -1,0 +1,213 @@
+"""A better form where the setting is a power limit: the limit finds its own clock.
+
+In PowerFlow's form a limit would stand where the clock stands, so that every watt taken away slows every job. But a
+board under a limit runs at its top clock until its draw meets the limit, and only then gives way: a job that draws
+90 W does not feel a limit of 150 W. So, with ``u`` the clock as a share of the top clock:
+
+    demand(bs) = P_static + P_grad(bs)                               P_grad(bs) = alpha * log(bs + theta) + beta
+    u(L, bs)   = ((L - P_static) / P_grad(bs)) ** (1 / e)            at most 1, with a soft knee
+    T_iter     = equations 2 to 5 with u for f
+    E_iter     = n * (P_grad u^e T_grad + P_sync u^e T_sync + P_static T_iter)
+
+Times and energies are fitted together, for the knee is where both bend. This is ours, not the paper's; what it gains
+is in ``docs/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingKind
+from services.core.profiles.fitting import Problem, noise_of, solve
+from services.core.profiles.learn import (
+    MIN_CONFIGURATIONS,
+    Belief,
+    Quality,
+    enough,
+    fit_throughput,
+    folds,
+    mape,
+    quality_of,
+    refuse_strangers,
+    where_of,
+)
+from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
+from services.core.profiles.throughput import ThroughputParameters, times
+
+KNEE = 8.0
+"""How sharply a limit sets in; measured curves bend within some 10 % of the demand."""
+MEASURED = ("seconds_per_iteration", "energy_j_per_iteration")
+OWN = ("static_w", "alpha_w", "theta", "beta_w", "sync_w", "exponent")
+
+
+class CappedParameters(NamedTuple):
+    """The parameters, numbers or arrays: the 15 of ``throughput`` (``kappa`` in s, at the top clock), then these.
+
+    ``static_w`` is drawn always, ``alpha_w`` and ``beta_w`` (with ``theta`` >= 1) while gradients are computed at the
+    top clock, ``sync_w`` while synchronising; dynamic power goes with ``u ** exponent``, 1 to 3.
+    """
+
+    speed: ThroughputParameters
+    static_w: Any
+    alpha_w: Any
+    theta: Any
+    beta_w: Any
+    sync_w: Any
+    exponent: Any
+
+
+def unpacked(vectors: Floats) -> CappedParameters:
+    """Return the parameters of (..., 21) vectors, each (...)."""
+    columns = np.moveaxis(vectors, -1, 0)
+    return CappedParameters(ThroughputParameters(*columns[:15]), *columns[15:])
+
+
+def step_and_energy(
+    p: CappedParameters, gpus: Any, local_batch: Any, power_limit_w: Any, nodes: Any
+) -> tuple[Any, Any]:
+    """Return the step time, s, and the energy of all GPUs in a step, J; arguments broadcast."""
+    grad_w = p.alpha_w * np.log(local_batch + p.theta) + p.beta_w
+    room_w = np.maximum(power_limit_w - p.static_w, 0.01 * power_limit_w)
+    pressed = grad_w / room_w
+    share = (1.0 + pressed**KNEE) ** (-1.0 / KNEE)  # of the dynamic power that is left
+    step = times(p.speed, gpus, local_batch, share ** (1.0 / p.exponent), nodes)
+    dynamic_j = share * (grad_w * step.grad_s + p.sync_w * step.sync_s)
+    return step.iter_s, gpus * (dynamic_j + p.static_w * step.iter_s)
+
+
+@dataclass(frozen=True)
+class CappedModel:
+    """A fitted job under power limits.
+
+    Attributes:
+        vector: (21,) the parameters, in the order of ``CappedParameters``.
+        covariance: (21, 21)
+        time_quality, energy_quality: Each as of a model of its own.
+        fixed: By parameter that was not fitted, why.
+    """
+
+    vector: Floats
+    covariance: Floats
+    time_quality: Quality
+    energy_quality: Quality
+    fixed: Mapping[str, str]
+
+    @property
+    def parameters(self) -> CappedParameters:
+        """Return the parameters as numbers."""
+        return unpacked(self.vector)
+
+    def step_and_energy(self, gpus: Any, local_batch: Any, power_limit_w: Any, nodes: Any) -> tuple[Any, Any]:
+        """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
+        return step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
+
+
+def fit_capped(
+    points: Observations,
+    *,
+    belief: Belief | None = None,
+    warm: Sequence[float] | Floats | None = None,
+    held_out: bool = False,
+) -> CappedModel:
+    """Fit the form above to step times and energies measured under power limits.
+
+    Args:
+        points: At least three configurations, or one with a belief, all with an energy.
+        belief, warm, held_out: As in ``learn.fit_throughput``; vectors are (21,).
+
+    Raises:
+        DomainError: Too few configurations, an energy is missing, or settings are not power limits.
+    """
+    if points.axis is not SettingKind.POWER_LIMIT or not points.with_energy.all():
+        raise DomainError("this form needs power limits, and the energy of every point")
+    merged = enough(points, belief)
+    model = _fit(merged, merged, belief, warm)
+    for predicted, what in zip(model.step_and_energy(*where_of(points)), MEASURED, strict=True):
+        refuse_strangers(predicted, getattr(points, what), what)
+    where = where_of(merged)
+    left_out_s, left_out_j = np.full((2, len(merged)), np.nan)
+    if held_out:
+        for out in folds(len(merged)):
+            other = _fit(merged.take(~out), merged, belief, warm)
+            left_out_s[out], left_out_j[out] = other.step_and_energy(*where_of(merged.take(out)))
+    found: list[Quality] = []
+    pairs = zip(
+        model.step_and_energy(*where),
+        (left_out_s, left_out_j),
+        (merged.seconds_per_iteration, merged.energy_j_per_iteration),
+        strict=True,
+    )
+    for predicted, left_out, observed in pairs:
+        error = np.log(predicted / observed)
+        quality = replace(model.time_quality, mape=mape(predicted, observed), held_out_mape=mape(left_out, observed))
+        found.append(replace(quality, noise=noise_of(error, quality.free)))
+    return replace(model, time_quality=found[0], energy_quality=found[1])
+
+
+def _fit(
+    of: Observations, all_points: Observations, belief: Belief | None, warm: Sequence[float] | Floats | None
+) -> CappedModel:
+    terms = throughput_terms(all_points, believed=None if belief is None else belief.centre[:15])
+    batch = terms.fixed.get("beta_grad")
+    fixed = dict(terms.fixed)
+    if batch:
+        fixed |= dict.fromkeys(("alpha_w", "theta"), batch)
+    if not (all_points.gpus >= 2).any():
+        fixed["sync_w"] = fixed["gamma2"]
+    power_w, limit_w = float(np.median(of.power_w)), float(of.setting.max())
+    relative = replace(of, setting=np.full(len(of), 1_000.0))
+    units = throughput_units(relative)
+    units[[name.startswith(("kappa", "alpha_sync")) for name in ThroughputParameters._fields]] /= 1_000.0
+    low, high = throughput_bounds()
+    lower = np.concatenate([low, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]])
+    upper = np.concatenate([high, [0.97 * float(of.setting.min()), np.inf, 1e6, np.inf, np.inf, 3.0]])
+    unit = np.concatenate([units, [power_w, power_w, float(np.median(of.local_batch)), power_w, power_w, 1.0]])
+    free = np.concatenate([terms.free, [name not in fixed for name in OWN]])
+    problem = Problem(
+        predict=lambda vectors: np.concatenate(step_and_energy(unpacked(vectors[:, None, :]), *where_of(of)), axis=-1),
+        observed=np.concatenate([of.seconds_per_iteration, of.energy_j_per_iteration]),
+        weight=np.tile(np.minimum(of.count, 16.0) / min(16.0, float(of.count.mean())), 2),
+        lower=lower,
+        upper=upper,
+        unit=unit if belief is None else np.maximum(0.2 * unit, np.abs(belief.centre)),
+        centre=lower if belief is None else belief.centre,
+        pull=np.full(len(unit), 1e-3 if belief is None else belief.pull),
+        free=free,
+    )
+    starts = _starts(of, problem, limit_w) if warm is None else np.array([warm])
+    if belief is not None:
+        starts = np.where(free, np.concatenate([starts, belief.centre[None]]), belief.centre)
+    found = solve(problem, starts)
+    return CappedModel(
+        vector=found.parameters,
+        covariance=found.covariance,
+        time_quality=quality_of(all_points, all_points, replace(terms, free=free)),
+        energy_quality=quality_of(all_points, all_points, replace(terms, free=free)),
+        fixed=fixed,
+    )
+
+
+def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
+    """Return starts (s, 21): times as fitted where the limit hardly binds, and power by demand."""
+    plain = of.take(of.setting >= 0.8 * limit_w)
+    if len(plain) < MIN_CONFIGURATIONS:
+        plain = of
+    # from here on the clock is a share, and 1 where no limit binds
+    speed = problem.unit[:15] * 0.2
+    if len(plain) >= MIN_CONFIGURATIONS:
+        speed = fit_throughput(replace(plain, setting=np.full(len(plain), 1_000.0))).vector()
+    speed[3:5] = 0.2 * speed[3], 0.8 * speed[3]  # most of a sample's time goes with the clock
+    top_w, typical = float(plain.power_w.max()), float(np.log(np.median(of.local_batch) + 2.0))
+    starts: list[Floats] = []
+    for static_share, exponent in ((0.2, 2.0), (0.5, 2.0), (0.35, 1.1)):
+        static_w = static_share * min(top_w, float(of.setting.min()))
+        dynamic_w = top_w - static_w
+        draw = [static_w, 0.5 * dynamic_w / typical, 2.0, 0.5 * dynamic_w, 0.5 * dynamic_w, exponent]
+        starts.append(np.concatenate([speed, draw]))
+    return np.where(problem.free, np.array(starts), np.maximum(problem.lower, 0.0))

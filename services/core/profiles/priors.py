@@ -1,0 +1,174 @@
+"""What is believed of a job before its first point: its board, and the family of models it is of.
+
+Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
+Boards: limits and clocks from their data sheets, idle draw as measured where it was (V100 and P100: least draw in Zeus'
+tables; H200: our own), ``f0`` at 0.6 of the top clock (our reading: no source prints it). Speed is relative to a V100:
+T4 and A100 by Sia's step times, P100 by Zeus', the rest by dense throughput. Families: seconds per sample and
+shape as fitted to Zeus' and Sia's tables, rounded; see ``docs/results/powerflow.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.capped import CappedParameters
+from services.core.profiles.energy import EnergyParameters
+from services.core.profiles.observations import Floats
+from services.core.profiles.throughput import ThroughputParameters
+
+VOLTAGE_RISE = 1.3
+"""Voltage at the top clock against that at ``f0``: our reading, which puts the best clock near ``f0``."""
+REST = 0.5
+"""Share of a step's draw at its usual batch that the batch does not change."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A GPU model: draw idle and at its limit (W), top clock and ``f0`` (MHz), speed relative to a V100."""
+
+    idle_w: float
+    peak_w: float
+    top_mhz: float
+    speed: float
+
+    @property
+    def break_mhz(self) -> float:
+        """Return ``f0``, MHz."""
+        return 0.6 * self.top_mhz
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model.
+
+    Attributes:
+        sample_s: Seconds per sample on a V100 at the top clock and the usual batch.
+        batch: The usual batch per GPU.
+        floor: Share of a step that does not depend on the batch.
+        clocked: Share of the rest that goes with the clock.
+        sync_local, sync_node: Synchronisation on one node and between nodes, shares of a step on one GPU.
+        demand: Draw at the usual batch, as a share of the way from idle to the limit.
+    """
+
+    sample_s: float
+    batch: float
+    floor: float
+    clocked: float
+    sync_local: float
+    sync_node: float
+    demand: float
+
+
+BOARDS = {
+    "P100": Board(32.0, 250.0, 1_328.0, 0.6),
+    "V100": Board(36.0, 250.0, 1_530.0, 1.0),
+    "T4": Board(15.0, 70.0, 1_590.0, 0.4),
+    "RTX2080TI": Board(20.0, 250.0, 1_545.0, 0.8),
+    "RTX3090": Board(30.0, 350.0, 1_695.0, 1.1),
+    "A10": Board(20.0, 150.0, 1_695.0, 1.0),
+    "A100": Board(55.0, 400.0, 1_410.0, 2.0),
+    "H100": Board(70.0, 700.0, 1_980.0, 4.0),
+    "H200": Board(84.0, 700.0, 1_980.0, 4.5),
+}
+ANY_BOARD = Board(50.0, 350.0, 1_600.0, 1.5)
+FAMILIES = {
+    "vision": Family(3e-3, 64.0, 0.2, 0.7, 0.1, 0.5, 0.8),
+    "language": Family(2e-2, 16.0, 0.2, 0.7, 0.2, 1.5, 0.9),
+    "speech": Family(5e-2, 16.0, 0.3, 0.6, 0.1, 0.5, 0.6),
+    "recommendation": Family(1e-5, 1_024.0, 0.6, 0.4, 0.2, 1.0, 0.2),
+}
+ANY_FAMILY = "vision"
+
+
+def board_of(gpu_model: str) -> Board:
+    """Return a GPU model by any of its names ("NVIDIA A100-SXM4-40GB"); a middling board if unknown."""
+    name = re.sub(r"[^A-Z0-9]", "", gpu_model.upper())
+    known = sorted((key for key in BOARDS if key in name), key=len)
+    return BOARDS[known[-1]] if known else ANY_BOARD
+
+
+def family_of(name: str) -> Family:
+    """Return a family.
+
+    Raises:
+        DomainError: There is none of that name.
+    """
+    if name not in FAMILIES:
+        raise DomainError(f"unknown family of models {name!r}; known: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def believed_speed(board: Board, family: Family, *, top: float) -> ThroughputParameters:
+    """Return the times believed; ``top`` is the value of the setting at full speed (MHz, or 1 for shares)."""
+    step_s = family.sample_s * family.batch / board.speed
+    sample_s = (1.0 - family.floor) * step_s / family.batch
+    local, node = family.sync_local * step_s, family.sync_node * step_s
+    return ThroughputParameters(
+        alpha_io=0.0,
+        beta_io=0.05 * sample_s,
+        alpha_grad=family.floor * step_s,
+        beta_grad=(1.0 - family.clocked) * sample_s,
+        kappa_grad=family.clocked * sample_s * top,
+        alpha_sync_local=0.3 * local * top,
+        kappa_sync_local=0.0,
+        beta_sync_local=0.02 * local,
+        theta_sync_local=0.7 * local,
+        alpha_sync_node=0.1 * node * top,
+        kappa_sync_node=0.0,
+        beta_sync_node=0.005 * node,
+        theta_sync_node=0.9 * node,
+        gamma1=3.0,
+        gamma2=1.5,
+    )
+
+
+def believed_draw(board: Board, family: Family) -> EnergyParameters:
+    """Return the energy parameters believed, by clock: linear below ``f0``, cubic above, meeting there."""
+    f0, top = board.break_mhz, board.top_mhz
+    dynamic_w = family.demand * (board.peak_w - board.idle_w * top / f0)
+    below_w = dynamic_w * (f0 / top) / VOLTAGE_RISE**2
+    cubic = (dynamic_w - below_w * top / f0) / (top**3 - f0**2 * top)
+    linear = below_w / f0 - cubic * f0**2
+    slope = (1.0 - REST) / float(np.log(family.batch + 2.0))
+    return EnergyParameters(
+        a_lg=below_w / f0,
+        b_lg=0.0,
+        alpha_lg=slope,
+        theta_lg=2.0,
+        beta_lg=REST,
+        a_hg=cubic,
+        b_hg=0.0,
+        c_hg=linear,
+        d_hg=0.0,
+        alpha_hg=slope,
+        theta_hg=2.0,
+        beta_hg=REST,
+        a_ls=0.5 * below_w / f0,
+        b_ls=0.0,
+        a_hs=0.5 * cubic,
+        b_hs=0.0,
+        c_hs=0.5 * linear,
+        d_hs=0.0,
+        static_l_w=board.idle_w,
+        c_h=board.idle_w / f0,
+        f0_mhz=f0,
+    )
+
+
+def believed_capped(board: Board, family: Family) -> Floats:
+    """Return the (21,) parameters believed of a job under power limits."""
+    dynamic_w = family.demand * (board.peak_w - board.idle_w)
+    own = CappedParameters(
+        speed=believed_speed(board, family, top=1.0),
+        static_w=board.idle_w,
+        alpha_w=(1.0 - REST) * dynamic_w / float(np.log(family.batch + 2.0)),
+        theta=2.0,
+        beta_w=REST * dynamic_w,
+        sync_w=0.5 * dynamic_w,
+        exponent=1.2,
+    )
+    return np.array([*own.speed, *own[1:]])

@@ -1,0 +1,146 @@
+"""What is kept of one job: its points, bounded, and the model they make of its prior."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingKind
+from services.core.profiles.capped import CappedModel, fit_capped
+from services.core.profiles.energy import EnergyParameters
+from services.core.profiles.grid import JobModel
+from services.core.profiles.learn import (
+    Belief,
+    EnergyModel,
+    Quality,
+    ThroughputModel,
+    fit_energy,
+    fit_throughput,
+    where_of,
+)
+from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, board_of, family_of
+from services.core.profiles.throughput import ThroughputParameters
+
+MAX_CONFIGURATIONS = 128
+"""Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each."""
+MAX_COUNT = 16.0
+"""Measurements an old mean counts for: later ones then replace it slowly, should the job change."""
+PULL = 0.1
+"""A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth."""
+UNSEEN_NOISE = 0.7
+"""Relative error to expect of a job of which nothing was seen."""
+
+
+@dataclass(frozen=True)
+class JobProfile:
+    """One job's profile; grown by ``observe``, which returns a new one.
+
+    Attributes:
+        gpu_model: Of the boards it runs on.
+        family: Of the model it trains: a name in ``priors.FAMILIES``.
+        model: What is foreseen of it; from the prior alone until the first point.
+        points: What was seen, one point per configuration, the last seen first; None before the first.
+        anew_at: Configurations at which the next fit starts cold, for a warm start may sit in a hollow that few points
+            had dug.
+    """
+
+    gpu_model: str
+    family: str
+    model: JobModel
+    points: Observations | None = None
+    anew_at: int = field(default=0)
+
+    @classmethod
+    def of(cls, gpu_model: str, family: str, axis: SettingKind) -> JobProfile:
+        """Return the profile of a job that has not run.
+
+        Raises:
+            DomainError: No such family.
+        """
+        board, kind = board_of(gpu_model), family_of(family)
+        unseen = Quality(0, 0, {}, float("nan"), float("nan"), UNSEEN_NOISE, 0)
+        why: Mapping[str, str] = {"all": "nothing was seen yet"}
+        if axis is SettingKind.POWER_LIMIT:
+            vector = believed_capped(board, kind)
+            return cls(gpu_model, family, CappedModel(vector, np.zeros((21, 21)), unseen, unseen, why))
+        speed = believed_speed(board, kind, top=board.top_mhz)
+        times = ThroughputModel(axis, np.zeros((15, 15)), unseen, why, speed)
+        draw = EnergyModel(axis, np.zeros((21, 21)), unseen, why, believed_draw(board, kind), times)
+        return cls(gpu_model, family, draw)
+
+    @property
+    def axis(self) -> SettingKind:
+        """Return whether the job is known by clock or by power limit."""
+        return SettingKind.POWER_LIMIT if isinstance(self.model, CappedModel) else self.model.axis
+
+    def foreseen(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> tuple[Any, Any]:
+        """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
+        if isinstance(self.model, CappedModel):
+            return self.model.step_and_energy(gpus, local_batch, setting, nodes)
+        step = self.model.throughput.times(gpus, local_batch, setting, nodes)
+        return step.iter_s, self.model.energy_j(gpus, local_batch, setting, nodes)
+
+    def observe(self, new: Observations) -> JobProfile:
+        """Return the profile with new points: old and new merged by configuration, and fitted from where it stood.
+
+        Points that were not accepted change nothing, as profiles do not change.
+
+        Raises:
+            DomainError: Points of the other axis, or that are off all others; ``PointError`` names one by its row.
+        """
+        if new.axis is not self.axis:
+            raise DomainError(f"the job is known by {self.axis.value}, and these points are by {new.axis.value}")
+        if not len(new):
+            return self
+        points = new if self.points is None else new.joined(self.points)
+        kept = points.merged().take(np.arange(min(MAX_CONFIGURATIONS, len(points.merged()))))
+        model = self._fitted(points, cold=len(kept) >= self.anew_at)
+        anew_at = 2 * len(kept) if len(kept) >= self.anew_at else self.anew_at
+        kept = replace(kept, count=np.minimum(kept.count, MAX_COUNT))
+        return replace(self, model=model, points=kept, anew_at=anew_at)
+
+    def _fitted(self, points: Observations, *, cold: bool) -> JobModel:
+        prior = JobProfile.of(self.gpu_model, self.family, self.axis)
+        time_s, energy_j = prior.foreseen(*where_of(points))
+        slower = _typical(points.seconds_per_iteration / time_s)
+        drawn = points.with_energy
+        hungrier = 1.0
+        if drawn.any():  # against what the prior would draw at the job's own times
+            hungrier = float(
+                np.clip(_typical(points.power_w[drawn] / (energy_j / time_s / points.gpus)[drawn]), 0.2, 5)
+            )
+        if isinstance(self.model, CappedModel) and isinstance(prior.model, CappedModel):
+            if not drawn.all():
+                raise DomainError("points under power limits need an energy")
+            centre = prior.model.vector.copy()
+            centre[:13] *= slower
+            centre[[16, 18, 19]] *= hungrier
+            return fit_capped(points, belief=Belief(centre, PULL), warm=None if cold else self.model.vector)
+        assert isinstance(self.model, EnergyModel)
+        assert isinstance(prior.model, EnergyModel)
+        speed = _scaled(prior.model.throughput.parameters, slower)
+        times = fit_throughput(
+            points, belief=Belief(speed, PULL), warm=None if cold else self.model.throughput.parameters
+        )
+        draw = _hungrier(prior.model.parameters, hungrier)
+        if not drawn.any():
+            return replace(prior.model, parameters=EnergyParameters(*draw.tolist()), throughput=times)
+        return fit_energy(points, times, belief=Belief(draw, PULL), warm=None if cold else self.model.parameters)
+
+
+def _typical(ratio: Floats) -> float:
+    return float(np.exp(np.median(np.log(ratio))))
+
+
+def _scaled(speed: ThroughputParameters, slower: float) -> Floats:
+    return np.array([*(slower * value for value in speed[:13]), speed.gamma1, speed.gamma2])
+
+
+def _hungrier(draw: EnergyParameters, factor: float) -> Floats:
+    batch = [name.startswith(("alpha", "theta", "beta", "f0")) for name in EnergyParameters._fields]
+    return np.array(draw) * np.where(batch, 1.0, factor)

@@ -1,0 +1,153 @@
+"""A job's profile from its prior to its hundredth point, and many jobs at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.core.domain.errors import DomainError
+from services.core.domain.settings import SettingKind
+from services.core.profiles.grid import PerformanceTable
+from services.core.profiles.learn import mape
+from services.core.profiles.observations import Observations, PointError
+from services.core.profiles.priors import BOARDS, FAMILIES, board_of
+from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
+from tests.support.performance import grid, measured
+from tests.unit.core.profiles.test_capped import points
+
+EVERYWHERE = grid()
+TRUTH = measured(EVERYWHERE)
+SEEN = measured(EVERYWHERE, noise=0.03, seed=4)
+ORDER = np.random.default_rng(1).permutation(len(SEEN))
+
+
+def grown(sizes: list[int]) -> JobProfile:
+    """Return a profile that was given its points in so many at a time."""
+    profile, at = JobProfile.of("V100", "vision", SettingKind.CLOCK), 0
+    for size in sizes:
+        profile = profile.observe(SEEN.take(ORDER[at : at + size]))
+        at += size
+    return profile
+
+
+def errors(profile: JobProfile) -> tuple[float, float]:
+    """Return the errors of time and energy against the truth, everywhere."""
+    time_s, energy_j = profile.foreseen(*EVERYWHERE)
+    return mape(time_s, TRUTH.seconds_per_iteration), mape(energy_j, TRUTH.energy_j_per_iteration)
+
+
+@pytest.mark.parametrize("axis", list(SettingKind))
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_has_a_sane_prior(name: str, family: str, axis: SettingKind) -> None:
+    board, profile = BOARDS[name], JobProfile.of(f"NVIDIA {name}-SXM", family, axis)
+    least = 0.3 * board.top_mhz if axis is SettingKind.CLOCK else board.idle_w + 0.2 * (board.peak_w - board.idle_w)
+    settings = np.linspace(least, board.top_mhz if axis is SettingKind.CLOCK else board.peak_w, 40)
+
+    step_s, energy_j = profile.foreseen(1, FAMILIES[family].batch, settings, 1)
+    power_w = energy_j / step_s
+
+    assert (np.diff(step_s) <= 0).all()
+    assert (np.diff(power_w) >= -1e-9).all()
+    assert (power_w > 0.5 * board.idle_w).all()
+    assert (power_w <= 1.02 * board.peak_w).all()
+    assert 1e-4 < step_s[-1] < 10
+    more_s, _ = profile.foreseen(np.array([2, 8, 16, 64]), FAMILIES[family].batch, settings[-1], np.array([1, 1, 2, 8]))
+    assert (more_s > step_s[-1]).all()
+
+
+def test_a_faster_board_is_believed_faster_and_an_unknown_one_is_allowed() -> None:
+    speeds = [board_of(name).speed for name in ("Tesla T4", "V100-SXM2-32GB", "A100-SXM4-40GB", "NVIDIA H200")]
+
+    assert speeds == sorted(speeds)
+    assert board_of("MI300X").peak_w > 0
+    with pytest.raises(DomainError, match="unknown family"):
+        JobProfile.of("V100", "poetry", SettingKind.CLOCK)
+
+
+def test_a_few_points_set_the_scale_and_more_bring_the_shape() -> None:
+    few, some, many = errors(grown([2])), errors(grown([10])), errors(grown([60]))
+
+    assert max(few) < 0.3
+    assert max(some) < 0.12
+    assert max(many) < 0.03
+
+
+def test_growing_ends_near_fitting_all_at_once() -> None:
+    slowly, at_once = grown([10, 20, 10, 1, 1, 18]), grown([60])
+
+    for one, other in zip(slowly.foreseen(*EVERYWHERE), at_once.foreseen(*EVERYWHERE), strict=True):
+        assert mape(one, other) < 0.02
+
+
+def test_equal_histories_give_equal_profiles() -> None:
+    one, other = grown([8, 8, 3]), grown([8, 8, 3])
+
+    assert np.array_equal(one.foreseen(*EVERYWHERE), other.foreseen(*EVERYWHERE))
+
+
+def test_history_is_bounded_and_forgets_the_oldest() -> None:
+    profile = grown([140, 20])
+
+    assert profile.points is not None
+    assert len(profile.points) == MAX_CONFIGURATIONS
+    assert profile.points.count.max() <= 16
+    newest = SEEN.take(ORDER[140:160])
+    assert np.array_equal(profile.points.gpus[:20], newest.gpus)
+
+
+def test_what_was_never_seen_stays_as_believed() -> None:
+    one_gpu = grid(gpus=(1,), clocks=(900, 1_200))
+    profile = JobProfile.of("V100", "vision", SettingKind.CLOCK).observe(measured(one_gpu))
+
+    alone, spread = (profile.foreseen(gpus, 32, 1_200, nodes)[0] for gpus, nodes in ((1, 1), (16, 2)))
+
+    assert 1.2 * alone < spread < 4 * alone
+
+
+def test_nonsense_is_refused_and_changes_nothing() -> None:
+    profile = grown([30])
+    before = profile.foreseen(*EVERYWHERE)
+
+    slow = measured(grid(gpus=(4,), batches=(32,), clocks=(900,)), draw=None)
+    wrong = Observations.of(1_000 * slow.seconds_per_iteration, gpus=[4], local_batch=[32], setting=[900], nodes=[1])
+    with pytest.raises(PointError, match="wrong units"):
+        profile.observe(wrong)
+    with pytest.raises(DomainError, match="these points are by power_limit"):
+        profile.observe(points())
+    with pytest.raises(DomainError, match="same columns"):
+        profile.observe(Observations.of([0.1], gpus=[1]))
+
+    assert np.array_equal(before, profile.foreseen(*EVERYWHERE))
+
+
+def test_profiles_by_power_limit_learn_too() -> None:
+    seen = points(noise=0.02)
+    profile = JobProfile.of("V100", "vision", SettingKind.POWER_LIMIT).observe(seen.take(np.arange(0, 28, 3)))
+
+    step_s, energy_j = profile.observe(seen).foreseen(seen.gpus, seen.local_batch, seen.setting, seen.nodes)
+
+    assert mape(step_s, points().seconds_per_iteration) < 0.03
+    assert mape(energy_j, points().energy_j_per_iteration) < 0.03
+
+
+@pytest.mark.parametrize("axis", list(SettingKind))
+def test_a_table_gives_what_each_job_gives(axis: SettingKind) -> None:
+    profiles = [JobProfile.of(board, family, axis) for board in BOARDS for family in FAMILIES]
+    global_batch = np.array([64.0 * (1 + at % 5) for at in range(len(profiles))])
+    sizes, settings = np.array([1.0, 2.0, 8.0, 32.0]), np.array([150.0, 300.0, 900.0])
+
+    found = PerformanceTable([profile.model for profile in profiles]).evaluate(global_batch, sizes, settings, 8)
+
+    assert found.power_w.shape == (len(profiles), 4, 3)
+    for job, profile in enumerate(profiles):
+        for at, size in enumerate(sizes):
+            step_s, energy_j = profile.foreseen(size, global_batch[job] / size, settings, np.ceil(size / 8))
+            assert found.step_time_s[job, at] == pytest.approx(step_s, rel=1e-12)
+            assert found.energy_j[job, at] == pytest.approx(energy_j, rel=1e-12)
+
+
+def test_a_table_holds_one_axis() -> None:
+    models = [JobProfile.of("V100", "vision", axis).model for axis in SettingKind]
+    with pytest.raises(DomainError, match="all by clock"):
+        PerformanceTable(models)
