@@ -203,6 +203,8 @@ def fit_throughput(
             ),
             terms.hold(starts),
         )
+        if "kappa_grad" in terms.fixed and len(np.unique(of.gpus / of.nodes)) == 1 and belief is None:
+            found = _named(found, float((of.gpus / of.nodes)[0]))
         return ThroughputModel(
             axis=of.axis,
             covariance=found.covariance,
@@ -354,6 +356,26 @@ def _problem(
         pull=np.full(len(units), LOOSE if belief is None else belief.pull),
         free=terms.free,
     )
+
+
+def _named(found: Solution, gpus_per_node: float) -> Solution:
+    """Return the fit with what grows faster with the batch called gradients, and the other part reading.
+
+    Where neither the clock nor the GPUs per node vary, the two parts have one form, and the points do not tell which is
+    which; only computing draws power.
+    """
+    names = ThroughputParameters._fields
+    io, grad = (
+        [names.index(name) for name in ("alpha_io", "beta_io")],
+        [names.index("alpha_grad"), names.index("beta_grad")],
+    )
+    if found.parameters[io[1]] * gpus_per_node <= found.parameters[grad[1]]:
+        return found
+    mix = np.eye(len(names))
+    mix[io + grad] = 0.0
+    mix[io, grad] = 1.0, 1.0 / gpus_per_node
+    mix[grad, io] = 1.0, gpus_per_node
+    return replace(found, parameters=mix @ found.parameters, covariance=mix @ found.covariance @ mix.T)
 
 
 def enough(points: Observations, belief: Belief | None) -> Observations:

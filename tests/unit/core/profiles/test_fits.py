@@ -92,6 +92,17 @@ def test_an_absent_column_fixes_its_terms_and_says_so() -> None:
     assert model.quality.mape < 1e-3
 
 
+def test_without_clocks_the_part_that_grows_with_the_batch_is_the_one_that_draws() -> None:
+    batch = np.array([32.0, 64.0, 128.0, 256.0, 512.0])
+    time_s = np.maximum(0.0075, 7.2e-5 * batch)
+    points = Observations.of(time_s, local_batch=batch, mean_power_w=150 + 80 * np.log(batch / 8))
+
+    model = fit_energy(points)
+
+    assert model.throughput.parameters.beta_grad > model.throughput.parameters.beta_io
+    assert model.quality.mape < 0.05
+
+
 def test_an_outlier_does_not_bend_the_fit() -> None:
     points = measured(SOME, draw=None)
     disturbed = points.seconds_per_iteration.copy()
