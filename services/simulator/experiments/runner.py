@@ -35,7 +35,9 @@ def run_experiment(
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)
     cells = experiment.cells()
-    files = {cell.key(): cell for cell in cells}
+    labels = [choice.label for choice in experiment.choices]
+    ordered = sorted(cells, key=lambda each: (experiment.signals.index(each.signal), labels.index(each.choice.label)))
+    files = {cell.key(): cell for cell in ordered}  # so that a run that is stopped has whole policies
     missing = {key: cell for key, cell in files.items() if not (folder / f"{key}.json").exists()}
     done = len(files) - len(missing)
     failure: BaseException | None = None
