@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,10 @@ from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError, PolicyConfigError
 
+if TYPE_CHECKING:
+    from services.simulator.experiments.plan import Experiment
+    from services.simulator.report.tables import Compared
+
 
 def add_to(group: typer.Typer) -> None:
     """Add the command to the ``simulate`` group."""
@@ -21,44 +25,63 @@ def add_to(group: typer.Typer) -> None:
 
 
 def experiment(
-    file: Annotated[Path, typer.Argument(help="What to compare (TOML); examples/experiments has some.")],
-    out: Annotated[Path, typer.Option(help="Folder of the results; a second run does what is missing there.")],
+    files: Annotated[list[Path], typer.Argument(help="What to compare (TOML); examples/experiments has some.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the results, of several files one folder each in it; a second run does what is missing."
+        ),
+    ],
+    page: Annotated[
+        Path | None, typer.Option(help="A Markdown page whose marked tables are made from all results in OUT.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at once.")] = max((os.cpu_count() or 2) - 1, 1),
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON list.")] = False,
 ) -> None:
-    """Run an experiment: every policy on every trace, zone, signal and seed; leaves results.csv and report.html."""
+    """Run experiments: every policy on every trace, zone, signal and seed; each leaves results.csv and report.html."""
     from services.simulator.experiments.plan import load_experiment
+    from services.simulator.report.markdown import fill_page
+
+    if page is not None and not page.is_file():
+        raise CliError(f"there is no page {page}", EXIT_USAGE)
+    try:
+        plans = [load_experiment(file) for file in files]
+        compared = [_run(plan, out if len(plans) == 1 else out / plan.name, workers, as_json) for plan in plans]
+    except (DomainError, PolicyConfigError) as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    if as_json:
+        print_json([dict(row.__dict__) for rows in compared for row in rows])
+    if page is not None:
+        fill_page(page, out if len(plans) > 1 else out.parent)
+        if not as_json:
+            console.print(str(page))
+
+
+def _run(plan: Experiment, out: Path, workers: int, quiet: bool) -> list[Compared]:
+    """Run one experiment, leave its table and page in ``out``, show it, and return the comparison."""
     from services.simulator.experiments.runner import run_bounds, run_experiment
     from services.simulator.report.page import render
     from services.simulator.report.tables import compare, write_csv
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        plan = load_experiment(file)
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as bar:
-            task = bar.add_task(plan.name, total=None)
-            results = run_experiment(
-                plan,
-                out,
-                workers=workers,
-                tell=lambda done, total, what: bar.update(
-                    task, completed=done, total=total, description=what or plan.name
-                ),
-            )
-            bar.update(task, description="bounds")
-            bounds = run_bounds(plan, out, results)
-    except (DomainError, PolicyConfigError) as error:
-        raise CliError(str(error), EXIT_USAGE) from None
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task(plan.name, total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what or plan.name)
+
+        results = run_experiment(plan, out, workers=workers, tell=tell)
+        bar.update(task, description="bounds")
+        bounds = run_bounds(plan, out, results)
     write_csv(out / "results.csv", results)
     (out / "report.html").write_text(render(plan.name, plan.baseline, results, bounds), encoding="utf-8")
     rows = compare(results, plan.baseline)
-    if as_json:
-        print_json([dict(row.__dict__) for row in rows])
-        return
-    head = ("carbon", "energy", "mean JCT", "p99 JCT")
-    shown = table("policy", "zone", "signal", *head, right=head, title=f"{plan.name}: ratios to {plan.baseline}")
-    for row in rows:
-        figures = (row.carbon, row.energy, row.avg_jct, row.p99_jct)
-        shown.add_row(row.label, row.zone, row.signal, *(f"{figure:.3f}" for figure in figures))
-    console.print(shown)
-    console.print(f"{out / 'results.csv'} and {out / 'report.html'}")
+    if not quiet:
+        head = ("carbon", "energy", "mean JCT", "p99 JCT")
+        shown = table("policy", "zone", "signal", *head, right=head, title=f"{plan.name}: ratios to {plan.baseline}")
+        for row in rows:
+            figures = (row.carbon, row.energy, row.avg_jct, row.p99_jct)
+            shown.add_row(row.label, row.zone, row.signal, *(f"{figure:.3f}" for figure in figures))
+        console.print(shown)
+        console.print(f"{out / 'results.csv'} and {out / 'report.html'}")
+    return rows

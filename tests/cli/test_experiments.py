@@ -39,3 +39,21 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None
 
     assert isinstance(ran.exception, CliError)
     assert message in str(ran.exception)
+
+
+def test_several_experiments_fill_one_page(tmp_path: Path) -> None:
+    named = FILE.replace('baseline = "las"', 'baseline = "Tiresias (LAS)"')
+    named = named.replace('policy = "las" }', 'policy = "las", label = "Tiresias (LAS)" }')
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n{named}', encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- one means -->\n<!-- end -->\n<!-- two -->\n<!-- end -->\n", encoding="utf-8")
+    files = [str(tmp_path / "one.toml"), str(tmp_path / "two.toml")]
+
+    ran = CliRunner().invoke(
+        app, ["simulate", "experiment", *files, "--out", str(tmp_path / "out"), "--page", str(page), "--workers", "1"]
+    )
+
+    assert ran.exit_code == 0, ran.output
+    assert page.read_text("utf-8").count("| fifo |") == 3
+    assert (tmp_path / "out" / "two" / "report.html").exists()

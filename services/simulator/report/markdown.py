@@ -1,123 +1,190 @@
-"""The tables of ``docs/results``: ``python -m services.simulator.report.markdown PAGE RESULTS``.
+"""The tables of ``docs/results``, from what ``wattshift simulate experiment FILES --out RESULTS`` left in RESULTS.
 
-RESULTS is a folder with one folder per experiment, as ``wattshift simulate experiment`` leaves them. In PAGE, what
-stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by the tables of experiment NAME; the text around
-them is written by hand.
+In a page, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by the tables of experiment NAME; the
+text around them is written by hand. A word after the name says which tables:
+
+- ``zones`` (the default): carbon by zone and means of everything; the baseline itself; completion times by size;
+- ``means``: means over traces, zones and seeds alone;
+- ``traces``: means by trace, for experiments whose traces are settings.
+
+``--page`` of that command fills a page; ``python -m services.simulator.report.markdown PAGE RESULTS`` fills it from the
+results there are. Both leave every cell's figures beside the page, in ``PAGE-cells.csv.gz``.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from services.simulator.report.tables import Compared, Result, compare, label_of, place_of, sizes
+from services.simulator.report.tables import (
+    FIGURES,
+    Compared,
+    Result,
+    bound_ratios,
+    by_signal,
+    by_trace,
+    compare,
+    label_of,
+    place_of,
+    sizes,
+)
 
 BASELINE = "Tiresias (LAS)"
+MARK = re.compile(r"<!-- ([\w-]+)( \w+)? -->\n.*?<!-- end -->", re.DOTALL)
+HEAD = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
+ABSOLUTE = {
+    "carbon, kg": ("carbon_kg", 1.0),
+    "energy, kWh": ("energy_kwh", 1.0),
+    "idle, kWh": ("idle_energy_kwh", 1.0),
+    "mean JCT, h": ("avg_jct_s", 3_600.0),
+    "p99 JCT, h": ("p99_jct_s", 3_600.0),
+    "peak, kW": ("peak_power_w", 1_000.0),
+    "GPUs held": ("utilisation", 0.01),
+}
 
 
 def load(folder: Path) -> tuple[list[Result], list[Result]]:
-    """Return an experiment's cells, by zone and policy, and its bounds."""
+    """Return an experiment's cells, the baseline's first, and its bounds."""
     cells, bounds = (
         [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / name).glob("*.json"))]
         for name in ("cells", "bounds")
     )
-    order = {label: at for at, label in enumerate([BASELINE, *sorted({label_of(cell) for cell in cells})])}
-    cells.sort(key=lambda cell: (order[label_of(cell)], *place_of(cell)))
+    cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))
     return cells, bounds
 
 
-def tables(folder: Path) -> str:
-    """Return an experiment's tables: by policy and zone, means over zones, bounds, sizes of jobs."""
-    cells, bounds = load(folder)
+def tables(cells: Sequence[Result], bounds: Sequence[Result], which: str = "zones") -> str:
+    """Return an experiment's tables; see the module for ``which``."""
     if not cells:
         return "\n(no results)\n"
-    rows = compare(cells, BASELINE)
+    return "\n" + "\n\n".join(KINDS[which](cells, bounds)) + "\n"
+
+
+def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
+    rows, means, least = (
+        compare(cells, BASELINE),
+        compare(cells, BASELINE, by_signal),
+        bound_ratios(bounds, cells, BASELINE),
+    )
     parts: list[str] = []
     for signal in dict.fromkeys(row.signal for row in rows):
-        own = [row for row in rows if row.signal == signal and row.label != BASELINE]
-        parts.append(f"Against {BASELINE}, {signal} intensity:\n\n{_ratios(own)}")
-    parts.append(f"The baseline itself, and the bound:\n\n{_base(cells, bounds)}")
-    parts.append(f"Completion time by size of job:\n\n{_sizes(cells)}")
-    return "\n" + "\n\n".join(parts) + "\n"
+        own = [row for row in rows if row.signal == signal]
+        zones = list(dict.fromkeys(row.zone for row in own))
+        of = {(row.label, row.zone): row.carbon for row in own}
+        lines: list[list[str]] = []
+        for mean in means:
+            if mean.signal == signal and mean.label != BASELINE:
+                carbon = [_change(of.get((mean.label, zone), float("nan"))) for zone in zones]
+                lines.append([mean.label, *carbon, *_figures(mean)])
+        for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
+            ratios = [least.get((zone, signal, hours), float("nan")) for zone in zones]
+            name = f"*least possible, {hours:g} h*" if hours else "*least possible*"
+            lines.append([name, *map(_change, ratios), _change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)])
+        head = ["policy", *(f"carbon {zone}" for zone in zones), *HEAD]
+        parts.append(f"Against {BASELINE}, {signal} intensity:\n\n{_table(head, lines)}")
+    parts.append(f"{BASELINE} itself, means over traces and seeds:\n\n{_absolute(cells)}")
+    parts.append(f"Mean completion time by size of job, against {BASELINE}:\n\n{_sizes(cells)}")
+    return parts
 
 
-def _ratios(rows: Sequence[Compared]) -> str:
-    """Return a row per policy: carbon by zone, then means over the zones of everything."""
-    zones = list(dict.fromkeys(row.zone for row in rows))
-    figures = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
-    head = ["policy", *(f"carbon {zone}" for zone in zones), *figures]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for label in dict.fromkeys(row.label for row in rows):
-        own = {row.zone: row for row in rows if row.label == label}
-        cells = [_change(own[zone].carbon) if zone in own else "-" for zone in zones]
-        lines.append("| " + " | ".join([label, *cells, *means(list(own.values()))]) + " |")
-    return "\n".join(lines)
+def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
+    del bounds
+    rows = [row for row in compare(cells, BASELINE, by_signal) if row.label != BASELINE]
+    return [
+        f"Against {BASELINE}, {signal} intensity, means over zones:\n\n"
+        + _table(["policy", *HEAD], [[row.label, *_figures(row)] for row in rows if row.signal == signal])
+        for signal in dict.fromkeys(row.signal for row in rows)
+    ]
 
 
-def means(rows: Sequence[Compared]) -> list[str]:
-    """Return changes of carbon, energy, JCT and peak, and the causes, over the rows."""
-    ratios = [[getattr(row, name) for row in rows] for name in ("carbon", "energy", "avg_jct", "p99_jct", "peak")]
-    split = [[getattr(row, name) for row in rows] for name in ("by_energy", "by_idle", "by_intensity")]
-    changes = [_change(sum(values) / len(values)) for values in ratios]
-    return [*changes, *(_change(1 + sum(values) / len(values)) for values in split)]
+def _traces(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
+    del bounds
+    rows = [row for row in compare(cells, BASELINE, by_trace) if row.label != BASELINE]
+    lines = [[row.of[0], row.label, *_figures(row)] for row in sorted(rows, key=lambda row: row.of[0])]
+    return [
+        f"Against {BASELINE} in the same setting, means over zones:\n\n" + _table(["setting", "policy", *HEAD], lines)
+    ]
+
+
+KINDS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], list[str]]] = {
+    "zones": _zones,
+    "means": _means,
+    "traces": _traces,
+}
+
+
+def _figures(row: Compared) -> list[str]:
+    ratios = [row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak]
+    split = [row.by_energy, row.by_idle, row.by_intensity]
+    carbon, *others = map(_change, ratios)
+    if row.between_seeds == row.between_seeds:
+        carbon += f" ± {100 * row.between_seeds:.1f}"
+    return [carbon, *others, *(_change(1 + value) for value in split)]
 
 
 def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return "-" if ratio != ratio else f"{100 * (ratio - 1):+.1f} %"
 
 
-def _base(cells: Sequence[Result], bounds: Sequence[Result]) -> str:
-    horizons = sorted({bound["horizon_h"] for bound in bounds}, key=lambda hours: hours or 1e9)
-    titles = [f"bound, {hours:g} h" if hours else "bound, whole" for hours in horizons]
-    head = ["trace", "zone", "signal", "carbon, kg", "energy, kWh", "idle, kWh", "mean JCT, h", "p99 JCT, h", *titles]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|---|" + "---:|" * (len(head) - 3)]
-    for cell in cells:
-        if label_of(cell) != BASELINE:
-            continue
-        summary, (trace, zone, signal, seed) = cell["summary"], place_of(cell)
-        own = [summary["carbon_kg"], summary["energy_kwh"], summary["idle_energy_kwh"]]
-        own += [summary["avg_jct_s"] / 3600, summary["p99_jct_s"] / 3600]
-        least: list[str] = []
-        for hours in horizons:
-            found = [
-                each
-                for each in bounds
-                if (each["trace"], each["zone"], each["signal"], each["seed"]) == (trace, zone, signal, seed)
-                and each["horizon_h"] == hours
-                and each["carbon_kg"] is not None
-            ]
-            least.append(f"{100 * (found[0]['carbon_kg'] / own[0] - 1):+.1f} %" if found else "-")
-        lines.append(f"| {trace} | {zone} | {signal} | " + " | ".join([*(f"{x:.2f}" for x in own), *least]) + " |")
-    return "\n".join(lines)
+def _absolute(cells: Sequence[Result]) -> str:
+    own = [cell for cell in cells if label_of(cell) == BASELINE]
+    lines: list[list[str]] = []
+    for zone, signal in dict.fromkeys(place_of(cell)[1:3] for cell in own):
+        same = [cell["summary"] for cell in own if place_of(cell)[1:3] == (zone, signal)]
+        values = [sum(each[name] for each in same) / len(same) / unit for name, unit in ABSOLUTE.values()]
+        lines.append([zone, signal, *(f"{value:.1f}" for value in values[:-1]), f"{values[-1]:.0f} %"])
+    return _table(["zone", "signal", *ABSOLUTE], lines)
 
 
 def _sizes(cells: Sequence[Result]) -> str:
-    lines = ["| policy | size | jobs | mean JCT | p99 JCT |", "|---|---|---:|---:|---:|"]
-    shown = [cell for cell in cells if label_of(cell) == BASELINE or cell["inputs"]["choice"]["policy"] == "green"]
-    for label, rows in sizes(shown, BASELINE).items():
-        for size, share, mean, tail in rows:
-            lines.append(f"| {label} | {size} | {100 * share:.0f} % | {100 * mean:+.1f} % | {100 * tail:+.1f} % |")
-    return "\n".join(lines)
+    found = sizes(cells, BASELINE)
+    first = next(iter(found.values()), [])
+    head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
+    return _table(head, [[label, *(_change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def fill(text: str, results: Path) -> str:
     """Return a page with its marked tables made new; those of experiments without results stay."""
 
     def made(match: re.Match[str]) -> str:
-        folder = results / match[1]
-        return f"<!-- {match[1]} -->\n{tables(folder)}\n<!-- end -->" if folder.is_dir() else match[0]
+        folder, which = results / match[1], match[2] or ""
+        if not folder.is_dir():
+            return match[0]
+        return f"<!-- {match[1]}{which} -->\n{tables(*load(folder), which.strip() or 'zones')}\n<!-- end -->"
 
-    return re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", made, text, flags=re.DOTALL)
+    return MARK.sub(made, text)
 
 
-def main() -> None:
-    """Fill one page."""
-    page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    page.write_text(fill(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+def cells_of(text: str, results: Path) -> bytes:
+    """Return the figures of every cell behind a page, one row each: CSV, packed."""
+    rows = io.StringIO()
+    out = csv.writer(rows, lineterminator="\n")
+    out.writerow(["experiment", "policy", "trace", "zone", "signal", "seed", *FIGURES])
+    for name in sorted({match[1] for match in MARK.finditer(text)}):
+        for cell in load(results / name)[0]:
+            figures = (cell["summary"][figure] for figure in FIGURES)
+            shown = (f"{value:.7g}" if isinstance(value, float) else value for value in figures)
+            out.writerow([name, label_of(cell), *place_of(cell), *shown])
+    return gzip.compress(rows.getvalue().encode(), 9, mtime=0)
+
+
+def fill_page(page: Path, results: Path) -> None:
+    """Fill a page in place, and write the cells beside it."""
+    text = fill(page.read_text(encoding="utf-8"), results)
+    page.write_text(text, encoding="utf-8")
+    page.with_name(f"{page.stem}-cells.csv.gz").write_bytes(cells_of(text, results))
 
 
 if __name__ == "__main__":
-    main()
+    fill_page(Path(sys.argv[1]), Path(sys.argv[2]))

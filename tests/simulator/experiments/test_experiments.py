@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from services.simulator.experiments.bound import bound_of, need_of
 from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
 from services.simulator.experiments.plan import Trace, load_experiment
 from services.simulator.report.charts import ticks
-from services.simulator.report.markdown import fill
+from services.simulator.report.markdown import fill, fill_page
 from services.simulator.report.page import defaults_of, render
 from services.simulator.report.tables import by_signal, causes, compare, sensitivities, write_csv
 from services.simulator.workload import ClusterSpec, ForecastKind
@@ -171,8 +172,31 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     filled = fill("before\n<!-- small -->\nold\n<!-- end -->\n<!-- other -->\nkept\n<!-- end -->", folder)
     assert "old" not in filled
     assert "kept" in filled
-    assert "| policy | carbon GB |" in filled
+    assert "| policy | carbon GB | **carbon** |" in filled
     assert "| green | " in filled
+    assert "| *least possible, 24 h* | " in filled
+
+
+def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
+    ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    folder, results, _ = ran
+    page = folder / "page.md"
+    page.write_text(
+        "<!-- small means -->\n<!-- end -->\nby hand\n<!-- small traces -->\n<!-- end -->\n", encoding="utf-8"
+    )
+
+    fill_page(page, folder)
+    once = page.read_text(encoding="utf-8")
+    fill_page(page, folder)
+
+    assert page.read_text(encoding="utf-8") == once
+    assert "\nby hand\n" in once
+    assert "| setting | policy | **carbon** |" in once
+    assert "| two hours | green | " in once
+    rows = gzip.decompress((folder / "page-cells.csv.gz").read_bytes()).decode().splitlines()
+    assert len(rows) == 1 + len(results)
+    assert rows[1].startswith("small,Tiresias (LAS),two hours,GB,direct,1,")
 
 
 @pytest.mark.parametrize("policy", sorted(GRID_BLIND & set(POLICIES)))
