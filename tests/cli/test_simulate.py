@@ -67,3 +67,12 @@ def test_a_format_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CliError) as caught:
         app([*DAY, "--policy", "fifo", "--jobs", str(tmp_path / "jobs.csv"), "--format", "swf"], standalone_mode=False)
     assert caught.value.exit_code == 2
+
+
+def test_policies_may_see_four_days_ahead_by_the_forecasts_of_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    slack = ["--param", "fixed_gpus=1", "--param", f"slack_s={4 * 86_400}", "--param", "starvation_s=null"]
+    arguments = ["--policy", "green", "--cluster", "64x8:RTX3090", *slack, "--forecast", "issued", "--json"]
+    day, days = (json.loads(run(capsys, *arguments, "--horizon-hours", hours)) for hours in ("6", "96"))
+
+    assert day["completed"] == days["completed"] == day["jobs"]
+    assert day["avg_jct_s"] < days["avg_jct_s"]

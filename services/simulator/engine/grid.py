@@ -90,7 +90,9 @@ class Grid:
             end_s = self._list_times[ahead + 1] if ahead + 1 < len(self._list_times) else self._end_s
         else:
             told_times, told, end_s = self._issued(issue) if issue >= 0 else self._persisted(step, ahead)
-            keep = told_times > self._list_times[step]
+            keep = (told_times > self._list_times[step]) & (told_times <= now_s + self._horizon_s)
+            beyond = told_times[told_times > now_s + self._horizon_s]
+            end_s = min(end_s, float(beyond[0])) if beyond.size else end_s
             times = np.concatenate((self._times[past], told_times[keep]))
             values = np.concatenate((self._values[past], told[keep]))
             end_s = max(end_s, self._list_times[step + 1] if step + 1 < len(self._list_times) else self._end_s)
