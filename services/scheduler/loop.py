@@ -25,6 +25,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.apply import Applied, Decided, StalePlanError, apply
 from services.scheduler.carbon import CarbonWatch
+from services.scheduler.curves import read_curves
 from services.scheduler.ingest import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
@@ -81,6 +82,7 @@ class Scheduler:
         self._leadership = Leadership(settings.database_url)
         self._ingest = Ingest(pool, settings)
         self._relay = Relay(pool, redis)
+        self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
         self._prepared = False
         self._seen: tuple[Any, ...] | None = None
         self._last_hint = f"{time.time_ns() // 1_000_000}-0"
@@ -147,7 +149,7 @@ class Scheduler:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
-            loaded = await load(self._pool, trigger, carbon, self._settings.min_profile_s)
+            loaded = await load(self._pool, trigger, carbon, self._settings.min_profile_s, self._curves)
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()

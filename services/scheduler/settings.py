@@ -43,5 +43,9 @@ class SchedulerSettings(SharedSettings):
         400, gt=0, description="Assumed, and marked stale, until the carbon service has answered once."
     )
 
+    setting_curves: Path | None = Field(
+        None, description="File of measured speed and power by power limit and clock, for policies that set them."
+    )
+
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
     record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")

@@ -13,6 +13,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingKind
 from services.db.pool import Pool
+from services.scheduler.curves import KnownCurves, curves_of
 
 JOBS = """
 SELECT j.id, j.tenant_id, j.state,
@@ -30,7 +31,7 @@ SELECT j.id, j.tenant_id, j.state,
        coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
        (j.spec #>> '{work,total}')::float8 AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
-       a.power_limit_w, a.clock_mhz,
+       a.power_limit_w, a.clock_mhz, j.labels ->> 'kind' AS kind,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done
@@ -75,7 +76,13 @@ class Loaded:
     memory: dict[str, Any]
 
 
-async def load(pool: Pool, trigger: Trigger, carbon: CarbonOutlook, min_profile_s: float) -> Loaded:
+async def load(
+    pool: Pool,
+    trigger: Trigger,
+    carbon: CarbonOutlook,
+    min_profile_s: float,
+    curves: KnownCurves | None = None,
+) -> Loaded:
     """Return the live state as one snapshot.
 
     Args:
@@ -83,6 +90,7 @@ async def load(pool: Pool, trigger: Trigger, carbon: CarbonOutlook, min_profile_
         trigger: Why the round is held.
         carbon: The grid, now and ahead.
         min_profile_s: A gang size counts as profiled after this long; before, its efficiency is NaN.
+        curves: What is known of speed and power by setting.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
@@ -93,15 +101,18 @@ async def load(pool: Pool, trigger: Trigger, carbon: CarbonOutlook, min_profile_
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
     kinds = sorted({_kind(row) for row in nodes})
+    models = tuple(model for model, _, _ in kinds)
+    rows, setting_curves = curves_of(curves or {}, models)
     snapshot = Snapshot(
         version=state["version"],
         now_s=now_s,
         trigger=trigger,
-        gpu_models=tuple(f"{model}" for model, _, _ in kinds),
-        jobs=_job_table(jobs, profiles, kinds, now_s),
+        gpu_models=models,
+        jobs=_job_table(jobs, profiles, kinds, now_s, rows),
         nodes=_node_table(nodes, claims, kinds),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
+        setting_curves=setting_curves,
         settable=tuple(_settable(nodes, kind) for kind in kinds),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
@@ -123,7 +134,9 @@ def _settable(nodes: list[Any], kind: Kind) -> frozenset[SettingKind]:
     return frozenset(each for each, flag in flags.items() if all(device.get(flag) for device in devices))
 
 
-def _job_table(rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: float) -> JobTable:
+def _job_table(
+    rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: float, curve_rows: dict[str, int]
+) -> JobTable:
     def floats(column: str) -> Floats:
         return np.array([row[column] for row in rows], dtype=np.float64)
 
@@ -158,6 +171,7 @@ def _job_table(rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: f
         placements=tuple(_placement(row["shares"]) for row in rows),
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
+        setting_curve=np.array([curve_rows.get(row["kind"], -1) for row in rows], dtype=np.int64),
     )
 
 

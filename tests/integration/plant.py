@@ -17,7 +17,7 @@ import orjson
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.contracts.commands import StartGang, StopGang, command_adapter
+from services.contracts.commands import SetDevices, StartGang, StopGang, command_adapter
 from services.contracts.nodes import EndedBy, RankState
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.db.pool import Pool
@@ -65,6 +65,9 @@ class LivingAgent(FakeAgent):
 
     def __init__(self, plant: Plant, node_id: str, gpus: int) -> None:
         super().__init__(plant.http, node_id, gpus, base_url=plant.telemetry_url)
+        for device in self.registration["devices"]:
+            device["can_set_power_limit"] = True
+        self.settings: dict[str, dict[str, Any]] = {}
         self.plant = plant
         self.known: dict[str, StartGang] = {}
         self.beats_left: dict[str, int] = {}
@@ -97,6 +100,8 @@ class LivingAgent(FakeAgent):
             answer = await self.post("/v1/nodes/register", self.registration, token=JOIN_TOKEN)
             self.token = answer.json()["token"] if answer.status_code == 200 else ""
             return
+        for gang, rank in self.ranks.items():
+            rank["settings"] = self.settings.get(gang) if gang in self.beats_left else None
         answer = await self.post(f"/v1/nodes/{self.node_id}/heartbeat", self.heartbeat())
         if answer.status_code == 401:
             self.token = ""
@@ -113,6 +118,9 @@ class LivingAgent(FakeAgent):
                     self.known.setdefault(start.allocation_id, start)
                 case StopGang(allocation_id=gang):
                     self._end(gang, EndedBy.STOP)
+                case SetDevices(allocation_id=gang, settings=settings) if gang in self.known:
+                    if settings.revision > self.settings.get(gang, {"revision": 0})["revision"]:
+                        self.settings[gang] = settings.model_dump(mode="json")
 
     def _obey(self, named: list[str]) -> None:
         self.answers.append(named)

@@ -1,8 +1,10 @@
 """Kill -9 of schedulers and telemetry, lost commands, lost nodes: every job ends once and no gang has a twin."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,51 @@ async def test_commands_that_redis_lost_are_sent_again(plant: Plant) -> None:
         await agent.forget_redis()
         agent.plant.redis = real
         await eventually(lambda: ended(plant, 1))
+        await check_everything(plant)
+
+
+async def test_settings_reach_every_gang_whoever_is_killed_and_whatever_redis_loses(
+    plant: Plant, tmp_path: Path
+) -> None:
+    curves = tmp_path / "curves.json"
+    curve = {"kind": "k", "gpu_model": "A100", "setting": "power_limit", "values": [200, 400]}
+    curves.write_text(json.dumps([curve | {"speed": [0.9, 1.0], "power_w": [150, 380]}]))
+    zeus = {"SCHEDULER_POLICY": "zeus+las", "SCHEDULER_SETTING_CURVES": str(curves)}
+    (telemetry,) = plant.processes
+    plant.beats = 1_000_000
+    async with plant.agents(2, 2, 1) as agents:
+        await eventually(lambda: plant.ask("SELECT 1 FROM nodes WHERE state = 'up' HAVING count(*) = 3"))
+        scheduler = await plant.start("scheduler", **zeus)
+        jobs = [await accept_job(plant.pool, gpus={"min": size}, labels={"kind": "k"}) for size in (4, 1)]
+        await eventually(lambda: plant.ask("SELECT id FROM allocations WHERE power_limit_w = 200"))
+        kill(scheduler)
+        await plant.redis.flushdb()  # whatever was published and not read yet is gone
+        for agent in agents:
+            await agent.forget_redis()
+        kill(telemetry)
+        await plant.start("telemetry", plant.telemetry_port)
+        await plant.start("scheduler", **zeus)
+
+        def in_force() -> dict[str, float]:
+            running = ((agent, gang) for agent in agents for gang in agent.beats_left)
+            return {
+                f"{agent.node_id} {gang}": agent.settings.get(gang, {}).get("power_limit_w") for agent, gang in running
+            }
+
+        async def all_set() -> bool:
+            return len(in_force()) == 3 and set(in_force().values()) == {200.0}
+
+        await eventually(all_set, within_s=30)
+        await eventually(
+            lambda: plant.ask(
+                "SELECT 1 FROM rank_statuses WHERE settings ->> 'power_limit_w' = '200.0' HAVING count(*) = 3"
+            )
+        )
+        for agent in agents:
+            agent.beats_left = dict.fromkeys(agent.beats_left, 1)
+        await eventually(lambda: ended(plant, len(jobs)), within_s=30)
+        sets = await plant.ask("SELECT job_id FROM job_events WHERE type = 'job.set' GROUP BY 1 HAVING count(*) > 1")
+        assert sets == [], "a gang was set twice"
         await check_everything(plant)
 
 
