@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
+from services.core.cycle.ranking import Ranking, every_job, order_by, rank, rank_waiting, waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
@@ -53,12 +53,10 @@ class Afs(Forgetful):
         jobs = snapshot.jobs
         length = lengths(snapshot)
         if snapshot.trigger is Trigger.PASSIVE:
-            sizes = possible_sizes(snapshot, jobs.min_gpus)
-            if not snapshot.reasons:
-                order = order_waiting(snapshot, length, jobs.submitted_s, sizes=sizes)
-            else:
-                order = wishes_first(order_by(jobs.ids, length, jobs.submitted_s), jobs.priority)
-            return reconcile(snapshot, Ranking(order, sizes[order]), preemption=Preemption.LATER), memory
+            which = every_job(snapshot) if snapshot.reasons else waiting(snapshot)
+            keys, sizes = (length[which], jobs.submitted_s[which]), jobs.min_gpus[which]
+            ranking = (rank if snapshot.reasons else rank_waiting)(snapshot, which, sizes, *keys)
+            return reconcile(snapshot, ranking, preemption=Preemption.LATER), memory
         order = wishes_first(order_by(jobs.ids, length, jobs.submitted_s), jobs.priority)
         sizes = _shares(snapshot, order, length)
         # Whoever gets nothing stands behind the others at its least size, for what the grid of sizes leaves over.

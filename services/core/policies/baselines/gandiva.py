@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Ranking, order_by, order_waiting, wishes_first
+from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
@@ -72,14 +72,14 @@ class Gandiva:
     def decide(self, snapshot: Snapshot, memory: GandivaMemory) -> tuple[Plan, GandivaMemory]:
         """Return whose turn it is, and whom to move."""
         jobs = snapshot.jobs
-        sizes = fixed_sizes(snapshot, self.config.gang)
+        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
+        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        sizes = fixed_sizes(snapshot, self.config.gang, which)
         turn = self._turns(snapshot, memory)
         since = np.where(turn == HAD_SLICE, -jobs.waiting_since_s, jobs.waiting_since_s)  # who ran longest is last
-        if snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons:
-            order = order_waiting(snapshot, turn, since, jobs.submitted_s, sizes=sizes)
-        else:
-            order = wishes_first(order_by(jobs.ids, turn, since, jobs.submitted_s), jobs.priority)
-        plan = reconcile(snapshot, Ranking(order, sizes[order]), preemption=Preemption.at(snapshot.trigger))
+        keys = turn[which], since[which], jobs.submitted_s[which]
+        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys)
+        plan = reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger))
         waits = (jobs.phase == Phase.QUEUED) | (jobs.phase == Phase.PREEMPTING)
         started = {action.job_id for action in plan.actions if isinstance(action, Start)}
         moving = {job_id for job_id, wait in zip(jobs.ids, waits.tolist(), strict=True) if wait} & memory.moving
