@@ -7,7 +7,7 @@ the true one and shows policies the predicted one only.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -95,6 +95,8 @@ class JobProfile:
         restart_s: Time from getting GPUs to the first step of work; also paid by the first start.
         graph: Stages, replicas and bytes. A gang that spans nodes is then as much slower than on one as its iteration
             is longer by the graph, whatever ``Behaviour.spread_speed`` says.
+        adaptive: Of a GPU model, how the job runs where the policy lets it tune its batch size to its gang, by stages
+            of equal shares of its work; None where it cannot: then as ever.
     """
 
     name: str
@@ -104,6 +106,7 @@ class JobProfile:
     checkpoint_s: float = 10.0
     restart_s: float = 30.0
     graph: JobGraph | None = None
+    adaptive: Callable[[str], tuple[Behaviour, ...]] | None = None
 
     def __post_init__(self) -> None:
         if not self.true:
@@ -114,6 +117,13 @@ class JobProfile:
     def truth(self, gpu_model: str) -> Behaviour | None:
         """Return the true behaviour on a GPU model, None where the job cannot run on it."""
         return self.true.get(gpu_model) or self.true.get(ANY_MODEL)
+
+    def tuned(self, gpu_model: str) -> tuple[Behaviour, ...]:
+        """Return the true behaviour with the batch tuned, by stage; of one stage where the job does not tune."""
+        truth = self.truth(gpu_model)
+        if truth is None:
+            return ()
+        return (truth,) if self.adaptive is None else self.adaptive(gpu_model)
 
     def prediction(self, gpu_model: str) -> Behaviour | None:
         """Return the predicted behaviour on a GPU model: the true one where no prediction is kept."""

@@ -12,7 +12,7 @@ from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
-from services.simulator.workload import ClusterSpec, ForecastKind
+from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind
 from tests.support.workloads import START_S, a_profile, a_trace, a_wave, a_workload, a_year
 
 ONE = ClusterSpec.parse("1x1:RTX3090")
@@ -173,3 +173,34 @@ def test_a_job_with_a_graph_runs_at_the_pace_of_its_slowest_share(placement: str
     )
 
     assert result.columns.jct_s[0] == pytest.approx(600.0 / 6 * slower)
+
+
+def two_stages(_: str) -> tuple[Behaviour, Behaviour]:
+    """Return a job that with its batch tuned works twice as fast in its first half, and four times in its second."""
+    sizes = np.array([1])
+    return (
+        Behaviour(sizes, np.array([2.0]), np.array([200.0])),
+        Behaviour(sizes, np.array([4.0]), np.array([300.0])),
+    )
+
+
+def test_a_job_that_tunes_its_batch_runs_at_the_speed_and_power_of_each_stage() -> None:
+    profile = replace(a_profile(gpu_w=100.0, restart_s=0.0), adaptive=two_stages)
+    jobs = a_workload([(0.0, 7_200.0, 1)], [profile])
+
+    tuned, fixed = (simulate(policy, jobs, ONE, a_trace()) for policy in ("pollux", "las"))
+
+    assert tuned.columns.jct_s == pytest.approx([1_800.0 + 900.0])
+    assert tuned.energy_kwh == pytest.approx((1_800.0 * 200.0 + 900.0 * 300.0) / 3.6e6)
+    assert fixed.columns.jct_s == pytest.approx([7_200.0])
+
+
+def test_a_job_that_is_stopped_between_stages_goes_on_where_it_was() -> None:
+    """It shares the GPU by turns once another of higher priority comes; its work adds up to the same."""
+    profile = replace(a_profile(gpu_w=100.0, restart_s=0.0, checkpoint_s=0.0), adaptive=two_stages)
+    jobs = replace(a_workload([(0.0, 14_400.0, 1), (2_000.0, 720.0, 1)], [profile]), priority=np.array([0, 1]))
+
+    result = simulate("pollux", jobs, ONE, a_trace())
+
+    assert result.preemptions == 1
+    assert result.columns.gpu_s == pytest.approx([3_600.0 + 1_800.0, 180.0 + 90.0])

@@ -107,16 +107,25 @@ class Placer(Protocol):
 
 
 def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang on the fewest nodes, and there on those it leaves fullest.
-
-    On one node where one has room: the one with the fewest free devices that suffice. Otherwise the nodes with the most
-    free devices, until what is left of the gang fits one node: again the tightest. Ties go to the node named first in
-    the snapshot.
-    """
+    """Place a gang on the fewest nodes, and there on those it leaves fullest; ties go to the node named first."""
     del job
     count = free.count
     if len(snapshot.gpu_models) > 1:
         count = np.where(snapshot.nodes.gpu_model == gpu_model, count, 0)
+    shares = fewest_nodes(count, gpus)
+    return None if shares is None else free.take(shares)
+
+
+def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
+    """Return the (index, how many) of the fewest nodes that hold a gang, None where all together do not.
+
+    On one node where one has room: the one with the fewest free devices that suffice. Otherwise the nodes with the most
+    free devices, until what is left of the gang fits one node: again the tightest. Ties go to the first.
+
+    Args:
+        count: (n_nodes,) free devices.
+        gpus: Size of the gang.
+    """
     shares: list[tuple[int, int]] = []
     left = gpus
     fullest = int(count.argmax()) if count.size else -1
@@ -131,4 +140,4 @@ def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: 
         fullest = int(count.argmax())
     tightest = int(np.where(count >= left, count, NEVER_TIGHT).argmin())
     shares.append((tightest, left))
-    return free.take(shares)
+    return shares

@@ -46,6 +46,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "next_active_s": _plain(snapshot.next_active_s),
         "placement": snapshot.placement,
         "measures": snapshot.measures,
+        "goodput_curves": snapshot.goodput_curves.tolist(),
     }
 
 
@@ -67,6 +68,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         carbon=CarbonOutlook(carbon["zone"], Signal(carbon["signal"]), curve, carbon["stale"]),
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
+        goodput_curves=np.array(stored.get("goodput_curves") or np.empty((0, 2, 0)), dtype=np.float64),
         setting_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
         settable=tuple(frozenset(map(SettingKind, kinds)) for kinds in stored.get("settable", [])),
         gangs=tuple(_gangs_from_json(gangs) for gangs in stored.get("gangs", [])),

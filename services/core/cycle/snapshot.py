@@ -93,6 +93,8 @@ class JobTable:
         power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
         clock_mhz: The clock they are locked to; NaN at the default, and unless given.
         setting_curve: Index into ``Snapshot.setting_curves``, -1 where nothing is known; all -1 unless given.
+        goodput_curve: Row of ``Snapshot.goodput_curves`` that foretells the speed of a job that tunes its batch size,
+            at its present progress; -1 where none does; all -1 unless given.
     """
 
     ids: Sequence[JobId]
@@ -121,6 +123,7 @@ class JobTable:
     power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
     clock_mhz: Floats = field(default_factory=lambda: _UNKNOWN)
     setting_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    goodput_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
@@ -234,6 +237,8 @@ class Snapshot:
         graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
         network: Between nodes and within; ``server_gpus`` is the widest node's.
         measures: Whether gangs can be measured at each setting (``ProfileSettings``).
+        goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
+            one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
         contenders: (n,) indices of the jobs to rank in a round that stops nobody and gives no reasons: every job that
             is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
@@ -258,6 +263,7 @@ class Snapshot:
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
     network: Network = field(default_factory=Network)
     measures: bool = False
+    goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
     reasons: bool = True
     contenders: Ints | None = None
 

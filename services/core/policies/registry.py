@@ -19,6 +19,8 @@ from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConf
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
+from services.core.policies.pollux.config import PolluxConfig
+from services.core.policies.pollux.policy import Pollux
 from services.core.policies.zeus.combined import GandivaZeusConfig, ZeusLasConfig, gandiva_zeus, zeus_las
 
 
@@ -37,6 +39,7 @@ class PolicyEntry:
             power down.
         waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
             priorities and before ids; none where the order is another or depends on more.
+        tunes_batch: Whether it takes jobs to tune their batch size to the gang they get.
     """
 
     summary: str
@@ -47,6 +50,7 @@ class PolicyEntry:
     preempts: bool = True
     replans: bool = False
     waits_by: tuple[str, ...] = ()
+    tunes_batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,14 @@ POLICIES: dict[str, PolicyEntry] = {
         paper="Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI'19",
         config=LasConfig,
         build=Las,
+    ),
+    "pollux": PolicyEntry(
+        summary="GPUs go where they speed up training most against a fair share; jobs tune their batch size to them.",
+        paper="Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI'21",
+        config=PolluxConfig,
+        build=Pollux,
+        elastic=True,
+        tunes_batch=True,
     ),
     "sjf": PolicyEntry(
         summary="The job that needs the least time starts first; with perfect knowledge, a bound.",

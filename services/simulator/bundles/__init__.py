@@ -10,6 +10,7 @@ file                       what                                                 
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
+``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
 ========================== ================================================================================== =========
 
 The two days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.

@@ -2,7 +2,8 @@
 
 SOURCES is a folder with ``profiles/sia`` (siasosp23/artifacts), ``profiles/zeus`` (ml-energy/zeus) and
 ``profiles/h200/training.csv`` (our own). Only aggregates leave here: medians over repeated runs, in samples per second
-at a few batch sizes, and the samples a model needed until trained. Nothing here runs in production.
+at a few batch sizes, the samples a model needed until trained, and means over tenths of the training of its gradient
+noise. Nothing here runs in production.
 """
 
 from __future__ import annotations
@@ -15,15 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from services.simulator.recipes.adaptive import STAGES
+from services.simulator.recipes.measured import BATCHES
+
 HERE = Path(__file__).parent
-BATCHES = {
-    "cifar10": (64, 257, 1024),
-    "bert": (4, 8, 12),
-    "deepspeech2": (10, 20, 40),
-    "imagenet": (57, 115, 200),
-    "yolov3": (4, 6, 8),
-}
-"""Per application the samples per GPU: small, medium and large among those measured."""
 GPU_TAGS = ("rtx", "aws", "dgx-ext")
 ONE_NODE = {1: "1", 2: "2", 3: "3", 4: "4", 6: "6", 8: "8"}
 SPREAD = {2: "11", 3: "12", 4: "22", 6: "33", 8: "44"}
@@ -35,7 +31,9 @@ ZEUS = {
     "resnet50": "resnet50",
 }
 ZEUS_GPUS = ("V100", "P100")
-Table = dict[tuple[str, int], list[tuple[float, float]]]
+LARGEST_NOISE = 1e9
+"""Stands for a gradient whose mean was measured as nothing."""
+Table = dict[tuple[str, int], list[tuple[float, float, float]]]
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -45,39 +43,89 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def step_times(folder: Path, tag: str) -> Table:
-    """Return (batch, seconds) pairs by kind of placement and gang size."""
-    found: dict[tuple[str, int, float], list[float]] = defaultdict(list)
+    """Return (batch, seconds, seconds of synchronising alone) by kind of placement and gang size."""
+    found: dict[tuple[str, int, float], list[tuple[float, float]]] = defaultdict(list)
     placed = {digits: ("one", size) for size, digits in ONE_NODE.items()}
     placed |= {digits: ("spread", size) for size, digits in SPREAD.items()}
     for row in rows_of(folder / f"placements-{tag}.csv"):
         kind = placed.get(row["placement"])
         if kind is not None:
-            found[(*kind, float(row["local_bsz"]))].append(float(row["step_time"]))
+            found[(*kind, float(row["local_bsz"]))].append((float(row["step_time"]), float(row["sync_time"])))
     for row in rows_of(folder / f"scalability-{tag}.csv"):
         size = int(float(row["num_replicas"]))
         if size in WIDE:
-            found[("spread", size, float(row["local_bsz"]))].append(float(row["step_time"]))
+            times = float(row["step_time"]), float(row["sync_time"])
+            found[("spread", size, float(row["local_bsz"]))].append(times)
     table: Table = defaultdict(list)
     for (kind, size, batch), times in sorted(found.items()):
-        table[(kind, size)].append((batch, float(np.median(times))))
+        step_s, sync_s = np.median(np.array(times), axis=0).tolist()
+        table[(kind, size)].append((batch, step_s, sync_s))
     return table
 
 
+def batches_between(named: tuple[int, ...], smallest: float, largest: float) -> list[int]:
+    """Return the batches to keep: the named ones, and doublings of the smallest measured up to the largest."""
+    doubled = smallest * 2.0 ** np.arange(np.ceil(np.log2(largest / smallest)))
+    return sorted({*named, *np.round(doubled).astype(int).tolist(), int(largest)})
+
+
 def write_speeds(sources: Path) -> None:
-    """Write samples per second by application, GPU, batch, placement and gang size."""
+    """Write samples per second, and the share of a step that only synchronises.
+
+    By application, GPU, batch, placement and gang size.
+    """
     with (HERE / "speeds.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
-        out.writerow(["application", "gpu", "batch_per_gpu", "placement", "gpus", "samples_per_s"])
-        for application, batches in BATCHES.items():
+        out.writerow(["application", "gpu", "batch_per_gpu", "placement", "gpus", "samples_per_s", "sync_share"])
+        for application, named in BATCHES.items():
             for tag in GPU_TAGS:
                 table = step_times(sources / "profiles" / "sia" / application, tag)
-                for batch in batches:
+                measured = [point[0] for points in table.values() for point in points]
+                for batch in batches_between(named, min(measured), max(measured)):
                     for (kind, size), points in sorted(table.items()):
-                        sizes, steps_s = np.array(points).T
+                        sizes, steps_s, syncs_s = np.array(points).T
                         if not sizes[0] <= batch <= sizes[-1]:
                             continue  # never extrapolated: a larger batch takes longer than any that was measured
                         step_s = float(np.interp(batch, sizes, steps_s))
-                        out.writerow([application, tag, batch, kind, size, f"{size * batch / step_s:.5g}"])
+                        share = float(np.interp(batch, sizes, syncs_s)) / step_s
+                        speed = f"{size * batch / step_s:.5g}"
+                        out.writerow([application, tag, batch, kind, size, speed, f"{share:.4f}"])
+
+
+def write_noise(sources: Path) -> None:
+    """Write the gradient noise scale of each application by stage of its training and total batch, samples.
+
+    It is the one at which the efficiency formula gives the mean, over the epochs of a stage, of the efficiencies that
+    follow from the variance and the square of the gradient in each. At the smallest batch, where that is 1 whatever the
+    noise, it is the mean ratio of variance to square instead.
+    """
+    with (HERE / "noise.csv").open("w", newline="", encoding="utf-8") as text:
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(["application", "stage", "batch", "noise"])
+        for application in BATCHES:
+            files = sorted(
+                (sources / "profiles" / "sia" / application).glob("validation-*.csv"),
+                key=lambda file: int(file.stem.split("-")[1]),
+            )
+            base = int(files[0].stem.split("-")[1])
+            for stage in range(STAGES):
+                for file in files:
+                    batch = int(file.stem.split("-")[1])
+                    epochs = rows_of(file)
+                    first = stage * len(epochs) // STAGES
+                    last = max((stage + 1) * len(epochs) // STAGES, first + 1)
+                    noise = noise_of(epochs[first:last], batch / base) * base
+                    out.writerow([application, stage, batch, f"{min(noise, LARGEST_NOISE):.4g}"])
+
+
+def noise_of(epochs: list[dict[str, str]], scale: float) -> float:
+    """Return the noise scale of some epochs at a multiple of the smallest batch, in smallest batches."""
+    sqr = np.array([float(row["grad_sqr"]) for row in epochs])
+    var = np.array([float(row["grad_var"]) for row in epochs])
+    if scale == 1.0:
+        return float(np.median(var / np.maximum(sqr, var / LARGEST_NOISE)))
+    efficiency = float(np.mean((var + sqr) / (var + scale * sqr)))
+    return (efficiency * scale - 1.0) / max(1.0 - efficiency, 1.0 / LARGEST_NOISE)
 
 
 def write_powers(sources: Path) -> None:
@@ -116,11 +164,12 @@ def write_work(sources: Path) -> None:
 
 
 def main() -> None:
-    """Make the three tables beside this module."""
+    """Make the four tables beside this module."""
     sources = Path(sys.argv[1])
     write_speeds(sources)
     write_powers(sources)
     write_work(sources)
+    write_noise(sources)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,16 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Settings = tuple[tuple[SettingKind, float], ...]
 """What is set on a gang's devices, by kind; nothing at the defaults."""
 Shares = tuple[int, ...]
 """How many GPUs a gang has on each node, ascending; nothing where that is all the same."""
-Key = tuple[int, int, int, int, Settings, Shares]
+Key = tuple[int, int, int, int, Settings, Shares, int]
+
+FIXED_BATCH = -1
+"""The stage of a job that keeps the batch size its user chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,10 @@ class Behaviours:
         self._host_per_job_w = options.host_per_job_w
         self._runs: dict[Key, Run] = {}
 
-    def run(self, profile: int, model: int, placement: Placement, settings: Settings = ()) -> Run:
-        """Return what a gang does that sits there, on this model and so set.
+    def run(
+        self, profile: int, model: int, placement: Placement, settings: Settings = (), stage: int = FIXED_BATCH
+    ) -> Run:
+        """Return what a gang does that sits there, on this model and so set, at a stage of its work.
 
         Raises:
             KeyError: the job cannot run on that model.
@@ -67,18 +73,24 @@ class Behaviours:
         on = placement.shares
         by_graph = len(on) > 1 and self._profiles[profile].graph is not None
         shares = tuple(sorted(len(share.devices) for share in on)) if by_graph else ()
-        key = (profile, model, placement.gpus, len(on), settings, shares)
+        key = (profile, model, placement.gpus, len(on), settings, shares, stage)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
         return found
 
-    def _look_up(self, profile: int, model: int, gpus: int, nodes: int, settings: Settings, shares: Shares) -> Run:
+    def stages(self, profile: int, model: int) -> int:
+        """Return how many stages a job of a kind goes through on a model, tuning its batch."""
+        return len(self._profiles[profile].tuned(self._models[model]))
+
+    def _look_up(
+        self, profile: int, model: int, gpus: int, nodes: int, settings: Settings, shares: Shares, stage: int
+    ) -> Run:
         spread = nodes > 1 and not shares
-        kind = self._profiles[profile]
-        behaviour = kind.truth(self._models[model])
+        kind, name = self._profiles[profile], self._models[model]
+        behaviour = kind.truth(name) if stage == FIXED_BATCH else kind.tuned(name)[stage]
         if behaviour is None:
-            raise KeyError(f"{kind.name} does not run on {self._models[model]}")
+            raise KeyError(f"{kind.name} does not run on {name}")
         size = np.array([gpus])
         slower, cooler = behaviour.factors_at(dict(settings))
         speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
@@ -188,3 +200,21 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
                 speed = np.where(sizes < behaviour.gpus[0], speed[0] * sizes / behaviour.gpus[0], speed)
             curves[at] = speed / speed[0]
     return curves
+
+
+def goodput_curves(workload: Workload, models: tuple[str, ...]) -> tuple[Floats, Ints]:
+    """Return the speed of each kind with its batch tuned, by stage, and which rows belong to which kind.
+
+    Returns:
+        (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs of one node and of several, on the first model the kind may use;
+        (n_profiles + 1,) the first row of each kind, ascending, and the number of rows.
+    """
+    sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
+    rows: list[Floats] = []
+    first = [0]
+    for profile in workload.profiles:
+        stages = next((each for model in models if (each := profile.tuned(model))), ())
+        rows.extend(np.stack([stage.speed_at(sizes, spread=spread) for spread in (False, True)]) for stage in stages)
+        first.append(len(rows))
+    curves = np.stack(rows) if rows else np.empty((0, 2, sizes.size))
+    return curves, np.array(first, dtype=np.int64)

@@ -4,6 +4,9 @@ Events are ordered by ``(time_s, kind, sequence)``. At each instant everything t
 one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
 left out only where it could change nothing: nobody waits, or fewer devices are free than the smallest waiting gang.
 Then a policy that never preempts is not asked by the clock either.
+
+Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``), a job that can goes through stages of
+its work, each with its own speed and power.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +22,22 @@ import numpy as np
 from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Setting, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING, Snapshot, Trigger
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING, Floats, Ints, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
-from services.simulator.engine.behaviour import Behaviours, GangTables, eligible_models, predicted_s, speed_curves
+from services.simulator.engine.behaviour import (
+    FIXED_BATCH,
+    Behaviours,
+    GangTables,
+    Run,
+    eligible_models,
+    goodput_curves,
+    predicted_s,
+    speed_curves,
+)
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import F, I, LiveJobs
@@ -35,7 +48,7 @@ from services.simulator.engine.settings import Measurements
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
-RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP = range(7)
+RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP, STAGE = range(8)
 SETTING_ROWS = {SettingKind.POWER_LIMIT: F.POWER_LIMIT, SettingKind.CLOCK: F.CLOCK}
 STALLED_S = 60 * 86_400.0
 
@@ -75,6 +88,7 @@ class Simulation:
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
         waits_by = () if entry is None else entry.waits_by
+        self._tunes = entry is not None and entry.tunes_batch
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         self.nodes = Nodes(cluster, options.host_idle_w)
@@ -97,6 +111,7 @@ class Simulation:
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
         self._settable = (frozenset(SettingKind),) * len(models)
         self._learned = False
+        self._goodputs = goodput_curves(self.workload, models) if self._tunes else None
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._version = 0
@@ -158,7 +173,7 @@ class Simulation:
         """Return what the policy sees now; its columns are views that the next event changes."""
         self._version += 1
         stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
-        return Snapshot(
+        snapshot = Snapshot(
             self._version,
             self.now_s,
             trigger,
@@ -180,6 +195,13 @@ class Simulation:
             reasons=False,
             contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
         )
+        return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)
+
+    def _with_goodputs(self, snapshot: Snapshot, curves: Floats, first: Ints) -> Snapshot:
+        jobs = snapshot.jobs
+        begin, stages = first[jobs.speed_curve], np.diff(first)[jobs.speed_curve]
+        stage = np.minimum((jobs.progress * stages).astype(np.int64), stages - 1)
+        return replace(snapshot, jobs=replace(jobs, goodput_curve=begin + stage), goodput_curves=curves)
 
     def _active(self) -> None:
         live = self.live
@@ -237,15 +259,20 @@ class Simulation:
             self._push(max(self.now_s, float(self.live.floats[F.RUN_FROM, slot])), STEP, row, line)
 
     def _put(self, slot: int, kind: SettingKind, value: float | None) -> None:
-        """Put a gang's devices to a value: what it did so far is settled, and its end timed anew."""
+        """Put a gang's devices to a value."""
+        self.live.floats[SETTING_ROWS[kind], slot] = math.nan if value is None else value
+        self._retime(slot)
+
+    def _retime(self, slot: int, *, stage_begins: bool = False) -> None:
+        """Settle what a gang did so far, and time it anew at its present setting and stage."""
         live, column = self.live, self.live.floats[:, slot]
         since_s, left_off_s = float(column[F.SINCE]), float(column[F.RUN_FROM])
         if self.now_s > left_off_s:
             column[F.KEPT] = self._kept(slot)
         self._settle(slot)
         column[F.SINCE] = since_s
-        column[SETTING_ROWS[kind]] = math.nan if value is None else value
-        run = self._run_of(slot)
+        stage, stages = self._stage_of(slot, self._model_of(slot), begins=stage_begins)
+        run = self._run_of(slot, stage)
         self._jobs_w += run.draw_w - float(column[F.DRAW])
         run_from = max(left_off_s, self.now_s)
         column[F.RUN_FROM : F.EFFICIENCY + 1] = (
@@ -254,10 +281,7 @@ class Simulation:
         if live.ints[I.MEASURED, slot]:
             live.measured(slot)
         live.ints[I.GENERATION, slot] += 1
-        left = float(column[F.WORK]) - float(column[F.SET_DONE])
-        self._push(
-            run_from + left / run.speed, COMPLETE, int(live.ints[I.ROW, slot]), int(live.ints[I.GENERATION, slot])
-        )
+        self._foresee(slot, stage, stages)
 
     def _step(self, slot: int, line: int) -> None:
         """Take the next step of a measurement; at the end of a curve it is known, and policies are asked."""
@@ -290,7 +314,8 @@ class Simulation:
         model, awake_at_s = self.nodes.take(placement, now_s, self.options.boot_s)
         ints = live.ints
         row = int(ints[I.ROW, slot])
-        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, placement)
+        stage, stages = self._stage_of(slot, model)
+        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, placement, stage=stage)
         run_from = awake_at_s + run.restart_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
@@ -305,9 +330,28 @@ class Simulation:
         ints[I.MEASURED, slot] = known is not None
         live.placements[slot] = placement
         self._jobs_w += run.draw_w
-        left = float(column[F.WORK]) - float(column[F.SET_DONE])
-        self._push(run_from + left / run.speed, COMPLETE, row, int(ints[I.GENERATION, slot]))
+        self._foresee(slot, stage, stages)
         self.recorder.started(row, now_s, gpus)
+
+    def _stage_of(self, slot: int, model: int, *, begins: bool = False) -> tuple[int, int]:
+        """Return the stage a job is in on a GPU model, and how many there are; (FIXED_BATCH, 0) where nothing is tuned.
+
+        ``begins``: that a stage begins at this moment, which rounding leaves a little before or after.
+        """
+        if not self._tunes:
+            return FIXED_BATCH, 0
+        stages = self.behaviours.stages(int(self.live.ints[I.CURVE, slot]), model)
+        share = float(self.live.floats[F.SET_DONE, slot] / self.live.floats[F.WORK, slot])
+        return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
+
+    def _foresee(self, slot: int, stage: int, stages: int) -> None:
+        """Note when the job, at its present speed, will end, or reach its next stage."""
+        column, ints = self.live.floats[:, slot], self.live.ints
+        last = stage + 1 >= stages
+        upto = float(column[F.WORK]) if last else float(column[F.WORK]) * (stage + 1) / stages
+        time_s = float(column[F.RUN_FROM]) + (upto - float(column[F.SET_DONE])) / float(column[F.SPEED])
+        kind = COMPLETE if last else STAGE
+        self._push(time_s, kind, int(ints[I.ROW, slot]), int(ints[I.GENERATION, slot]))
 
     def _preempt(self, slot: int) -> None:
         live = self.live
@@ -316,13 +360,13 @@ class Simulation:
         self._stop(slot, held_s, keeps_work=run.checkpoint_s <= self.options.grace_s)
         self.recorder.preemptions[int(live.ints[I.ROW, slot])] += 1
 
-    def _run_of(self, slot: int) -> Any:
+    def _run_of(self, slot: int, stage: int = FIXED_BATCH) -> Run:
         live = self.live
         placement = live.placements[slot]
         assert placement is not None
         rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
         settings = tuple((kind, value) for kind, value in rows.items() if value == value)
-        return self.behaviours.run(int(live.ints[I.CURVE, slot]), self._model_of(slot), placement, settings)
+        return self.behaviours.run(int(live.ints[I.CURVE, slot]), self._model_of(slot), placement, settings, stage)
 
     def _model_of(self, slot: int) -> int:
         placement = self.live.placements[slot]
@@ -389,9 +433,12 @@ class Simulation:
         changed = False
         while heap and heap[0][0] <= self.now_s:
             _, kind, _, subject, generation = heapq.heappop(heap)
-            if kind in (RELEASE, COMPLETE):
+            if kind in (RELEASE, COMPLETE, STAGE):
                 slot = live.slot.get(self.recorder.ids[subject])
                 if slot is None or live.ints[I.GENERATION, slot] != generation:
+                    continue
+                if kind == STAGE:
+                    self._retime(slot, stage_begins=True)
                     continue
                 (self._release if kind == RELEASE else self._complete)(slot)
             elif kind == STEP:

@@ -27,7 +27,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.simulator.raw import RawJobs, TraceFormatError
-from services.simulator.recipes.measured import REFERENCE_GPU, batches_of, profile
+from services.simulator.recipes.adaptive import tuning_profile
+from services.simulator.recipes.measured import REFERENCE_GPU, batches_of
 from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Ints, Workload
 
@@ -65,7 +66,7 @@ def _make(raw: RawJobs, seed: int, *, users: bool) -> Workload:
         raise TraceFormatError("recipes 'green' need durations, which this trace does not state; use recipe 'sia'")
     rng = np.random.default_rng(seed)
     kinds = [(model, batch) for model in MODELS for batch in batches_of(model)]
-    profiles = tuple(profile(model, batch) for model, batch in kinds)
+    profiles = tuple(tuning_profile(model, batch, batch) for model, batch in kinds)
     category = np.digitize(raw.duration_s, EDGES_S)
     model_draw, batch_draw, size_draw = rng.random((3, len(raw)))
     kind = np.zeros(len(raw), dtype=np.int64)

@@ -71,6 +71,14 @@ SPEED_OF = {
     "gpt2": "bert",
     "yolov3": "yolov3",
 }
+BATCHES = {
+    "cifar10": (64, 257, 1024),
+    "bert": (4, 8, 12),
+    "deepspeech2": (10, 20, 40),
+    "imagenet": (57, 115, 200),
+    "yolov3": (4, 6, 8),
+}
+"""Per application the samples per GPU: small, medium and large among those measured."""
 POWER_OF = {"yolov3": "inception_v3"}
 POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
 """Where the batch of the power table is not that of the speed table: small, medium, large."""
@@ -87,16 +95,17 @@ def speeds() -> dict[tuple[str, str, int], dict[tuple[str, int], float]]:
 
 
 def batches_of(model: str) -> tuple[int, ...]:
-    """Return the samples per GPU a model was measured at, ascending."""
-    return tuple(sorted({batch for name, tag, batch in speeds() if name == SPEED_OF[model] and tag == "rtx"}))
+    """Return the samples per GPU a job of this model may have, ascending."""
+    return BATCHES[SPEED_OF[model]]
 
 
 @cache
 def dynamic_fraction(model: str, batch: int) -> float:
-    """Return the share of a board's dynamic range a model draws at full limit, nearest batch; 0 to 1."""
+    """Return the share of a board's dynamic range a model draws at full limit; nearest batch per GPU; 0 to 1."""
     name = POWER_OF.get(model, model)
     if model in POWER_BATCHES:
-        batch = POWER_BATCHES[model][batches_of(model).index(batch)]
+        named = batches_of(model)
+        batch = POWER_BATCHES[model][min(range(len(named)), key=lambda at: abs(np.log(named[at] / batch)))]
     rows = [row for row in rows_of("powers.csv") if row["model"] == name and row["gpu"] != "P100"]
     rows = [row for row in rows if float(row["power_limit_w"]) == LIMIT_W[row["gpu"]]]
     nearest = min(rows, key=lambda row: abs(np.log(float(row["batch"]) / batch)))

@@ -16,13 +16,13 @@ from __future__ import annotations
 import numpy as np
 
 from services.simulator.raw import RawJobs, TraceFormatError
+from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import (
     SIZES,
     SPEED_OF,
     batches_of,
     flat_profile,
     median_fraction,
-    profile,
     samples_to_train,
     speeds,
 )
@@ -75,17 +75,18 @@ def sia(raw: RawJobs, seed: int) -> Workload:
     if unknown:
         name = unknown[0] or "an unnamed model"
         raise TraceFormatError(f"recipe 'sia' knows {', '.join(sorted(known))}, not {name!r}")
-    kinds: dict[tuple[str, int], int] = {}
+    kinds: dict[tuple[str, int, int], int] = {}
     kind = np.zeros(len(raw), dtype=np.int64)
     work_s = np.zeros(len(raw))
     for row, application in enumerate(raw.application):
         model = SIA_MODELS.get(application, application)
         per_gpu = float(raw.batch_size[row]) / max(int(raw.gpus[row]), 1)
         batch = min(batches_of(model), key=lambda size: abs(np.log(size / per_gpu)))
-        kind[row] = kinds.setdefault((model, batch), len(kinds))
+        total = int(raw.batch_size[row])
+        kind[row] = kinds.setdefault((model, batch, total), len(kinds))
         speed = speeds()[(application, "rtx", batch)][("one", 1)]
-        work_s[row] = samples_to_train(application, int(raw.batch_size[row])) / speed
-    profiles = tuple(profile(model, batch) for model, batch in kinds)
+        work_s[row] = samples_to_train(application, total) / speed
+    profiles = tuple(tuning_profile(*each) for each in kinds)
     note = "recipe sia: work is the samples each application needs until trained, at the nearest measured batch per GPU"
     return workload(raw, profiles, kind, work_s, _gangs_named(raw), max_gpus=SIA_MAX_GPUS, notes=(note,))
 

@@ -1,0 +1,46 @@
+"""What can be turned in Pollux, with the paper's values as defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class PolluxConfig:
+    """Parameters of Pollux."""
+
+    fairness: Annotated[
+        float,
+        Parameter(
+            "p of the power mean of speedups that is maximised: 1 is the plain mean, 0 the geometric one, and the more "
+            "negative, the more those count that get least. Default: Pollux section 4.2.",
+            minimum=-10.0,
+            maximum=1.0,
+        ),
+    ] = -1.0
+    restart_s: Annotated[
+        float,
+        Parameter(
+            "What a change of its GPUs is taken to cost a job; the younger it is and the more often it was restarted, "
+            "the less a change is worth. Default: Pollux section 4.2.",
+            unit="s",
+            minimum=0.0,
+        ),
+    ] = 30.0
+    growth: Annotated[
+        float,
+        Parameter(
+            "A job whose speed is not foretold gets at most this many times the GPUs it has ever had. "
+            "Default: Pollux section 4.1.",
+            minimum=1.0,
+        ),
+    ] = 2.0
+    avoid_interference: Annotated[
+        bool, Parameter("Whether at most one gang that spans nodes may use a node. Default: Pollux section 4.2.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        check_parameters(self)

@@ -1,0 +1,42 @@
+"""What Pollux remembers between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.core.domain.ids import JobId
+
+
+@dataclass(frozen=True)
+class PolluxMemory:
+    """About the jobs that were live at the last active round and no others.
+
+    Attributes:
+        sizes: What it gave each job, in the order in which they are placed; jobs it gave nothing are not in it.
+        restarts: How often it stopped each job.
+        largest: The most GPUs each job has had, of jobs whose speed is not foretold.
+    """
+
+    sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    restarts: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    largest: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+
+
+def dump_memory(memory: PolluxMemory) -> dict[str, Any]:
+    """Return the memory as JSON values."""
+    return {
+        "sizes": [list(pair) for pair in memory.sizes.items()],
+        "restarts": dict(memory.restarts),
+        "largest": dict(memory.largest),
+    }
+
+
+def load_memory(stored: dict[str, Any]) -> PolluxMemory:
+    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    return PolluxMemory(
+        sizes={JobId(job_id): int(gpus) for job_id, gpus in stored.get("sizes", [])},
+        restarts={JobId(job_id): int(times) for job_id, times in stored.get("restarts", {}).items()},
+        largest={JobId(job_id): int(gpus) for job_id, gpus in stored.get("largest", {}).items()},
+    )
