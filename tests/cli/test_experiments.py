@@ -55,5 +55,5 @@ def test_several_experiments_fill_one_page(tmp_path: Path) -> None:
     )
 
     assert ran.exit_code == 0, ran.output
-    assert page.read_text("utf-8").count("| fifo |") == 3
+    assert page.read_text("utf-8").count("| fifo |") == 2
     assert (tmp_path / "out" / "two" / "report.html").exists()

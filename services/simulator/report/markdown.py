@@ -39,13 +39,12 @@ BASELINE = "Tiresias (LAS)"
 MARK = re.compile(r"<!-- ([\w-]+)( \w+)? -->\n.*?<!-- end -->", re.DOTALL)
 HEAD = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
 ABSOLUTE = {
-    "carbon, kg": ("carbon_kg", 1.0),
     "energy, kWh": ("energy_kwh", 1.0),
     "idle, kWh": ("idle_energy_kwh", 1.0),
     "mean JCT, h": ("avg_jct_s", 3_600.0),
     "p99 JCT, h": ("p99_jct_s", 3_600.0),
     "peak, kW": ("peak_power_w", 1_000.0),
-    "GPUs held": ("utilisation", 0.01),
+    "GPUs held": ("utilisation", 1.0),
 }
 
 
@@ -133,17 +132,23 @@ def _change(ratio: float) -> str:
 
 
 def _absolute(cells: Sequence[Result]) -> str:
+    """Return the baseline's figures by zone: carbon by signal, and what is the same for both."""
     own = [cell for cell in cells if label_of(cell) == BASELINE]
+    signals = list(dict.fromkeys(place_of(cell)[2] for cell in own))
     lines: list[list[str]] = []
-    for zone, signal in dict.fromkeys(place_of(cell)[1:3] for cell in own):
-        same = [cell["summary"] for cell in own if place_of(cell)[1:3] == (zone, signal)]
-        values = [sum(each[name] for each in same) / len(same) / unit for name, unit in ABSOLUTE.values()]
-        lines.append([zone, signal, *(f"{value:.1f}" for value in values[:-1]), f"{values[-1]:.0f} %"])
-    return _table(["zone", "signal", *ABSOLUTE], lines)
+    for zone in dict.fromkeys(place_of(cell)[1] for cell in own):
+        here = [cell for cell in own if place_of(cell)[1] == zone]
+        carbon = [[cell["summary"]["carbon_kg"] for cell in here if place_of(cell)[2] == signal] for signal in signals]
+        same = [[cell["summary"][name] / unit for cell in here] for name, unit in ABSOLUTE.values()]
+        *values, held = (sum(each) / len(each) for each in (*carbon, *same))
+        lines.append([zone, *(f"{value:.1f}" for value in values), f"{100 * held:.0f} %"])
+    return _table(["zone", *(f"carbon {signal}, kg" for signal in signals), *ABSOLUTE], lines)
 
 
 def _sizes(cells: Sequence[Result]) -> str:
-    found = sizes(cells, BASELINE)
+    """Return changes of mean completion times by size of job, of GREEN and its variants."""
+    green = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] == "green"}
+    found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in green}
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
     return _table(head, [[label, *(_change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])
