@@ -30,6 +30,7 @@ def run_experiment(
 ) -> list[dict[str, Any]]:
     """Run what has no result in ``out/cells`` yet and return every cell's result, in the experiment's order.
 
+    ``out/index.json`` names the cells of this experiment: the folder may hold results of an earlier version of it.
     A cell that fails is told of and leaves no file; the others go on, and the first failure is raised at the end.
     """
     folder = out / "cells"
@@ -38,6 +39,7 @@ def run_experiment(
     labels = [choice.label for choice in experiment.choices]
     ordered = sorted(cells, key=lambda each: (experiment.signals.index(each.signal), labels.index(each.choice.label)))
     files = {cell.key(): cell for cell in ordered}  # so that a run that is stopped has whole policies
+    write_json(out / "index.json", [cell.key() for cell in cells])
     missing = {key: cell for key, cell in files.items() if not (folder / f"{key}.json").exists()}
     done = len(files) - len(missing)
     failure: BaseException | None = None

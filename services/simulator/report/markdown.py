@@ -49,9 +49,10 @@ ABSOLUTE = {
 
 
 def load(folder: Path) -> tuple[list[Result], list[Result]]:
-    """Return an experiment's cells, the baseline's first, and its bounds."""
+    """Return the cells that an experiment has so far, the baseline's first, and its bounds."""
+    keys = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     cells, bounds = (
-        [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / name).glob("*.json"))]
+        [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
         for name in ("cells", "bounds")
     )
     cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))

@@ -186,6 +186,7 @@ def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
         "<!-- small means -->\n<!-- end -->\nby hand\n<!-- small traces -->\n<!-- end -->\n", encoding="utf-8"
     )
 
+    (folder / "small" / "cells" / "earlier.json").write_text("{}", encoding="utf-8")  # of a version of the file before
     fill_page(page, folder)
     once = page.read_text(encoding="utf-8")
     fill_page(page, folder)
