@@ -1,6 +1,6 @@
 """A bounded local search that shortens the iteration of a placement.
 
-It begins where the placement given is, and at the best of a few dozen others: servers filled in some order with the
+It begins where the placement given is, and at the best of some hundred others: servers filled in some order with the
 stages in the order of the chain, or in another. From each it descends. The iteration is as long as the slowest server
 takes, and a server's time depends on its own replicas only; so a step looks at one slowest server: exchanges of up to
 ``MOST_AT_ONCE`` of its replicas of a class with as many elsewhere, or with free GPUs, are timed at once, and the one
@@ -17,8 +17,8 @@ from services.core.parallel.iteration import IterationModel
 
 WORK = 4_000_000
 """Table look-ups all descents together may spend: some tens of milliseconds."""
-ORDERS_WORK = 200_000
-ORDERS = 96
+ORDERS_WORK = 400_000
+ORDERS = 256
 DESCENTS = 4
 MOST_AT_ONCE = 3
 
@@ -49,13 +49,10 @@ def _orders(model: IterationModel, servers: Ints) -> Ints:
     by_server[1] = by_server[0][::-1]
     by_class = np.tile(np.arange(classes), (n, 1))
     by_class[n // 2 :] = random.random((n - n // 2, classes)).argsort(axis=1)
-    vertices = graph.size.size
-    counts = np.zeros((n, classes, sites), dtype=np.int64)
-    for row in range(n):
-        where = np.repeat(by_server[row], slots[by_server[row]])[:vertices]
-        what = np.repeat(by_class[row], graph.class_replicas[by_class[row]])
-        counts[row] = np.bincount(what * sites + where, minlength=classes * sites).reshape(classes, sites)
-    return counts
+    where = np.repeat(by_server.ravel(), slots[by_server].ravel()).reshape(n, -1)[:, : graph.size.size]
+    what = np.repeat(by_class.ravel(), graph.class_replicas[by_class].ravel()).reshape(n, -1)
+    at = (np.arange(n)[:, None] * classes + what) * sites + where
+    return np.bincount(at.ravel(), minlength=n * classes * sites).reshape(n, classes, sites)
 
 
 def _descend(model: IterationModel, counts: Ints, servers: Ints, work: int) -> Ints:
