@@ -4,8 +4,10 @@ DATA is a folder of measured profiles: ``vidur/all_reduce_*_dgx.csv.gz`` and ``v
 (collectives), ``sia/MODEL/placements-TAG.csv`` (training steps by placement) and ``gavel_throughputs.json.gz``
 (training speed, consolidated and not). What the sources leave out (how many bytes a model sums, what a network
 carries) is one number for each model and cluster, on one server and another across servers: it is fitted on every
-other measurement and judged on the rest. In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced; ``placement`` is
-filled from ``results/benchmarks/placement.json`` where ``./test --bench placement`` has left it.
+other measurement and judged on the rest.
+
+In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced; ``placement`` is filled from
+``results/benchmarks/placement.json`` where ``./test --bench placement`` has left it.
 """
 
 from __future__ import annotations
