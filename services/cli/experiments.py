@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.client import EXIT_UNAVAILABLE, EXIT_USAGE, CliError, data_dir
 from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError, PolicyConfigError
 
 if TYPE_CHECKING:
     from services.simulator.experiments.plan import Experiment
+    from services.simulator.experiments.runner import RunGroups
     from services.simulator.report.tables import Compared
 
 
@@ -35,7 +37,9 @@ def experiment(
     page: Annotated[
         Path | None, typer.Option(help="A Markdown page whose marked tables are made from all results in OUT.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes at once.")] = max((os.cpu_count() or 2) - 1, 1),
+    workers: Annotated[
+        str, typer.Option(help="Processes at once; or celery: the installation's workers, by REDIS_URL.")
+    ] = str(max((os.cpu_count() or 2) - 1, 1)),
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON list.")] = False,
 ) -> None:
     """Run experiments: every policy on every trace, zone, signal and seed; each leaves results.csv and report.html."""
@@ -44,11 +48,14 @@ def experiment(
 
     if page is not None and not page.is_file():
         raise CliError(f"there is no page {page}", EXIT_USAGE)
+    processes = _processes(workers)
     try:
         plans = [load_experiment(file) for file in files]
-        compared = [_run(plan, out if len(plans) == 1 else out / plan.name, workers, as_json) for plan in plans]
+        compared = [_run(plan, out if len(plans) == 1 else out / plan.name, processes, as_json) for plan in plans]
     except (DomainError, PolicyConfigError) as error:
         raise CliError(str(error), EXIT_USAGE) from None
+    except RedisError as error:
+        raise CliError(f"the broker does not answer: {error}", EXIT_UNAVAILABLE) from error
     if as_json:
         print_json([dict(row.__dict__) for rows in compared for row in rows])
     if page is not None:
@@ -57,7 +64,7 @@ def experiment(
             console.print(str(page))
 
 
-def _run(plan: Experiment, out: Path, workers: int, quiet: bool) -> list[Compared]:
+def _run(plan: Experiment, out: Path, processes: int, quiet: bool) -> list[Compared]:
     """Run one experiment, leave its table and page in ``out``, show it, and return the comparison."""
     from services.simulator.experiments.runner import run_bounds, run_experiment
     from services.simulator.report.page import render
@@ -70,7 +77,8 @@ def _run(plan: Experiment, out: Path, workers: int, quiet: bool) -> list[Compare
         def tell(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what or plan.name)
 
-        results = run_experiment(plan, out, workers=workers, tell=tell)
+        elsewhere = None if processes else _celery()
+        results = run_experiment(plan, out, workers=processes, elsewhere=elsewhere, tell=tell)
         bar.update(task, description="bounds")
         bounds = run_bounds(plan, out, results)
     write_csv(out / "results.csv", results)
@@ -85,3 +93,36 @@ def _run(plan: Experiment, out: Path, workers: int, quiet: bool) -> list[Compare
         console.print(shown)
         console.print(f"{out / 'results.csv'} and {out / 'report.html'}")
     return rows
+
+
+def _processes(workers: str) -> int:
+    """Return how many processes to run here; 0: by Celery workers."""
+    if workers == "celery":
+        return 0
+    if not workers.isdecimal() or not int(workers):
+        raise CliError(f"--workers takes a number of processes or celery, not {workers!r}", EXIT_USAGE)
+    return int(workers)
+
+
+def _celery() -> RunGroups:
+    from redis import Redis
+
+    from services.simulator.experiments.remote import Client
+    from services.simulator.queue import simulator_celery
+    from services.simulator.settings import SimulatorSettings
+
+    url = os.environ.get("REDIS_URL") or _local_broker()
+    settings = SimulatorSettings(redis_url=url, service_token="a client of the broker alone")  # type: ignore[call-arg]
+    return Client(Redis.from_url(url), simulator_celery(settings)).run
+
+
+def _local_broker() -> str:
+    """Return the address of the Valkey of this machine's installation."""
+    from services.standalone import valkey
+    from services.standalone.data_folder import DataFolder
+
+    folder = DataFolder(data_dir())
+    port = next((each.port for each in folder.status().processes if each.name == "valkey" and each.pid), None)
+    if port is None:
+        raise CliError("no broker: set REDIS_URL, or start the control plane with `wattshift up`", EXIT_UNAVAILABLE)
+    return valkey.url(folder.secret("valkey"), port)

@@ -1,12 +1,16 @@
-"""The worker: ``python -m celery -A services.simulator.tasks worker --concurrency 1``."""
+"""The worker: ``python -m celery -A services.simulator.tasks worker -Q simulator,experiments --concurrency 1``."""
 
 from __future__ import annotations
 
 import functools
 
+from redis import Redis
+
 from services.db.engine import async_url, create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
+from services.simulator.experiments import remote
+from services.simulator.experiments.remote import CellWorker
 from services.simulator.queue import TASK, simulator_celery
 from services.simulator.settings import SimulatorSettings
 from services.simulator.worker import simulation_worker
@@ -22,6 +26,17 @@ def _worker() -> Worker:
     """Return this process's worker; made by the first task, after the pool has forked."""
     engine = create_engine(settings.database_url, pool_size=1, application_name="simulator-worker")
     return simulation_worker(engine, settings.lease_s)
+
+
+@functools.cache
+def _cell_worker() -> CellWorker:
+    return CellWorker(Redis.from_url(settings.redis_url), lease_s=settings.lease_s)
+
+
+@app.task(name=remote.TASK, soft_time_limit=remote.LONGEST_S, time_limit=remote.LONGEST_S + 60)
+def run_cells(name: str) -> None:
+    """Run the cells of an experiment's task of that name; safe to run twice."""
+    _cell_worker().run(name)
 
 
 @app.task(name=TASK)

@@ -35,7 +35,10 @@ MIGRATIONS = ("-m", "migrations")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", *_ONE_AT_A_TIME),
-    "simulator-worker": ("-m", "celery", "-A", "services.simulator.tasks", "worker", *_ONE_AT_A_TIME),
+    "simulator-worker": (
+        *("-m", "celery", "-A", "services.simulator.tasks", "worker", "-Q", "simulator,experiments"),
+        *_ONE_AT_A_TIME,
+    ),
 }
 """One for each queue: a what-if run of half an hour must not hold up the plan of the next one."""
 

@@ -91,10 +91,8 @@ class Cell:
 
     def key(self) -> str:
         """Return a hash of everything that goes in, contents of files included."""
-        named = ("", *BUNDLED_JOBS, *BUNDLED_ZONES, *FORECASTS)
-        sources = [name for name in (self.trace.jobs, self.zone, self.forecast) if name not in named]
         try:
-            contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in sources]
+            contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in file_names(self)]
         except OSError as error:
             raise DomainError(f"{error.filename} cannot be read: {error.strerror}") from error
         inputs = json.dumps([RESULT_VERSION, asdict(self), contents], sort_keys=True, default=str)
@@ -109,6 +107,12 @@ class Cell:
     def engine_options(self) -> dict[str, Any]:
         """Options for all, for this trace and for this policy, joined; and the seed."""
         return {**self.options, **self.trace.options, **self.choice.options, "seed": self.seed}
+
+
+def file_names(cell: Cell) -> list[str]:
+    """Return the files that a cell reads: of jobs, grid and forecasts what is not bundled."""
+    named = ("", *BUNDLED_JOBS, *BUNDLED_ZONES, *FORECASTS)
+    return [name for name in (cell.trace.jobs, cell.zone, cell.forecast) if name not in named]
 
 
 @dataclass(frozen=True)

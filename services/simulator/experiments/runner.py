@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,26 @@ from services.simulator.workload import ClusterSpec
 
 Tell = Callable[[int, int, str], None]
 """Told done, total and the cell that ended."""
+Ended = tuple[list[Cell], BaseException | None]
+"""A group whose results are in its folder, or why not."""
+RunGroups = Callable[[Sequence[list[Cell]], Path], Iterator[Ended]]
 LARGE = 20_000
 """Jobs from which a bound groups windows by six hours and powers in four tiers."""
 
 
 def run_experiment(
-    experiment: Experiment, out: Path, *, workers: int = 1, tell: Tell | None = None
+    experiment: Experiment,
+    out: Path,
+    *,
+    workers: int = 1,
+    elsewhere: RunGroups | None = None,
+    tell: Tell | None = None,
 ) -> list[dict[str, Any]]:
     """Run what has no result in ``out/cells`` yet and return every cell's result, in the experiment's order.
 
-    ``out/index.json`` names the cells of this experiment: the folder may hold results of an earlier version of it.
-    A cell that fails is told of and leaves no file; the others go on, and the first failure is raised at the end.
+    By ``workers`` processes of this machine, or ``elsewhere``. ``out/index.json`` names the cells of this experiment:
+    the folder may hold results of an earlier version of it. A cell that fails is told of and leaves no file; the others
+    go on, and the first failure is raised at the end.
     """
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,22 +56,26 @@ def run_experiment(
     if tell is not None:
         tell(done, len(files), "")
     if missing:
-        groups = together(missing)
-        with ProcessPoolExecutor(min(workers, len(groups)), mp_context=get_context("spawn")) as pool:
-            futures = {
-                pool.submit(run_to_files, group, [folder / f"{cell.key()}.json" for cell in group]): group
-                for group in groups
-            }
-            for future in as_completed(futures):
-                group = futures[future]
-                done += len(group)
-                error = future.exception()
-                failure = failure or error
-                if tell is not None:
-                    tell(done, len(files), named(group[0]) + (f": failed: {error}" if error else ""))
+        run = elsewhere or partial(by_processes, workers=workers)
+        for group, error in run(together(missing), folder):
+            done += len(group)
+            failure = failure or error
+            if tell is not None:
+                tell(done, len(files), named(group[0]) + (f": failed: {error}" if error else ""))
     if failure is not None:
         raise failure
     return [json.loads((folder / f"{cell.key()}.json").read_text(encoding="utf-8")) for cell in cells]
+
+
+def by_processes(groups: Sequence[list[Cell]], folder: Path, *, workers: int) -> Iterator[Ended]:
+    """Run groups by processes of this machine."""
+    with ProcessPoolExecutor(min(workers, len(groups)), mp_context=get_context("spawn")) as pool:
+        futures = {
+            pool.submit(run_to_files, group, [folder / f"{cell.key()}.json" for cell in group]): group
+            for group in groups
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.exception()
 
 
 def named(cell: Cell) -> str:

@@ -38,7 +38,6 @@ FIGURES = (
     "rounds",
     "gpu_hours",
     "utilisation",
-    "wall_s",
 )
 RATIOS = {
     "carbon": "carbon_kg",
