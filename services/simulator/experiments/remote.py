@@ -1,10 +1,10 @@
-"""An experiment's cells by Celery workers, on as many machines as there are; Valkey is all that client and workers share.
+"""An experiment's cells by Celery workers, on as many machines as there are; client and workers share Valkey alone.
 
 A group of cells (``runner.together``) is a task, named by its first cell's key. In Valkey, under ``PREFIX``, for
 ``KEPT_S``: ``task:`` what to run, ``file:`` the files it reads by their content, ``result:`` of each cell, ``lease:``
 who runs it now. A message carries the name of a task. One that comes twice finds results or a lease and does nothing;
-one that was lost is sent again by the client; a worker that dies loses its lease and another takes the task up. A client
-that dies finds on its return what was finished meanwhile.
+one that was lost is sent again by the client; a worker that dies loses its lease and another takes the task up. A
+client that dies finds on its return what was finished meanwhile.
 """
 
 from __future__ import annotations
