@@ -19,7 +19,7 @@ from services.core.domain.errors import PolicyConfigError
 
 Config = TypeVar("Config")
 
-Default = bool | int | float | str | None | list[float]
+Default = bool | int | float | str | None | list[float] | list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class ParameterDescription:
 
     Attributes:
         name: The key in a policy's parameters.
-        type: ``number``, ``integer``, ``boolean``, ``choice`` or ``numbers`` (a list).
+        type: ``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a
+            list of lists of two numbers).
         default: As JSON.
         nullable: Whether null is a value; the meaning says what it means.
         minimum, maximum: Inclusive bounds (of every element of a list), None where there is none.
@@ -50,7 +51,7 @@ class ParameterDescription:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a config field means, and the inclusive range its value (or each element of a list) may have."""
+    """What a config field means, and the inclusive range its value may have (or each element; of a pair the second)."""
 
     meaning: str
     unit: str = ""
@@ -80,8 +81,12 @@ def build_config(config_type: type[Config], parameters: Mapping[str, object]) ->
         if name not in known:
             expected = ", ".join(known) or "none"
             raise PolicyConfigError(f"unknown parameter {name!r}; known: {expected}", pointer=_pointer(name))
-        values[name] = tuple(cast("list[object]", value)) if isinstance(value, list) else value
+        values[name] = _frozen(value)
     return config_type(**cast("dict[str, Any]", values))
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
@@ -111,7 +116,9 @@ class _Kind:
 
 
 def _as_json(default: object) -> Default:
-    return cast(Default, list(cast("tuple[float, ...]", default)) if isinstance(default, tuple) else default)
+    if not isinstance(default, tuple):
+        return cast(Default, default)
+    return cast(Default, [_as_json(each) for each in cast("tuple[object, ...]", default)])
 
 
 def _declarations(config_type: type) -> list[tuple[str, _Kind, Parameter]]:
@@ -131,7 +138,7 @@ def _kind_of(hint: Any) -> _Kind:
     if origin is Literal:
         return _Kind("choice", choices=arguments)
     if origin is tuple:
-        return _Kind("numbers")
+        return _Kind("pairs" if get_origin(arguments[0]) is tuple else "numbers")
     return _Kind({float: "number", int: "integer", bool: "boolean"}[hint])
 
 
@@ -150,8 +157,22 @@ def _check(value: object, kind: _Kind, declared: Parameter, pointer: str) -> Non
             raise PolicyConfigError(f"expected a list of numbers, got {value!r}", pointer)
         for at, element in enumerate(cast("tuple[object, ...]", value)):
             _check_number(element, declared, integer=False, pointer=f"{pointer}/{at}")
+    elif kind.name == "pairs":
+        _check_pairs(value, declared, pointer)
     else:
         _check_number(value, declared, integer=kind.name == "integer", pointer=pointer)
+
+
+def _check_pairs(value: object, declared: Parameter, pointer: str) -> None:
+    """Check a list of pairs; the declared range is that of the second number of each."""
+    if not isinstance(value, tuple):
+        raise PolicyConfigError(f"expected a list of pairs, got {value!r}", pointer)
+    for at, pair in enumerate(cast("tuple[object, ...]", value)):
+        if not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2:
+            raise PolicyConfigError(f"expected two numbers, got {pair!r}", f"{pointer}/{at}")
+        first, second = cast("tuple[object, object]", pair)
+        _check_number(first, Parameter(""), integer=False, pointer=f"{pointer}/{at}/0")
+        _check_number(second, declared, integer=False, pointer=f"{pointer}/{at}/1")
 
 
 def _check_number(value: object, declared: Parameter, *, integer: bool, pointer: str) -> None:

@@ -21,6 +21,8 @@ from services.core.policies.green.mlfq import Green
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
 from services.core.policies.pollux.config import PolluxConfig
 from services.core.policies.pollux.policy import Pollux
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.policy import Powerflow
 from services.core.policies.zeus.combined import GandivaZeusConfig, ZeusLasConfig, gandiva_zeus, zeus_las
 
 
@@ -128,6 +130,15 @@ POLICIES: dict[str, PolicyEntry] = {
         build=Pollux,
         elastic=True,
         tunes_batch=True,
+    ),
+    "powerflow": PolicyEntry(
+        summary="GPUs go where an hour less costs the least energy, within a power limit; then power limits or clocks "
+        "rise while it allows.",
+        paper="Gu et al., Energy-Efficient GPU Clusters Scheduling for Deep Learning (PowerFlow)",
+        config=PowerflowConfig,
+        build=Powerflow,
+        elastic=True,
+        replans=True,
     ),
     "sjf": PolicyEntry(
         summary="The job that needs the least time starts first; with perfect knowledge, a bound.",

@@ -1,0 +1,42 @@
+"""What PowerFlow remembers between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.core.domain.ids import JobId
+
+
+@dataclass(frozen=True)
+class PowerflowMemory:
+    """Of the last rounds; entries of ended jobs are dropped at active rounds.
+
+    Attributes:
+        targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
+        measured: Gangs being measured at every setting, and when that is surely over, UTC seconds.
+        profiled: By job the sizes at which it was measured.
+    """
+
+    targets: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    measured: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    profiled: Mapping[JobId, tuple[int, ...]] = field(default_factory=dict[JobId, tuple[int, ...]])
+
+
+def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
+    """Return the memory as JSON values."""
+    return {
+        "targets": dict(memory.targets),
+        "measured": dict(memory.measured),
+        "profiled": {job_id: list(sizes) for job_id, sizes in memory.profiled.items()},
+    }
+
+
+def load_memory(stored: dict[str, Any]) -> PowerflowMemory:
+    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    return PowerflowMemory(
+        targets={JobId(job_id): int(gpus) for job_id, gpus in stored.get("targets", {}).items()},
+        measured={JobId(job_id): float(until_s) for job_id, until_s in stored.get("measured", {}).items()},
+        profiled={JobId(job_id): tuple(map(int, sizes)) for job_id, sizes in stored.get("profiled", {}).items()},
+    )

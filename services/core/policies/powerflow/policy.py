@@ -1,0 +1,225 @@
+"""PowerFlow's scheduler: who runs, on how many GPUs, at which setting, within the power limit.
+
+The paper re-plans at each arrival, end and scaling. Here an active round does, by the clock: it gives out all GPUs anew
+(``allocate``) and may stop and resize jobs. A passive round, which an arrival, an end or a release brings about, stops
+nobody: it gives free GPUs to waiting jobs by the same greedy, with what runs taken as given, and sets everything anew
+(``watts``). A job that was stopped to be resized waits for its size of the last active round. Shorter active rounds
+come nearer to the print; each costs restarts.
+
+A running job keeps its size where a larger one would not save ``resize_gain`` times its restart, or where a smaller one
+would help nobody.
+
+Source: PowerFlow section 5, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.capacity import Capacity
+from services.core.cycle.placers import PLACERS
+from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.sizes import model_gpus
+from services.core.cycle.snapshot import Bools, Ints, Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
+from services.core.policies.powerflow.allocate import Room, allocate_gpus
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.limit import limit_w
+from services.core.policies.powerflow.memory import PowerflowMemory, dump_memory, load_memory
+from services.core.policies.powerflow.profiling import GOING, Measurement, begun, to_measure, under_way
+from services.core.policies.powerflow.view import View, choices_of, view_of
+from services.core.policies.powerflow.watts import set_within
+
+
+class Powerflow:
+    """Energy-aware elastic scheduling under a power limit. Preempts and resizes in active rounds."""
+
+    name = "powerflow"
+
+    def __init__(self, config: PowerflowConfig) -> None:
+        self.config = config
+
+    def initial(self) -> PowerflowMemory:
+        """Return the memory of a policy that has given out nothing."""
+        return PowerflowMemory()
+
+    def decide(self, snapshot: Snapshot, memory: PowerflowMemory) -> tuple[Plan, PowerflowMemory]:
+        """Return Algorithm 1's plan, and the sizes that jobs are to come back at."""
+        config, capacity = self.config, Capacity(snapshot)
+        active = snapshot.trigger is Trigger.ACTIVE
+        memory, limit = under_way(snapshot, memory), limit_w(snapshot, config)
+        view = view_of(snapshot, config, capacity.model, _fixed_gpus(snapshot, memory, capacity, active=active))
+        room = room_of(snapshot, capacity, limit, config)
+        view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
+        ranking = ranking_of(snapshot, view, sizes, room)
+        shown = _on_their_models(snapshot, view)
+        plan = reconcile(shown, ranking, preemption=Preemption.at(snapshot.trigger), place=PLACERS[config.placement])
+        if active:
+            ranked: list[int] = ranking.order.tolist()
+            ids = map(snapshot.jobs.ids.__getitem__, ranked)
+            memory = replace(memory, targets=dict(zip(ids, ranking.gpus.tolist(), strict=True)))
+        found = to_measure(snapshot, plan, view.tables, config, memory)
+        pinned = memory.measured.keys() | found.keys()
+        plan = set_within(
+            snapshot, plan, view.tables, limit, config, pinned, all_placed=_all_placed(snapshot, ranking, plan)
+        )
+        begin = _of_gangs(snapshot, plan, found)
+        actions = (*plan.actions, *(each.action for each in begin))
+        return replace(plan, actions=actions), begun(snapshot, memory, begin, config)
+
+    def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        return dump_memory(memory)
+
+    def load(self, stored: dict[str, Any]) -> PowerflowMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        return load_memory(stored)
+
+
+def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, *, active: bool) -> Ints:
+    """Return the one size each job may have in this round, 0 where it may have any: (n_jobs,).
+
+    Who holds devices keeps its size, unless an active round may restart it; who was stopped comes back at the size the
+    last active round gave it, while the cluster has as many devices.
+    """
+    jobs = snapshot.jobs
+    holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
+    if active:
+        free = (jobs.phase == Phase.RUNNING) & jobs.preemptible & capacity.movable
+        return np.where(holds & ~free, jobs.gpus, 0)
+    most = int(capacity.total.max(initial=0))
+    targets = np.fromiter(map(memory.targets.get, jobs.ids, repeat(0)), np.int64, len(jobs))
+    on_grid = (targets >= jobs.min_gpus) & (targets <= np.minimum(jobs.max_gpus, most))
+    on_grid &= (targets - jobs.min_gpus) % jobs.step_gpus == 0
+    return np.where(holds, jobs.gpus, np.where(on_grid, targets, 0))
+
+
+def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: PowerflowConfig) -> Room:
+    """Return what there is to share out: nodes that take work, and what drained ones still hold.
+
+    Where unused nodes are powered down, free devices are taken to draw nothing; ``watts`` counts what really idles.
+    """
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    idle_w = snapshot.idle_w if snapshot.idle_w.size else np.zeros(len(snapshot.gpu_models))
+    if config.power_down and nodes.may_sleep.any():
+        idle_w = np.zeros(len(snapshot.gpu_models))
+    on = capacity.model >= 0
+    beside = np.bincount(capacity.model[on], (jobs.gpus - capacity.held)[on], idle_w.size).astype(np.int64)
+    drained_w = float((nodes.free_gpus * idle_w[nodes.gpu_model])[~nodes.schedulable].sum()) if len(nodes) else 0.0
+    per_node = int(nodes.gpus.max(initial=1))
+    return Room(model_gpus(snapshot) + beside, idle_w, per_node, limit, drained_w)
+
+
+def allocate(
+    snapshot: Snapshot, view: View, room: Room, capacity: Capacity, config: PowerflowConfig, *, active: bool
+) -> tuple[View, Ints]:
+    """Return the size of each row, as ``allocate_gpus``, and the rows' choices it was taken from.
+
+    In an active round once with all that may move, and where some had better stay, again with those as they are.
+    """
+    preemptible, movable = snapshot.jobs.preemptible[view.jobs], capacity.movable[view.jobs]
+    keeps = view.holds & ~(preemptible & movable) if active else view.holds
+
+    def greedily(view: View, keeps: Bools) -> Ints:
+        return allocate_gpus(view.choices, room, pool=view.pool, keeps=keeps, work_s=view.work_s, greedy=config.greedy)
+
+    sizes = greedily(view, keeps)
+    if not active:
+        return view, sizes
+    stays = _stays(snapshot, view, sizes, room, keeps, config)
+    if stays.any():
+        held = snapshot.jobs.gpus[view.jobs]
+        fixed = np.where(stays | (view.choices.gpus[:, 1:].sum(axis=1) == 0), np.where(view.holds, held, 0), 0)
+        choices = choices_of(snapshot, view.tables, view.jobs, view.pool, fixed)
+        view = replace(view, choices=choices)
+        sizes = greedily(view, keeps | stays)
+    return view, sizes
+
+
+def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools, config: PowerflowConfig) -> Bools:
+    """Return which running jobs had better keep the size they have than take the one they got: (n_rows,).
+
+    A larger one that saves too little, or a smaller one where everything fits beside it as it is.
+    """
+    jobs = snapshot.jobs
+    held = np.where(view.holds, jobs.gpus[view.jobs], 0)
+    got = np.where(sizes >= 0, view.choices.gpus[np.arange(len(view.jobs)), np.maximum(sizes, 0)], 0)
+    moves = view.holds & ~keeps & (jobs.phase[view.jobs] == Phase.RUNNING) & (got > 0) & (got != held)
+    stays = moves & (got > held)
+    for row in np.flatnonzero(stays).tolist():
+        saved_s = _saved_s(snapshot, view, row, int(held[row]), int(got[row]))
+        stays[row] = saved_s < config.resize_gain * config.restart_s
+    shrinks = moves & (got < held)
+    if shrinks.any():
+        kept = np.where(stays | shrinks, held, got)
+        taken = np.bincount(view.pool, kept, room.gpus.size)
+        draws_w = [
+            _least_energy_w(view, row, int(kept[row])) - float(room.idle_w[view.pool[row]]) * int(kept[row])
+            for row in np.flatnonzero(kept).tolist()
+        ]
+        base_w = room.other_w + float(room.gpus @ room.idle_w)
+        if bool((taken <= room.gpus).all()) and base_w + math.fsum(draws_w) <= room.limit_w:
+            stays |= shrinks
+    return stays
+
+
+def _saved_s(snapshot: Snapshot, view: View, row: int, held: int, got: int) -> float:
+    """Return how much sooner a job ends at another size; one of unknown length is taken to be half done."""
+    job, pool = int(view.jobs[row]), int(view.pool[row])
+    now, then = (float(view.tables.gang(job, pool, gpus)[0][-1]) for gpus in (held, got))
+    work_s = float(view.work_s[row])
+    left_s = work_s / now if math.isfinite(work_s) else snapshot.now_s - float(snapshot.jobs.waiting_since_s[job])
+    return left_s * (1 - now / then)
+
+
+def _least_energy_w(view: View, row: int, gpus: int) -> float:
+    speed, power_w = view.tables.gang(int(view.jobs[row]), int(view.pool[row]), gpus)
+    return float(power_w[(power_w / speed).argmin()])
+
+
+def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranking:
+    """Return the jobs that got a size, in the order of their claim, and behind them those no model can run."""
+    jobs = snapshot.jobs
+    rows = np.flatnonzero(sizes >= 0)
+    order, gpus = view.jobs[rows], view.choices.gpus[rows, sizes[rows]]
+    nowhere = jobs.phase == Phase.QUEUED
+    nowhere[view.jobs] = False
+    others = np.flatnonzero(nowhere)
+    left = bool((np.bincount(view.pool[rows], gpus, room.gpus.size) < room.gpus).any())
+    return Ranking(
+        np.concatenate((order, others)),
+        np.concatenate((gpus, jobs.min_gpus[others])),
+        Reason.POWER_LIMIT if left and math.isfinite(room.limit_w) else Reason.NOT_ENOUGH_FREE_GPUS,
+    )
+
+
+def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
+    """Return the snapshot with every job bound to the GPU model whose power it was counted at."""
+    if len(snapshot.gpu_models) == 1:
+        return snapshot
+    eligible = np.zeros_like(snapshot.jobs.eligible)
+    eligible[view.jobs, view.pool] = snapshot.jobs.eligible[view.jobs, view.pool]
+    return replace(snapshot, jobs=replace(snapshot.jobs, eligible=eligible))
+
+
+def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
+    """Whether every ranked job runs or starts by this plan; then nobody waits for an unused node."""
+    phase = snapshot.jobs.phase[ranking.order]
+    waits = int(((phase == Phase.QUEUED) | (phase == Phase.PREEMPTING)).sum())
+    starts = sum(isinstance(action, Start) for action in plan.actions)
+    return waits == starts and not any(isinstance(action, Preempt) for action in plan.actions)
+
+
+def _of_gangs(snapshot: Snapshot, plan: Plan, found: Mapping[JobId, Measurement]) -> list[Measurement]:
+    """Return the measurements of gangs that the plan still starts, or that run already."""
+    phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
+    starts = {action.job_id for action in plan.actions if isinstance(action, Start)}
+    return [each for job_id, each in found.items() if job_id in starts or phases[job_id] in GOING]

@@ -1,0 +1,97 @@
+"""Online profiling: a gang that nothing is known of is run at every setting for four minutes, all of them together.
+
+As printed every job is, the first time it runs on a number of GPUs. The default measures one gang of each kind of job:
+where jobs recur, the others learn from it. Only gangs that start are measured, and running ones at the default setting:
+to be measured takes the default's power, for which a start can wait and a running gang cannot.
+
+Source: PowerFlow section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Start
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.ids import JobId
+from services.core.domain.settings import SettingKind
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.memory import PowerflowMemory
+from services.core.policies.powerflow.view import Tables
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement to begin: of which gang, at how many GPUs."""
+
+    action: ProfileSettings
+    gpus: int
+
+
+def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
+    """Return the memory without measurements that are over and, in an active round, without jobs that are gone."""
+    jobs = snapshot.jobs
+    runs = {job_id for job_id, phase in zip(jobs.ids, jobs.phase.tolist(), strict=True) if phase in GOING}
+    measured = {
+        job_id: until_s for job_id, until_s in memory.measured.items() if until_s > snapshot.now_s and job_id in runs
+    }
+    profiled = memory.profiled
+    if snapshot.trigger is Trigger.ACTIVE:
+        live = set(jobs.ids)
+        profiled = {job_id: sizes for job_id, sizes in profiled.items() if job_id in live}
+    return replace(memory, measured=measured, profiled=profiled)
+
+
+GOING = (int(Phase.STARTING), int(Phase.RUNNING))
+
+
+def to_measure(
+    snapshot: Snapshot, plan: Plan, tables: Tables, config: PowerflowConfig, memory: PowerflowMemory
+) -> dict[JobId, Measurement]:
+    """Return the measurements to begin with this plan, by job; of a kind of job one at a time."""
+    kind = SettingKind(config.setting)
+    if config.profiling == "never":
+        return {}
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))
+    index = {job_id: at for at, job_id in enumerate(jobs.ids)}
+    busy = {int(jobs.setting_curve[index[job_id]]) for job_id in memory.measured}
+    stops = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+    candidates = [(index[a.job_id], a.placement, True) for a in plan.actions if isinstance(a, Start)]
+    for job in np.flatnonzero((jobs.phase == GOING[0]) | (jobs.phase == GOING[1])).tolist():
+        placement = jobs.placements[job]
+        if placement is not None and jobs.ids[job] not in stops:
+            candidates.append((job, placement, False))
+    found: dict[JobId, Measurement] = {}
+    for job, placement, starts in candidates:
+        job_id, of_kind, gpus = jobs.ids[job], int(jobs.setting_curve[job]), placement.gpus
+        model = model_of.get(placement.shares[0].node_id)
+        if model is None or not snapshot.takes(model, kind) or job_id in memory.measured:
+            continue
+        known = tables.of(job, model).kind is not None
+        if config.profiling == "each_job":
+            wanted = starts and gpus not in memory.profiled.get(job_id, ())
+        else:
+            wanted = not known and job_id not in memory.profiled and (of_kind < 0 or of_kind not in busy)
+        if wanted and (starts or not known):
+            busy.add(of_kind)
+            steps = tables.of(job, model).values.size if known else config.profiling_steps
+            found[job_id] = Measurement(ProfileSettings(job_id, kind, config.profiling_s / steps), gpus)
+    return found
+
+
+def begun(
+    snapshot: Snapshot, memory: PowerflowMemory, found: Collection[Measurement], config: PowerflowConfig
+) -> PowerflowMemory:
+    """Return the memory with these measurements begun."""
+    until_s = snapshot.now_s + config.restart_s + config.profiling_s + config.grace_s
+    sizes = {each.action.job_id: each.gpus for each in found}
+    profiled = {job_id: (*memory.profiled.get(job_id, ()), gpus) for job_id, gpus in sizes.items()}
+    return replace(
+        memory,
+        measured={**memory.measured, **dict.fromkeys(sizes, until_s)},
+        profiled={**memory.profiled, **profiled},
+    )
