@@ -14,7 +14,7 @@ from tests.support.workloads import a_trace, a_workload
 
 
 def test_six_jobs_on_four_gpus_all_get_two_thirds() -> None:
-    """The paper's time-slicing experiment: six one-GPU jobs share a server of four, and none waits for another."""
+    """What time-slicing is for: six one-GPU jobs share a server of four, and none waits for another to end."""
     options = EngineOptions(round_interval_s=60.0)
     jobs = a_workload([(0.0, 3_600.0, 1)] * 6)
 

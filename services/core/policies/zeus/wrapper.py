@@ -38,8 +38,7 @@ class ZeusConfig:
     profile_window_s: Annotated[
         float,
         Parameter(
-            "How long a kind of job that is not known yet is measured at each power limit; the paper finds five "
-            "seconds enough.",
+            "How long a kind of job that is not known yet is measured at each power limit.",
             unit="s",
             minimum=0.1,
             maximum=3600.0,
