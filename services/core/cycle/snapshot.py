@@ -205,8 +205,9 @@ class NodeTable:
 
     def with_free(self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, asleep: Bools) -> NodeTable:
         """Return the same nodes with other devices free and nodes asleep; what was worked out about them is kept."""
+        kept = {"index": self.index, "all_schedulable": self.all_schedulable, "schedulable_gpus": self.schedulable_gpus}
         table = object.__new__(NodeTable)
-        table.__dict__.update(self.__dict__, free_devices=free_devices, free_gpus=free_gpus, asleep=asleep)
+        table.__dict__.update(self.__dict__, **kept, free_devices=free_devices, free_gpus=free_gpus, asleep=asleep)
         return table
 
     def __len__(self) -> int:

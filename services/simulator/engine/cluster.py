@@ -49,6 +49,7 @@ class Nodes:
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
         self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable)
         self._table: NodeTable | None = None
+        self._down = 0
         self._awake_at_s = [0.0] * len(groups)
         idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
         self.idle_w_of = np.array([idle_of[name] for name in self.models])
@@ -56,7 +57,7 @@ class Nodes:
     def table(self) -> NodeTable:
         """Return the nodes that are up, as a snapshot shows them until the next event."""
         if self._table is None:
-            if all(self.up):
+            if not self._down:
                 self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self._asleep())
             else:
                 rows = [at for at, up in enumerate(self.up) if up]
@@ -135,6 +136,7 @@ class Nodes:
             self.idle_w -= self._idle_each[node] * int(self.free_gpus[node])
         self.off.discard(node)
         self.up[node] = False
+        self._down += 1
         self.free_total -= int(self.free_gpus[node])
         self.free_gpus[node] = 0
         self._free[node] = ()
@@ -143,6 +145,7 @@ class Nodes:
     def recover(self, node: int) -> None:
         """Bring a node back, empty."""
         self.up[node] = True
+        self._down -= 1
         self._free[node] = tuple(range(self.gpus[node]))
         self.free_gpus[node] = self.gpus[node]
         self.free_total += self.gpus[node]

@@ -100,6 +100,9 @@ SHOWN_INTS = {
 }
 """What of the tables a snapshot shows, by the column's name there."""
 KEPT_VIEWS = 128
+GIVEN = np.array([F.SUBMITTED, F.SINCE, F.DEADLINE, F.WORK, F.PREDICTED, F.REMAINING])
+GIVEN_INTS = np.array([I.MIN, I.MAX, I.STEP, I.PRIORITY, I.CURVE, I.ROW])
+"""What a job brings along, in the order in which it is kept by workload row; the rest is the same for all."""
 
 
 class LiveJobs:
@@ -134,15 +137,14 @@ class LiveJobs:
         self.profiled: dict[int, dict[int, float]] = {}
         self._columns: dict[int, dict[str, Any]] = {}
         self._all_eligible = bool(eligible.all())
-        self._arriving = np.full((n, F.COUNT), 0.0)
-        self._arriving[:, [F.SUBMITTED, F.SINCE]] = workload.submitted_s[:, None]
-        self._arriving[:, F.DEADLINE] = np.inf if workload.deadline_s is None else workload.deadline_s
-        self._arriving[:, [F.POWER, F.BASE, F.NOW, F.POWER_LIMIT, F.CLOCK]] = np.nan
-        self._arriving[:, F.WORK] = workload.work_s
-        self._arriving[:, [F.PREDICTED, F.REMAINING]] = predicted_s[:, None]
+        self._new = np.zeros(F.COUNT)
+        self._new[[F.POWER, F.BASE, F.NOW, F.POWER_LIMIT, F.CLOCK]] = np.nan
+        deadline_s = np.full(n, np.inf) if workload.deadline_s is None else workload.deadline_s
+        submitted_s, work_s = workload.submitted_s, workload.work_s
+        self._given = np.stack([submitted_s, submitted_s, deadline_s, work_s, predicted_s, predicted_s], axis=1)
         priority = zeros if workload.priority is None else workload.priority
-        columns = [zeros, workload.min_gpus, workload.max_gpus, workload.step_gpus, zeros, priority, workload.profile]
-        self._arriving_ints = np.stack([*columns, np.arange(n), zeros, zeros - 1, zeros], axis=1)
+        columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, priority, workload.profile, np.arange(n)]
+        self._given_ints = np.stack(columns, axis=1)
 
     def arrive(self, row: int) -> int:
         """Add the job in this row of the workload; return its slot."""
@@ -150,8 +152,11 @@ class LiveJobs:
         if slot == self.floats.shape[1]:
             self._grow()
         workload = self._workload
-        self.floats[:, slot] = self._arriving[row]
-        self.ints[:, slot] = self._arriving_ints[row]
+        self.floats[:, slot] = self._new
+        self.floats[GIVEN, slot] = self._given[row]
+        self.ints[:, slot] = 0
+        self.ints[GIVEN_INTS, slot] = self._given_ints[row]
+        self.ints[I.MODEL, slot] = -1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
         if workload.preemptible is not None:
