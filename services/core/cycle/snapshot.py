@@ -143,7 +143,7 @@ class JobTable:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> JobTable:
-        """Return a table of all its columns without a check that they fit; for a caller that makes one every round."""
+        """Return a table of the columns of one made before, unchecked; for a caller that shows them every round."""
         table = object.__new__(cls)
         table.__dict__.update(columns)
         return table

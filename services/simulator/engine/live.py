@@ -255,8 +255,9 @@ class LiveJobs:
         n = self.count
         columns: dict[str, Any] = {name: self.floats[row, :n] for name, row in SHOWN_FLOATS.items()}
         columns |= {name: self.ints[row, :n] for name, row in SHOWN_INTS.items()}
-        columns |= {"ids": self.ids, "tenants": self.tenants, "placements": self.placements, "index": self.slot}
         columns |= {"eligible": self.eligible[:n], "preemptible": self.preemptible[:n]}
+        shown = JobTable(ids=self.ids, tenants=self.tenants, placements=self.placements, **columns)
+        columns = {**vars(shown), "index": self.slot}
         if len(self._columns) >= KEPT_VIEWS:
             self._columns.clear()
         self._columns[n] = columns
