@@ -202,12 +202,15 @@ def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     speed = problem.unit[:15] * 0.2
     if len(plain) >= MIN_CONFIGURATIONS:
         speed = fit_throughput(replace(plain, setting=np.full(len(plain), 1_000.0))).vector()
-    speed[3:5] = 0.2 * speed[3], 0.8 * speed[3]  # most of a sample's time goes with the clock
+    # without clocks the parts' names were a guess: begin from either
+    speeds = [speed, speed[[2, 3, 0, 1, *range(4, 15)]]]
+    for each in speeds:
+        each[3:5] = 0.2 * each[3], 0.8 * each[3]  # most of a sample's time goes with the clock
     top_w, typical = float(plain.power_w.max()), float(np.log(np.median(of.local_batch) + 2.0))
     starts: list[Floats] = []
     for static_share, exponent in ((0.2, 2.0), (0.5, 2.0), (0.35, 1.1)):
         static_w = static_share * min(top_w, float(of.setting.min()))
         dynamic_w = top_w - static_w
         draw = [static_w, 0.5 * dynamic_w / typical, 2.0, 0.5 * dynamic_w, 0.5 * dynamic_w, exponent]
-        starts.append(np.concatenate([speed, draw]))
+        starts += [np.concatenate([each, draw]) for each in speeds]
     return np.where(problem.free, np.array(starts), np.maximum(problem.lower, 0.0))

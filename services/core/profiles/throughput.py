@@ -62,7 +62,7 @@ def times(p: ThroughputParameters, gpus: Any, local_batch: Any, clock_mhz: Any, 
     node: Any = p.alpha_sync_node / clock_mhz + p.theta_sync_node
     node = node + (p.kappa_sync_node / clock_mhz + p.beta_sync_node) * (gpus - 2)
     several: Any = gpus >= 2
-    sync_s = several * np.where(nodes < 2, local, node)
+    sync_s: Any = several * np.where(nodes < 2, local, node)  # pyright: ignore[reportUnknownVariableType]
     return Times(io_s, grad_s, sync_s, _overlapped(_overlapped(io_s, grad_s, p.gamma1), sync_s, p.gamma2))
 
 
