@@ -149,7 +149,16 @@ class Scheduler:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
-            loaded = await load(self._pool, trigger, carbon, self._settings.min_profile_s, self._curves)
+            settings = self._settings
+            loaded = await load(
+                self._pool,
+                trigger,
+                carbon,
+                settings.min_profile_s,
+                self._curves,
+                settings.placement,
+                settings.network,
+            )
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()

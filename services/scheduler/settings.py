@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.core.cycle.placers import PLACERS
+from services.core.parallel.iteration import Network
 from services.kit.settings import SharedSettings
 
 
@@ -43,9 +45,30 @@ class SchedulerSettings(SharedSettings):
         400, gt=0, description="Assumed, and marked stale, until the carbon service has answered once."
     )
 
+    placement: str = Field(
+        "consolidated",
+        description="How gangs are placed by policies that leave it open: consolidated, buddy, heavy-edge or refined.",
+    )
+    inter_gbps: float = Field(
+        10, gt=0, description="A node's NIC, gigabits per second; for placement by a job's layout."
+    )
+    intra_gbytes: float = Field(300, gt=0, description="Between GPUs of a node, gigabytes per second; for the same.")
+
     setting_curves: Path | None = Field(
         None, description="File of measured speed and power by power limit and clock, for policies that set them."
     )
 
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
     record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")
+
+    @field_validator("placement")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in PLACERS:
+            raise ValueError(f"must be one of {', '.join(PLACERS)}")
+        return value
+
+    @property
+    def network(self) -> Network:
+        """What connects GPUs, but for the width of nodes, which the nodes say."""
+        return Network(self.inter_gbps * 1e9 / 8, self.intra_gbytes * 1e9)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
+from services.contracts.parallel import ParallelLayout
 from services.core.cycle.snapshot import Floats, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingKind
+from services.core.parallel.graph import JobGraph
+from services.core.parallel.iteration import Network
 from services.db.pool import Pool
 from services.scheduler.curves import KnownCurves, curves_of
 
@@ -22,7 +27,7 @@ SELECT j.id, j.tenant_id, j.state,
        (j.spec #>> '{gpus,min}')::int AS min_gpus,
        coalesce((j.spec #>> '{gpus,max}')::int, (j.spec #>> '{gpus,min}')::int) AS max_gpus,
        coalesce((j.spec #>> '{gpus,step}')::int, 1) AS step_gpus,
-       j.spec #>> '{gpus,model}' AS model,
+       j.spec #>> '{gpus,model}' AS model, j.spec ->> 'layout' AS layout,
        (j.spec #>> '{gpus,memory_gib}')::float8 AS memory_gib,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.cancel_requested OR j.hold_requested AS leaves,
@@ -82,6 +87,8 @@ async def load(
     carbon: CarbonOutlook,
     min_profile_s: float,
     curves: KnownCurves | None = None,
+    placement: str = "consolidated",
+    network: Network | None = None,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -91,6 +98,8 @@ async def load(
         carbon: The grid, now and ahead.
         min_profile_s: A gang size counts as profiled after this long; before, its efficiency is NaN.
         curves: What is known of speed and power by setting.
+        placement: A name in ``placers.PLACERS``.
+        network: What connects GPUs; the width of nodes is added.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
@@ -114,8 +123,20 @@ async def load(
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
         setting_curves=setting_curves,
         settable=tuple(_settable(nodes, kind) for kind in kinds),
+        placement=placement,
+        graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
+        network=replace(network or Network(), server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
+
+
+@lru_cache(maxsize=4_096)
+def _graph(layout: str) -> JobGraph | None:
+    """Return the graph of a layout; None of one that was accepted under older rules and holds no longer."""
+    try:
+        return ParallelLayout.model_validate_json(layout).graph()
+    except ValidationError:
+        return None
 
 
 Kind = tuple[str, float, bool]

@@ -55,7 +55,8 @@ def _place(
     tightest = np.flatnonzero(counts >= gpus)
     if heavy and tightest.size:  # one node holds it all
         order = tightest[[counts[tightest].argmin()]]
-    found = _shares(mapper, tuple(counts[order].tolist()), method, SPARE_NODES if heavy else 0)
+    spare = SPARE_NODES if heavy and method is Method.REFINED else 0
+    found = _shares(mapper, tuple(counts[order].tolist()), method, spare)
     if found is None:
         return None
     return free.take([(int(nodes[order[at]]), taken) for at, taken in found])
@@ -83,29 +84,29 @@ def _shares(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int)
         mapper: Of the job.
         counts: Free GPUs, in the order in which servers are taken.
         method: How replicas are mapped.
-        spare: Servers beyond the necessary ones that ``Method.REFINED`` may use.
+        spare: Servers beyond the necessary ones that may be used where that is faster.
     """
-    room, size = np.array(counts, dtype=np.int64), mapper.graph.size
-    usable = room // int(size.min()) * int(size.min())
-    enough = np.flatnonzero(np.cumsum(usable) >= mapper.graph.gpus)
+    width = int(mapper.graph.size.min())
+    room = np.array(counts, dtype=np.int64) // width * width
+    enough = np.flatnonzero(np.cumsum(room) >= mapper.graph.gpus)
+    if not enough.size:
+        return None
+    fewest = int(enough[0]) + 1
     best: Ints | None = None
     best_s = np.inf
-    for end in range(int(enough[0]) + 1 if enough.size else len(counts) + 1, len(counts) + 1):
-        for servers in _cuts(room[:end], mapper.graph.gpus, exact=method is Method.HEAVY_EDGE or not spare):
+    for end in range(fewest, len(counts) + 1):
+        if best is not None and end > fewest + spare:
+            break
+        cut = room[:end].copy()
+        cut[-1] = max(int(cut[-1]) - (int(cut.sum()) - mapper.graph.gpus), 0)
+        for servers in (cut, room[:end]):  # the second where groups of several widths need it, or it is faster
             placed = mapper.counts(servers, method)
             if placed is not None and (time_s := float(mapper.model.time_s(placed))) < best_s * (1 - 1e-9):
                 best, best_s = placed, time_s
-        if best is not None and (method is Method.HEAVY_EDGE or end > int(enough[0]) + spare):
-            break
+            if best is not None and not spare:
+                break
     if best is None:
         return None
     taken = mapper.graph.class_size @ best
     first = np.unique(vertices_of(best), return_index=True)
     return tuple((at, int(taken[at])) for at in first[0][np.argsort(first[1])].tolist())
-
-
-def _cuts(room: Ints, gpus: int, *, exact: bool) -> list[Ints]:
-    """Return free GPUs to map onto: the last server's cut to what the job needs; and, unless exact, all of them."""
-    cut = room.copy()
-    cut[-1] = max(int(cut[-1]) - (int(room.sum()) - gpus), 0)
-    return [cut, room] if not exact and int(room.sum()) > gpus else [cut]

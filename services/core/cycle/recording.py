@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileSettings
 from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.gangs import GangTable
-from services.core.domain.ids import NodeId
+from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.parallel.graph import AllReduce, JobGraph, Stage
+from services.core.parallel.iteration import Network
 
 _DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
 
@@ -45,6 +47,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "idle_w": snapshot.idle_w.tolist(),
         "next_active_s": _plain(snapshot.next_active_s),
         "placement": snapshot.placement,
+        "graphs": {job_id: asdict(graph) for job_id, graph in sorted(snapshot.graphs.items())},
+        "network": asdict(snapshot.network),
         "measures": snapshot.measures,
         "goodput_curves": snapshot.goodput_curves.tolist(),
     }
@@ -75,6 +79,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         idle_w=np.array(stored.get("idle_w", []), dtype=np.float64),
         next_active_s=float(stored.get("next_active_s", "nan")),
         placement=stored.get("placement", "consolidated"),
+        graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
+        network=Network(**stored.get("network", {})),
         measures=stored.get("measures", False),
     )
 
@@ -82,6 +88,10 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
 def _shape(stored: dict[str, Any]) -> tuple[int, int]:
     curves = stored.get("speed_curves", [])
     return len(curves), len(curves[0]) if curves else 0
+
+
+def _graph_from_json(stored: dict[str, Any]) -> JobGraph:
+    return JobGraph(tuple(Stage(**stage) for stage in stored["stages"]), AllReduce(stored["all_reduce"]))
 
 
 def plan_to_json(plan: Plan) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from tests.support.graphs import graphs
 
 LIGHT = JobGraph((Stage(2, forward_s=1.0, output_bytes=1e6), Stage(2, forward_s=1.0)))
 HEAVY = JobGraph((Stage(2, output_bytes=1e6, parameter_bytes=1e9), Stage(2, forward_s=0.01)))
+WIDE = JobGraph((Stage(2, parameter_bytes=1e9, tensor_parallel=2, tensor_bytes=1e6),))
 TENSOR = JobGraph((Stage(2, 0.1, tensor_parallel=2, tensor_bytes=1e6),))
 
 
@@ -48,6 +49,7 @@ def shares(placement: Placement | None) -> dict[str, int] | None:
         pytest.param("heavy-edge", None, {"a": 5, "b": 4, "c": 4}, 8, {"a": 5, "b": 3}, id="unknown: as data parallel"),
         pytest.param("refined", None, {"a": 5, "b": 4, "c": 4}, 8, {"a": 4, "b": 4}, id="refined: even shares"),
         pytest.param("refined", None, {"a": 7, "b": 3, "c": 3}, 8, {"a": 5, "b": 3}, id="refined: no thinner share"),
+        pytest.param("heavy-edge", WIDE, {"a": 3, "b": 2}, 4, {"a": 2, "b": 2}, id="the same, heavy"),
         pytest.param("heavy-edge", TENSOR, {"a": 3, "b": 2}, 4, {"a": 2, "b": 2}, id="tensor groups whole"),
         pytest.param("refined", TENSOR, {"a": 3, "b": 1, "c": 1}, 4, None, id="no room for a second group: waits"),
         pytest.param("refined", HEAVY, {"a": 2, "b": 1}, 4, None, id="not enough"),
