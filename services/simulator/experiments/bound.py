@@ -3,7 +3,8 @@
 The linear programme of ``services.core.policies.bounds.carbon``: hours with perfect knowledge, work that may be cut at
 will, every job at the gang size that takes the fewest joules, idle GPUs drawing what the engine has them draw. The
 horizon of shifting is how much longer than its own duration a job may stay: it may run from its submission until
-submission + duration + horizon; without one, until the end. No queue, gang, restart or checkpoint is paid for.
+submission + duration + horizon; without one, until the end. No queue, gang, restart or checkpoint is paid for. It holds
+for policies that leave the work as it is: one that tunes batch sizes or sets power limits may emit less.
 
 Jobs of one power whose windows begin within the same ``bin_s`` and end within the same are one class, whose window is
 the widest of theirs: that only lowers the bound. With ``tiers`` fewer powers are told apart (their mean stands for

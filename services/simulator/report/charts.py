@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 56, 14, 40
 COLOURS = (
     *("#4c78a8", "#54a24b", "#f58518", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e"),
-    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55"),
+    *("#1f3b5c", "#2b6b2b", "#8c4a00", "#5c3a55", "#a11d21", "#2f6f6b"),
 )
 INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
 

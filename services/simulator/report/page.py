@@ -27,7 +27,7 @@ from services.simulator.report.tables import (
 )
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:860px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:980px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
 h3{font-size:1rem;margin-bottom:0}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
@@ -46,7 +46,7 @@ HIGHEST = 3.0
 """Bars of completion times are cut at so many times the baseline."""
 CURVES = 6
 """So many policies are drawn over time."""
-BARS = 13
+BARS = 16
 """So many are drawn by zone and by size of job; the tables have all."""
 
 
@@ -275,7 +275,8 @@ def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) 
     head = ["trace, zone, signal, seed", "shifting", "least carbon, kg", "against the baseline", "status"]
     note = (
         '<p class="note">A linear programme with perfect knowledge, every job at its most efficient size, no queues, '
-        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay.</p>"
+        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay. Policies that "
+        "change the work itself (batch sizes, power limits) may go below it.</p>"
     )
     return note + _folded("figures", head, rows)
 
