@@ -49,8 +49,13 @@ ABSOLUTE = {
 
 
 def load(folder: Path) -> tuple[list[Result], list[Result]]:
-    """Return the cells that an experiment has so far, the baseline's first, and its bounds."""
-    keys = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    """Return an experiment's cells, the baseline's first, and its bounds.
+
+    A policy some of whose cells under a signal are yet to run is left out there: means would be over other places.
+    """
+    index: list[tuple[str, str, str]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    unfinished = {(label, signal) for key, label, signal in index if not (folder / "cells" / f"{key}.json").exists()}
+    keys = [key for key, label, signal in index if (label, signal) not in unfinished]
     cells, bounds = (
         [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
         for name in ("cells", "bounds")

@@ -275,8 +275,8 @@ def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) 
     head = ["trace, zone, signal, seed", "shifting", "least carbon, kg", "against the baseline", "status"]
     note = (
         '<p class="note">A linear programme with perfect knowledge, every job at its most efficient size, no queues, '
-        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay. Policies that "
-        "change the work itself (batch sizes, power limits) may go below it.</p>"
+        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay. Policies "
+        "that change the work itself (batch sizes, power limits) may go below it.</p>"
     )
     return note + _folded("figures", head, rows)
 

@@ -19,7 +19,7 @@ from services.simulator.experiments.bound import bound_of, need_of
 from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
 from services.simulator.experiments.plan import Trace, load_experiment
 from services.simulator.report.charts import ticks
-from services.simulator.report.markdown import fill, fill_page
+from services.simulator.report.markdown import fill, fill_page, load
 from services.simulator.report.page import defaults_of, render
 from services.simulator.report.tables import by_signal, causes, compare, sensitivities, write_csv
 from services.simulator.workload import ClusterSpec, ForecastKind
@@ -198,6 +198,19 @@ def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
     rows = gzip.decompress((folder / "page-cells.csv.gz").read_bytes()).decode().splitlines()
     assert len(rows) == 1 + len(results)
     assert rows[1].startswith("small,Tiresias (LAS),two hours,GB,direct,1,")
+
+
+def test_a_policy_that_has_not_run_everywhere_is_left_out_of_a_page(tmp_path: Path) -> None:
+    index = [["k1", "a", "direct"], ["k2", "a", "direct"], ["k3", "a", "lifecycle"], ["k4", "b", "direct"]]
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    for key, label, signal in (("k1", "a", "direct"), ("k3", "a", "lifecycle"), ("k4", "b", "direct")):
+        inputs = {"choice": {"label": label}, "trace": {"label": "t"}, "zone": "GB", "signal": signal, "seed": 1}
+        (tmp_path / "cells" / f"{key}.json").write_text(json.dumps({"inputs": inputs}), encoding="utf-8")
+
+    found = [(cell["inputs"]["choice"]["label"], cell["inputs"]["signal"]) for cell in load(tmp_path)[0]]
+
+    assert found == [("a", "lifecycle"), ("b", "direct")]
 
 
 @pytest.mark.parametrize("policy", sorted(GRID_BLIND & set(POLICIES)))
