@@ -53,15 +53,25 @@ def load(folder: Path) -> tuple[list[Result], list[Result]]:
 
     A policy some of whose cells under a signal are yet to run is left out there: means would be over other places.
     """
-    index: list[tuple[str, str, str]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    unfinished = {(label, signal) for key, label, signal in index if not (folder / "cells" / f"{key}.json").exists()}
-    keys = [key for key, label, signal in index if (label, signal) not in unfinished]
+    left_out = set(unfinished(folder))
+    keys = [key for key, *of in _index(folder) if tuple(of) not in left_out]
     cells, bounds = (
         [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
         for name in ("cells", "bounds")
     )
     cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))
     return cells, bounds
+
+
+def unfinished(folder: Path) -> list[tuple[str, str]]:
+    """Return the policies, each with a signal, some of whose cells are yet to run."""
+    missing = (of for key, *of in _index(folder) if not (folder / "cells" / f"{key}.json").exists())
+    return list(dict.fromkeys((label, signal) for label, signal in missing))
+
+
+def _index(folder: Path) -> list[tuple[str, str, str]]:
+    found: list[list[str]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    return [(key, label, signal) for key, label, signal in found]
 
 
 def tables(cells: Sequence[Result], bounds: Sequence[Result], which: str = "zones") -> str:
@@ -83,8 +93,9 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
         zones = list(dict.fromkeys(row.zone for row in own))
         of = {(row.label, row.zone): row.carbon for row in own}
         lines: list[list[str]] = []
+        same = [mean.label for mean in means if mean.signal == signal and mean.label != BASELINE and _is_baseline(mean)]
         for mean in means:
-            if mean.signal == signal and mean.label != BASELINE:
+            if mean.signal == signal and mean.label not in (BASELINE, *same):
                 carbon = [_change(of.get((mean.label, zone), float("nan"))) for zone in zones]
                 lines.append([mean.label, *carbon, *_figures(mean)])
         for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
@@ -92,7 +103,8 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
             name = f"*least possible, {hours:g} h*" if hours else "*least possible*"
             lines.append([name, *map(_change, ratios), _change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)])
         head = ["policy", *(f"carbon {zone}" for zone in zones), *HEAD]
-        parts.append(f"Against {BASELINE}, {signal} intensity:\n\n{_table(head, lines)}")
+        equal = f" {', '.join(same)}: the same schedule." if same else ""
+        parts.append(f"Against {BASELINE}, {signal} intensity:{equal}\n\n{_table(head, lines)}")
     parts.append(f"{BASELINE} itself, means over traces and seeds:\n\n{_absolute(cells)}")
     parts.append(f"Mean completion time by size of job, against {BASELINE}:\n\n{_sizes(cells)}")
     return parts
@@ -122,6 +134,11 @@ KINDS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], list[str]]] =
     "means": _means,
     "traces": _traces,
 }
+
+
+def _is_baseline(row: Compared) -> bool:
+    ratios = (row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak)
+    return all(abs(ratio - 1.0) < 1e-4 for ratio in ratios)
 
 
 def _figures(row: Compared) -> list[str]:
@@ -172,7 +189,9 @@ def fill(text: str, results: Path) -> str:
         folder, which = results / match[1], match[2] or ""
         if not folder.is_dir():
             return match[0]
-        return f"<!-- {match[1]}{which} -->\n{tables(*load(folder), which.strip() or 'zones')}\n<!-- end -->"
+        waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder))
+        rest = f"\nNot run everywhere yet, and left out: {waiting}.\n" if waiting else ""
+        return f"<!-- {match[1]}{which} -->\n{tables(*load(folder), which.strip() or 'zones')}{rest}\n<!-- end -->"
 
     return MARK.sub(made, text)
 
