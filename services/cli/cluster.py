@@ -11,6 +11,7 @@ from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
+from services.cli.values import parameter_value
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -116,6 +117,8 @@ def list_policies(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json({"active": active, "policies": policies})
         return
+    if active.get("problem"):
+        console.print(f"[red]{active['name']} cannot be built[/]: {active['problem']}; another one is in force")
     for entry in policies:
         mark = "[green]●[/]" if entry["active"] else " "
         console.print(f"{mark} [bold]{entry['name']}[/]  {entry['summary']}  [dim]{entry['source']}[/]")
@@ -141,16 +144,13 @@ def set_policy(
 
 
 def parameters_of(pairs: list[str]) -> dict[str, Any]:
-    """Return ``key=value`` words as parameters; a value is JSON where it can be, text otherwise."""
+    """Return ``key=value`` words as parameters; see ``values.parameter_value``."""
     parameters: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise CliError(f"--param takes key=value, not {pair!r}", EXIT_USAGE)
-        try:
-            parameters[key] = json.loads(value)
-        except ValueError:
-            parameters[key] = value
+        parameters[key] = parameter_value(value)
     return parameters
 
 

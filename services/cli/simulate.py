@@ -49,7 +49,7 @@ def training(
     seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
     param: Annotated[
         list[str] | None,
-        typer.Option(help="A policy parameter, key=value; POLICY.key=value for one of several policies."),
+        typer.Option(help="A policy parameter, key=value or key=@FILE; POLICY.key=value for one of several policies."),
     ] = None,
     signal: Annotated[str, typer.Option(help="direct or lifecycle intensity.")] = "direct",
     forecast: Annotated[

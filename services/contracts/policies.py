@@ -53,6 +53,10 @@ class ActivePolicy(Message):
     since: Instant
     changed_by: str
     round_interval_s: float
+    problem: str | None = Field(
+        default=None,
+        description="Why the stored policy cannot be built; rounds go on with the last one that could, or the default.",
+    )
 
 
 class PlannedAction(Message):

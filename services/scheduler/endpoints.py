@@ -19,6 +19,7 @@ from services.contracts.policies import (
     PolicyParameter,
 )
 from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.errors import PolicyConfigError
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
@@ -153,10 +154,16 @@ def _description(entry: Any, active: str | None) -> PolicyDescription:
 def _active(row: Any | None, settings: SchedulerSettings) -> ActivePolicy:
     if row is None:
         raise unavailable("The scheduler")
-    policy: Any = build_policy(row["policy"], row["parameters"])
+    parameters, problem = row["parameters"], None
+    try:
+        policy: Any = build_policy(row["policy"], parameters)
+        parameters = asdict(policy.config)
+    except PolicyConfigError as error:
+        problem = f"{error.pointer.lstrip('/')}: {error}" if error.pointer else str(error)
     return ActivePolicy(
         name=row["policy"],
-        parameters=asdict(policy.config),
+        parameters=parameters,
+        problem=problem,
         since=row["policy_since"],
         changed_by=row["policy_changed_by"],
         round_interval_s=settings.round_interval_s,

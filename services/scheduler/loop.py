@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import asyncpg
@@ -14,10 +14,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.streams import HINTS_STREAM
+from services.core.cycle.policy import Policy
 from services.core.cycle.recording import plan_to_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
-from services.core.domain.errors import WattshiftError
+from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.registry import build_policy
 from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import Pool
@@ -83,6 +84,7 @@ class Scheduler:
         self._ingest = Ingest(pool, settings)
         self._relay = Relay(pool, redis)
         self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
+        self._built: Policy[Any] | None = None
         self._prepared = False
         self._seen: tuple[Any, ...] | None = None
         self._last_hint = f"{time.time_ns() // 1_000_000}-0"
@@ -159,6 +161,8 @@ class Scheduler:
                 settings.placement,
                 settings.network,
             )
+            due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
+            loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()
@@ -175,13 +179,28 @@ class Scheduler:
         return None
 
     def _decide(self, loaded: Loaded, began: float) -> Decided:
-        policy = build_policy(loaded.policy, loaded.parameters)
-        memory = policy.load(loaded.memory) if loaded.memory else policy.initial()
+        policy, stored = self._policy_of(loaded)
+        memory = policy.load(loaded.memory) if loaded.memory and stored else policy.initial()
         result = run_cycle(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
         if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
             self._record(loaded, result.plan)
-        return Decided(loaded.snapshot, loaded.policy, result.plan, policy.dump(result.memory), decide_ms)
+        kept = policy.dump(result.memory) if stored else loaded.memory
+        return Decided(loaded.snapshot, policy.name, result.plan, kept, decide_ms)
+
+    def _policy_of(self, loaded: Loaded) -> tuple[Policy[Any], bool]:
+        """Return the stored policy, and True; where it no longer builds, the last one that did, and False.
+
+        A release may drop a policy or a parameter that an installation still has stored: rounds go on, and
+        ``GET /policies/active`` says why with another policy.
+        """
+        try:
+            self._built = build_policy(loaded.policy, loaded.parameters)
+        except PolicyConfigError as error:
+            self._built = self._built or build_policy(self._settings.policy, {})
+            log.error("policy.unbuildable", policy=loaded.policy, error=str(error), instead=self._built.name)
+            return self._built, False
+        return self._built, True
 
     def _record(self, loaded: Loaded, plan: Any) -> None:
         assert self._settings.record_dir

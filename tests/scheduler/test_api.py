@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from services.contracts.identity import Identity, Role
+from services.core.cycle.snapshot import Trigger
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
@@ -86,3 +87,18 @@ async def test_rounds_are_listed_newest_first(world: World) -> None:
     assert started == jobs[::-1]
     assert one == first["items"][0]
     assert (missing.status_code, nonsense.status_code) == (404, 422)
+
+
+async def test_a_stored_policy_that_no_longer_builds_stops_no_round_and_an_operator_sees_why(world: World) -> None:
+    await world.scheduler.turn()
+    async with world.pool.connection() as connection:
+        await connection.execute("UPDATE scheduler_state SET parameters = '{\"long_gone\": 1}'")
+
+    held = await world.scheduler.hold(Trigger.ACTIVE)
+
+    assert held is not None
+    async with client(world) as api:
+        active = (await api.get("/v1/policies/active")).json()
+        assert "long_gone" in active["problem"]
+        choice = {"name": "fifo", "parameters": {}}
+        assert (await api.put("/v1/policies/active", json=choice)).json().get("problem") is None

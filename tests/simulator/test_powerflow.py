@@ -67,6 +67,7 @@ jobs = st.tuples(
             "placement": st.sampled_from(["buddy", "consolidated"]),
             "profiling": st.sampled_from(["never", "unknown", "each_job"]),
             "power_down": st.booleans(),
+            "migration": st.booleans(),
             "marginal": st.sampled_from(["energy", "power"]),
             "at_limit": st.sampled_from(["stop", "skip"]),
         }

@@ -7,18 +7,21 @@ file                       what                                                 
 ``forecasts_*.csv.gz``     96 hours of direct intensity ahead, one issue a day in 2023, of the same zones     BSD-3
 ``green_year.csv``         400 arrivals of one day, repeated for every day of the year                         MIT
 ``green_day.csv``          791 arrivals of one day                                                            MIT
+``powerflow_day.csv``     1,901 arrivals of one day                                                          MIT
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
 ``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
 ========================== ================================================================================== =========
 
-The two days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.
+The days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.
 
 ``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
 nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.
 ``green-day``: durations drawn in the shares the paper prints of its testbed (22, 30, 30 and 18 %) from all jobs of up
-to 37 h, its longest; arrivals drawn from the hours of the day of the whole trace. Both by a fixed seed.
+to 37 h, its longest; arrivals drawn from the hours of the day of the whole trace. ``powerflow-day``: as many jobs as
+the PowerFlow paper's day has, drawn from the whole trace with their durations and the hours of the day they came at.
+All by a fixed seed.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ class Bundle:
     recipe: str = "green"
 
 
-BUNDLED_JOBS = {"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)}
+BUNDLED_JOBS = {
+    "green-year": Bundle("green_year.csv", YEAR_DAYS),
+    "green-day": Bundle("green_day.csv", 1),
+    "powerflow-day": Bundle("powerflow_day.csv", 1, "powerflow"),
+}
 BUNDLED_ZONES = ("US-CAL-CISO", "GB", "SE", "PL", "CA-ON")
 GRIDS_BEGIN_S = 1_672_444_800.0
 """2022-12-31 00:00 UTC."""

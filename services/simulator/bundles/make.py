@@ -28,6 +28,7 @@ ISSUE_H = 96
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 """The paper's categories of duration: below 10 minutes, an hour, 10 hours, and above."""
 YEAR_JOBS, YEAR_SHARES = 400, (0.16, 0.38, 0.36, 0.08)
+POWERFLOW_JOBS = 1_901
 DAY_JOBS, DAY_SHARES, LONGEST_S = 791, (0.22, 0.30, 0.30, 0.18), 37 * 3_600.0
 
 
@@ -55,6 +56,12 @@ def testbed_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generat
     picked = [rng.choice(np.flatnonzero(category == each), count, replace=False) for each, count in enumerate(counts)]
     durations = rng.permutation(durations_s[np.concatenate(picked)])
     return rng.choice(submitted_s, DAY_JOBS, replace=False) % DAY_S, durations
+
+
+def powerflow_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return arrivals within the day and durations of as many jobs as PowerFlow's day has, of the whole trace."""
+    rows = rng.choice(durations_s.size, POWERFLOW_JOBS, replace=False)
+    return submitted_s[rows] % DAY_S, durations_s[rows]
 
 
 def write_jobs(file: Path, arrivals_s: Floats, durations_s: Floats) -> None:
@@ -104,6 +111,8 @@ def main() -> None:
     rng = np.random.default_rng(SEED)
     write_jobs(HERE / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
     write_jobs(HERE / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
+    rng = np.random.default_rng(SEED)  # its own, so that no day changes another
+    write_jobs(HERE / "powerflow_day.csv", *powerflow_day(raw.submitted_s, raw.duration_s, rng))
     write_grids(sources)
     write_forecasts(sources)
 

@@ -33,6 +33,7 @@ class EngineOptions:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s: what gangs whose
             profile has a graph lose where they are spread, and what placers by graph count on.
+        power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -56,13 +57,16 @@ class EngineOptions:
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
+    power_limit_w: float | None = None
     rigid: bool = False
     until_s: float | None = None
 
     def __post_init__(self) -> None:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
         positive += [self.inter_gbps, self.intra_gbytes]
-        positive += [each for each in (self.node_mtbf_s, self.power_down_after_s) if each is not None]
+        positive += [
+            each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
+        ]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least.append(self.host_per_job_w or 0.0)
         if self.placement not in PLACERS:

@@ -76,8 +76,9 @@ class Measurements:
             self._steps[row] = deque(step for step in steps if step.kind is not kind)
 
     def learn(self, profile: int, model: int, kind: SettingKind) -> None:
-        """Note the curve that was measured; measurements are exact."""
-        curve = self._truth(profile, model, kind)
+        """Note what the predictor makes of the measurements, which are exact; without one, the measured curve."""
+        prediction = self._profiles[profile].prediction(self._models[model])
+        curve = (prediction.settings.get(kind) if prediction else None) or self._truth(profile, model, kind)
         assert curve is not None
         self._curves[profile] = {**self._curves[profile], (model, kind): curve}
         self.curves = tuple(self._curves)

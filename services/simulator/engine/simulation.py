@@ -332,6 +332,8 @@ class Simulation:
         self._jobs_w += run.draw_w
         self._foresee(slot, stage, stages)
         self.recorder.started(row, now_s, gpus)
+        if self.options.power_limit_w is not None:
+            self._put(slot, SettingKind.POWER_LIMIT, self.options.power_limit_w)
 
     def _stage_of(self, slot: int, model: int, *, begins: bool = False) -> tuple[int, int]:
         """Return the stage a job is in on a GPU model, and how many there are; (FIXED_BATCH, 0) where nothing is tuned.

@@ -4,6 +4,7 @@
 """
 
 from services.simulator.recipes.green import green, green_users
+from services.simulator.recipes.powerflow import powerflow, powerflow_fitted
 from services.simulator.recipes.recipe import Recipe
 from services.simulator.recipes.stated import measured, plain, sia
 
@@ -12,6 +13,8 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe("green", "measured models by duration; one GPU asked for where the trace does not say", green),
         Recipe("green-users", "the same, with gangs as users of Philly asked for", green_users),
+        Recipe("powerflow", "models and batches of PowerFlow's Table 1, gangs as users of Philly asked for", powerflow),
+        Recipe("powerflow-fitted", "the same, with policies seeing fitted models instead", powerflow_fitted),
         Recipe("plain", "rigid gangs as the trace has them, one power for all", plain),
         Recipe("measured", "rigid gangs, each job's own measured power", measured),
         Recipe("sia", "jobs that name the application they train", sia),

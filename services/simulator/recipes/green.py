@@ -74,14 +74,15 @@ def _make(raw: RawJobs, seed: int, *, users: bool) -> Workload:
         rows = np.flatnonzero(category == index)
         model = np.array([MODELS.index(name) for name in models])[(model_draw[rows] * len(models)).astype(np.int64)]
         kind[rows] = 3 * model + (batch_draw[rows] * 3).astype(np.int64)
-    asked = _users_sizes(category, size_draw) if users else np.ones(len(raw), dtype=np.int64)
+    asked = users_sizes(category, size_draw) if users else np.ones(len(raw), dtype=np.int64)
     requested = np.where(raw.gpus > 0, raw.gpus, asked)
     work_s = reference_work_s(raw, profiles, kind, requested, REFERENCE_GPU)
     note = f"models by duration (recipe {'green-users' if users else 'green'}); power of RTX boards scaled from V100"
     return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note,))
 
 
-def _users_sizes(category: Ints, draw: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ints:
+def users_sizes(category: Ints, draw: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ints:
+    """Return gangs as users of Philly asked for, by category of duration and a draw of 0..1: (n_jobs,)."""
     sizes = np.array(PHILLY_SIZES, dtype=np.int64)
     upto = np.cumsum(PHILLY_SHARES, axis=1)[category]
     return sizes[np.minimum((draw[:, None] >= upto).sum(axis=1), sizes.size - 1)]

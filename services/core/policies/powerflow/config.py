@@ -111,7 +111,7 @@ class PowerflowConfig:
     placement: Annotated[Literal["buddy", "consolidated"], Parameter("How gangs are placed (section 5.3).")] = "buddy"
     migration: Annotated[
         bool, Parameter("Whether jobs are moved to free blocks and nodes where that pays for itself (section 5.3).")
-    ] = True
+    ] = False
     power_down: Annotated[bool, Parameter("Whether unused nodes are powered down where they may be (section 5.3).")] = (
         True
     )

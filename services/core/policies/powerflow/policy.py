@@ -34,6 +34,7 @@ from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.limit import limit_w
 from services.core.policies.powerflow.memory import PowerflowMemory, dump_memory, load_memory
+from services.core.policies.powerflow.migration import moves
 from services.core.policies.powerflow.profiling import GOING, Measurement, begun, to_measure, under_way
 from services.core.policies.powerflow.view import View, choices_of, view_of
 from services.core.policies.powerflow.watts import set_within
@@ -66,6 +67,8 @@ class Powerflow:
             ranked: list[int] = ranking.order.tolist()
             ids = map(snapshot.jobs.ids.__getitem__, ranked)
             memory = replace(memory, targets=dict(zip(ids, ranking.gpus.tolist(), strict=True)))
+        if active and config.migration:
+            plan = replace(plan, actions=(*moves(shown, plan, ranking, view, config), *plan.actions))
         found = to_measure(snapshot, plan, view.tables, config, memory)
         pinned = memory.measured.keys() | found.keys()
         plan = set_within(

@@ -1,0 +1,137 @@
+"""Moves that pay for themselves: jobs are stopped to come back in other free blocks.
+
+Two things are worth it, one of them a round:
+
+- a gang that got its devices but finds no free block among them. Moving the jobs off one block costs each a restart; it
+  saves the gang the wait until such a block would fall free by itself. It pays where that wait is ``resize_gain`` times
+  the restarts together.
+- a node that could be powered down. Moving its jobs into free blocks of nodes that stay awake costs what their gangs
+  draw while they restart; it saves what the whole node draws idle until the last of them would have ended. It pays
+  where that energy is ``resize_gain`` times the cost: the restarts' time has its price too.
+
+Source: PowerFlow section 5.3 asks for migration; what it may cost is ours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from services.core.cycle.buddy import buddy
+from services.core.cycle.placing import FreeDevices
+from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.view import View
+
+
+def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: PowerflowConfig) -> list[Preempt]:
+    """Return the stops of jobs that had better sit elsewhere: the first such set that pays, by node; none mostly."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+    starts = {action.job_id: action for action in plan.actions if isinstance(action, Start)}
+    on: dict[int, list[int]] = defaultdict(list)
+    fixed: set[int] = {nodes.index[share.node_id] for start in starts.values() for share in start.placement.shares}
+    for job in np.flatnonzero(jobs.gpus > 0).tolist():
+        placement = jobs.placements[job]
+        at = (
+            [nodes.index[share.node_id] for share in placement.shares if share.node_id in nodes.index]
+            if placement
+            else []
+        )
+        movable = jobs.phase[job] == Phase.RUNNING and jobs.preemptible[job] and len(at) == 1
+        if not movable or jobs.ids[job] in stopped:
+            fixed.update(at)
+        elif nodes.schedulable[at[0]]:
+            on[at[0]].append(job)
+    waits = [
+        (job, gpus)
+        for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True)
+        if jobs.phase[job] == Phase.QUEUED and jobs.ids[job] not in starts and jobs.eligible[job].any()
+    ]
+    candidates = sorted((node for node in on if node not in fixed), key=lambda node: (_held(snapshot, on[node]), node))
+    found: list[int] = []
+    if waits:
+        found = _for_a_gang(snapshot, list(starts.values()), view, config, on, candidates, waits[0])
+    elif config.power_down and snapshot.idle_w.size and not stopped:
+        found = _for_a_node(snapshot, list(starts.values()), view, config, on, candidates)
+    return [Preempt(jobs.ids[job], Reason.DEFRAGMENTATION, int(jobs.gpus[job])) for job in found]
+
+
+def _for_a_gang(
+    snapshot: Snapshot,
+    starts: list[Start],
+    view: View,
+    config: PowerflowConfig,
+    on: dict[int, list[int]],
+    candidates: list[int],
+    waiting: tuple[int, int],
+) -> list[int]:
+    """Return the jobs to move off a node so that the gang that waits first finds a block there."""
+    nodes, (job, gpus) = snapshot.nodes, waiting
+    model = int(view.pool[np.flatnonzero(view.jobs == job)[0]])
+    fits = [node for node in candidates if nodes.gpu_model[node] == model and nodes.gpus[node] >= gpus]
+    if not fits or int(nodes.free_gpus[nodes.gpu_model == model].sum()) < gpus:
+        return []
+    saved_s = min(max(_left_s(snapshot, view, each) for each in on[node]) for node in fits)
+    for node in fits:
+        cost_s = config.resize_gain * config.restart_s * len(on[node])
+        if cost_s <= saved_s and _find_room(snapshot, starts, on[node], node, asleep=True):
+            return on[node]
+    return []
+
+
+def _for_a_node(
+    snapshot: Snapshot,
+    starts: list[Start],
+    view: View,
+    config: PowerflowConfig,
+    on: dict[int, list[int]],
+    candidates: list[int],
+) -> list[int]:
+    """Return the jobs of a node that is worth emptying."""
+    nodes, jobs = snapshot.nodes, snapshot.jobs
+    for node in candidates:
+        if not nodes.may_sleep[node]:
+            continue
+        model = int(nodes.gpu_model[node])
+        idle_w = float(snapshot.idle_w[model]) * int(nodes.gpus[node])
+        saved_j = idle_w * max(_left_s(snapshot, view, job) for job in on[node])
+        drawn_w = sum(float(view.tables.gang(job, model, int(jobs.gpus[job]))[1][-1]) for job in on[node])
+        if saved_j >= config.resize_gain * config.restart_s * drawn_w and _find_room(
+            snapshot, starts, on[node], node, asleep=False
+        ):
+            return on[node]
+    return []
+
+
+def _find_room(snapshot: Snapshot, starts: list[Start], moved: list[int], node: int, *, asleep: bool) -> bool:
+    """Whether all these jobs find free blocks on other nodes that are in use: on empty ones only to help a gang."""
+    nodes = snapshot.nodes
+    usable = nodes.schedulable & (asleep | (~nodes.asleep & (nodes.free_gpus < nodes.gpus)))
+    usable[node] = False
+    elsewhere = replace(snapshot, nodes=replace(nodes, schedulable=usable))
+    free = FreeDevices(elsewhere.nodes)
+    for start in starts:
+        shares = [(nodes.index[share.node_id], share.devices) for share in start.placement.shares]
+        if all(usable[at] for at, _ in shares):
+            free.take_devices(shares)
+    model = int(nodes.gpu_model[node])
+    widest_first = sorted(moved, key=lambda job: -int(snapshot.jobs.gpus[job]))
+    return all(buddy(elsewhere, job, int(snapshot.jobs.gpus[job]), model, free) is not None for job in widest_first)
+
+
+def _held(snapshot: Snapshot, on: list[int]) -> int:
+    return int(snapshot.jobs.gpus[on].sum())
+
+
+def _left_s(snapshot: Snapshot, view: View, job: int) -> float:
+    """Return how long a running job still takes as it is; one of unknown length is taken to be half done."""
+    row = int(np.flatnonzero(view.jobs == job)[0])
+    work_s = float(view.work_s[row])
+    if not np.isfinite(work_s):
+        return snapshot.now_s - float(snapshot.jobs.waiting_since_s[job])
+    return work_s / float(view.tables.gang(job, int(view.pool[row]), int(snapshot.jobs.gpus[job]))[0][-1])

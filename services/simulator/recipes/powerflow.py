@@ -1,0 +1,105 @@
+"""``powerflow``: as the PowerFlow paper's simulator does, each job trains one of a few models at one of a few batches.
+
+=============== =========================== ========================================================
+paper, Table 1  stands for it here          measured
+=============== =========================== ========================================================
+ResNet18        ResNet-18 (``shufflenet``)  speed by Sia on CIFAR-10, power limits by Zeus (ShuffleNet)
+VGG16           ResNet-50 (``resnet50``)    speed by Sia on ImageNet, power limits by Zeus
+Inception V3    ResNet-50 (``resnet50``)    the same
+GPT-2           BERT (``bert``)             speed by Sia on SQuAD, power limits by Zeus
+Deep Speech 2   Deep Speech 2               speed by Sia, power limits by Zeus
+=============== =========================== ========================================================
+
+Every row is equally likely, and so are its three batches per GPU; draws come from the seed and the job's place in the
+trace alone. GPT-2 and Inception V3 themselves were measured at one power limit only, so that nothing could be set for
+them. **Nobody measured clocks: the setting is the power limit.** The paper keeps the batch of the whole job and splits
+it over more GPUs; here the batch per GPU stays, because only that was measured at every size.
+
+The public sample of the Alibaba trace has no GPU counts. Users ask for gangs as in Microsoft's Philly trace, by
+category of duration (``green.PHILLY_SHARES``); the trace's duration is that gang's. Sizes are open from 1 to 16.
+
+``powerflow-fitted`` is the same, but policies see predictions of the fitted models (``core.profiles.capped``) on a
+V100: each kind is fitted to nine tenths of its points (sizes 1 to 16 x power limits), as the paper's Table 2 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.profiles.capped import fit_capped
+from services.core.profiles.observations import Observations
+from services.simulator.raw import RawJobs, TraceFormatError
+from services.simulator.recipes.green import EDGES_S, users_sizes
+from services.simulator.recipes.measured import batches_of, profile
+from services.simulator.recipes.recipe import reference_work_s, workload
+from services.simulator.workload import Behaviour, JobProfile, Workload
+
+TABLE_1 = ("shufflenet", "resnet50", "resnet50", "bert", "deepspeech2")
+BOARD = "V100"
+GPUS_PER_NODE = 8
+MAX_GPUS = 16
+SIZES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
+LEFT_OUT = 10
+"""Every so many-th point is kept from the fit."""
+
+
+def powerflow(raw: RawJobs, seed: int) -> Workload:
+    """Return the jobs with what was measured of their models; see the module."""
+    return _make(raw, seed, fitted=False)
+
+
+def powerflow_fitted(raw: RawJobs, seed: int) -> Workload:
+    """Return the same with policies seeing fitted models."""
+    return _make(raw, seed, fitted=True)
+
+
+def _make(raw: RawJobs, seed: int, *, fitted: bool) -> Workload:
+    if np.isnan(raw.duration_s).any():
+        raise TraceFormatError("recipes 'powerflow' need durations, which this trace does not state; use recipe 'sia'")
+    rng = np.random.default_rng(seed)
+    kinds = list(dict.fromkeys((model, batch) for model in TABLE_1 for batch in batches_of(model)))
+    profiles = tuple((fitted_profile if fitted else profile)(model, batch) for model, batch in kinds)
+    model_draw, batch_draw, size_draw = rng.random((3, len(raw)))
+    names = [TABLE_1[int(draw * len(TABLE_1))] for draw in model_draw]
+    drawn = [(name, batches_of(name)[int(draw * 3)]) for name, draw in zip(names, batch_draw, strict=True)]
+    kind = np.array([kinds.index(each) for each in drawn], dtype=np.int64)
+    asked = users_sizes(np.digitize(raw.duration_s, EDGES_S), size_draw)
+    requested = np.where(raw.gpus > 0, raw.gpus, asked)
+    work_s = reference_work_s(raw, profiles, kind, requested, BOARD)
+    note = (
+        "models and batches of PowerFlow's Table 1 by measured ones; the setting is the power limit, nobody measured "
+    )
+    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note + "clocks",))
+
+
+@cache
+def fitted_profile(model: str, batch: int) -> JobProfile:
+    """Return a measured model of which policies see the fitted form on a V100."""
+    measured = profile(model, batch)
+    truth = measured.true[BOARD]
+    curve = truth.settings[SettingKind.POWER_LIMIT]
+    gpus, limit = (each.ravel() for each in np.meshgrid(SIZES, np.arange(curve.values.size), indexing="ij"))
+    nodes = np.ceil(gpus / GPUS_PER_NODE)
+    spans = nodes > 1
+    speed = np.where(spans, truth.speed_at(gpus, spread=True), truth.speed_at(gpus)) * curve.speed[limit]
+    board_w = np.where(spans, truth.power_w_at(gpus, spread=True), truth.power_w_at(gpus))
+    points = Observations.of(
+        gpus / speed,
+        gpus=gpus.astype(np.float64),
+        local_batch=np.full(gpus.size, float(batch)),
+        setting=curve.values[limit],
+        nodes=nodes,
+        mean_power_w=board_w * (curve.power_w / curve.at(None)[1])[limit],
+        axis=SettingKind.POWER_LIMIT,
+    )
+    kept = np.arange(gpus.size) % LEFT_OUT != LEFT_OUT - 1
+    step_s, energy_j = fit_capped(points.take(kept)).step_and_energy(gpus, float(batch), curve.values[limit], nodes)
+    shape = SIZES.size, curve.values.size
+    speed, power_w = (gpus / step_s).reshape(shape), (energy_j / step_s / gpus).reshape(shape)
+    settings = SettingCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
+    seen = Behaviour(SIZES, speed[:, -1], power_w[:, -1], settings={SettingKind.POWER_LIMIT: settings})
+    return replace(measured, predicted={BOARD: seen})
