@@ -31,6 +31,7 @@ from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
+from gpu_agent.slices import Slices
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
@@ -81,6 +82,7 @@ class Agent:
             account=self._account,
         )
         self.spool = Spool(settings.state_folder)
+        self.slices = Slices()
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.gangs = Gangs(
             settings.state_folder,
@@ -216,7 +218,10 @@ class Agent:
             await _wait(self._heartbeat_due, pause_s)
 
     async def _send_heartbeat(self) -> None:
-        settings = {order.allocation_id: self.controls.status(order) for order in self.gangs.orders()}
+        settings = {
+            order.allocation_id: self.controls.status(order).model_copy(update={"slice": self.slices.of(order)})
+            for order in self.gangs.orders()
+        }
         ranks = [gang.status().model_copy(update={"settings": settings.get(gang.allocation_id)}) for gang in self.gangs]
         heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self._readings())
         sent_at = shim.clock()
@@ -231,7 +236,9 @@ class Agent:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
             if await self._set_devices():
+                await self.meter.sample()  # from now on the devices draw something else
                 self._heartbeat_due.set()
+            self._look_at_slices()
             self._write_device_files()
             await _wait(self._tick_due, self.settings.tick_s)
 
@@ -296,6 +303,15 @@ class Agent:
         """
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
         return await self.controls.enforce([] if is_lost else self.gangs.orders())
+
+    def _look_at_slices(self) -> None:
+        measured = [order for order in self.gangs.orders() if order.settings.measure]
+        self.slices.forget_all_but(measured)
+        for order in measured:
+            if self.controls.has_reached(order):
+                gang = self.gangs.get(order.allocation_id)
+                report = gang.progress.last if gang and gang.progress else None
+                self.slices.look(order, report, shim.clock(), self.meter.energy_j(order.devices))
 
     def _readings(self) -> list[DeviceReading]:
         readings = self.meter.readings()

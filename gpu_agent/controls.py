@@ -87,6 +87,11 @@ class Controls:
             refused=refused,
         )
 
+    def has_reached(self, order: Order) -> bool:
+        """Whether an order is in force on all its devices, with nothing refused."""
+        status, wanted = self.status(order), order.settings
+        return (status.power_limit_w, status.clock_mhz) == (wanted.power_limit_w, wanted.clock_mhz)
+
     async def enforce(self, orders: Sequence[Order]) -> bool:
         """Bring every device to what the gangs' orders say; return whether that changed anything.
 

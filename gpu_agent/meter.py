@@ -7,7 +7,7 @@ changes hands, so it never mixes owners. What the devices' counters show over an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -42,6 +42,7 @@ class _Device:
     power_w: float = 0.0
     at: float = 0.0
     integrated_j: float = 0.0
+    total_j: float = 0.0
     last: Sample | None = None
 
     def metered_j(self) -> float:
@@ -119,6 +120,15 @@ class Meter:
             if device.last is not None
         ]
 
+    def energy_j(self, devices: Collection[int]) -> float:
+        """Return the energy of these devices since this agent began, up to now; the last second at the last draw."""
+        now = clock()
+        return sum(
+            device.total_j + (device.power_w * (now - device.at) if device.at else 0.0)
+            for device in self._devices
+            if device.info.index in devices
+        )
+
     async def begin(self, owners: dict[int, str], ended_at: Callable[[str], datetime | None]) -> None:
         """Start measuring, with the time since an earlier agent stopped as the first interval.
 
@@ -183,6 +193,7 @@ class Meter:
             device.opened_counter_j = sample.energy_j
         device.counter_j, device.power_w, device.at, device.last = sample.energy_j, sample.power_w, now, sample
         device.integrated_j += energy_j
+        device.total_j += energy_j
         owner = self._owners.get(device.info.index)
         alive = self._alive_share.get(owner, 1.0) if owner is not None else 1.0
         if alive < 1.0:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -27,15 +27,19 @@ _STRIKES = 3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job said last. ``gpu_load`` is the load of its devices where they are simulated."""
+    """What a job said last.
+
+    ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step.
+    """
 
     done: float | None
     total: float | None = None
     gpu_load: float | None = None
+    local_batch: float | None = None
 
     def to_line(self) -> bytes:
         """Return the line that ``parse_report`` reads."""
-        return orjson.dumps({"done": self.done, "total": self.total, "gpu_load": self.gpu_load})
+        return orjson.dumps(asdict(self))
 
 
 def parse_report(line: bytes) -> Report | None:
@@ -47,10 +51,10 @@ def parse_report(line: bytes) -> Report | None:
     if not isinstance(parsed, dict):
         return None
     said = cast("dict[str, object]", parsed)
-    done, total, load = (_number(said.get(name)) for name in ("done", "total", "gpu_load"))
+    done, total, load, batch = (_number(said.get(name)) for name in ("done", "total", "gpu_load", "local_batch"))
     if done is None and load is None:
         return None
-    return Report(done, total, None if load is None else min(load, 1.0))
+    return Report(done, total, None if load is None else min(load, 1.0), batch or None)
 
 
 def _number(value: object) -> float | None:

@@ -137,6 +137,7 @@ class NvmlDriver:
         handle = self._handles[index]
         clocks = sorted(_optional(lambda: _clocks_mhz(handle)) or [])
         limit_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+        lowest_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
         permitted = limit_mw is not None and self._is_permitted(handle, limit_mw)
         return DeviceInfo(
             index=index,
@@ -144,6 +145,7 @@ class NvmlDriver:
             model=model_name(_text(nvml.nvmlDeviceGetName(handle))),
             memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
+            lowest_limit_w=lowest_mw and lowest_mw / 1_000,
             can_set_clock=permitted and bool(clocks),
             can_set_power_limit=permitted,
             can_partition=permitted and _optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) is not None,

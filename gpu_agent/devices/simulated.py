@@ -65,6 +65,7 @@ class SimulatedDriver:
                 model=self._model.name,
                 memory_gib=self._model.memory_gib,
                 power_limit_w=self._model.peak_w,
+                lowest_limit_w=self._model.lowest_limit_w,
                 can_set_clock=True,
                 can_set_power_limit=True,
                 clocks_mhz=self._model.clocks_mhz,

@@ -44,6 +44,7 @@ class DeviceInfo(Message):
     model: Name
     memory_gib: float = Field(gt=0)
     power_limit_w: float = Field(gt=0)
+    lowest_limit_w: float | None = Field(default=None, gt=0, description="Null where the device does not say.")
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
@@ -80,6 +81,20 @@ class DeviceSettings(Message):
     revision: int = Field(ge=0, lt=2**31)
     power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
     clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
+    measure: bool = Field(default=False, description="Whether to report what the gang does at them.")
+
+
+class SettingsSlice(Message):
+    """What this node's part of a gang did under its settings: from its first report of progress there to its last.
+
+    Of a part that reports no progress: from when the settings were in force until now, and no work.
+    """
+
+    elapsed_s: float = Field(ge=0, le=1e9)
+    work: Amount = Field(ge=0, description="In the job's own unit.")
+    gpu_energy_j: Joules
+    marks: int = Field(ge=0, description="Reports of progress, the first included.")
+    local_batch: float | None = Field(default=None, gt=0, description="Samples per GPU and step, where the job says.")
 
 
 class SettingsStatus(DeviceSettings):
@@ -88,6 +103,7 @@ class SettingsStatus(DeviceSettings):
     refused: dict[SettingKind, Text] = Field(
         default_factory=dict[SettingKind, str], description="Why a setting was refused; it is then at the default."
     )
+    slice: SettingsSlice | None = Field(default=None, description="Where it was asked to measure, once in force.")
 
 
 class DeviceReading(Message):

@@ -8,7 +8,17 @@ from typing import Any
 
 import asyncpg
 
-from services.core.cycle.plan import ACTION_NAMES, Hold, Plan, Preempt, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import (
+    ACTION_NAMES,
+    Hold,
+    Plan,
+    Preempt,
+    ProfileSettings,
+    SetClock,
+    SetPowerLimit,
+    Setting,
+    Start,
+)
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import allocation_id
 from services.core.domain.jobs import JobState
@@ -17,6 +27,7 @@ from services.scheduler.commands import Outgoing, free_port, send, start_command
 from services.scheduler.device_settings import COLUMNS, NoSuchGangError, set_gangs
 from services.scheduler.gangs import EndReason
 from services.scheduler.ingest import stop_gang
+from services.scheduler.measuring import begin
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.transitions import move
 
@@ -84,8 +95,14 @@ class Applied:
     holds: int
 
 
-async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied:
+async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_settings: int = 8) -> Applied:
     """Write a plan.
+
+    Args:
+        pool: The database.
+        decided: The plan, and what it came from.
+        ports: First and last port for rank 0.
+        measured_settings: How many settings a gang is measured at.
 
     Raises:
         StalePlanError: the snapshot is out of date.
@@ -95,6 +112,7 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied
     preempts = [action for action in actions if isinstance(action, Preempt)]
     holds = [action for action in actions if isinstance(action, Hold)]
     settings = [action for action in actions if isinstance(action, (SetPowerLimit, SetClock))]
+    measurements = [action for action in actions if isinstance(action, ProfileSettings)]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
         async with pool.transaction() as connection:
@@ -106,9 +124,10 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int]) -> Applied
             await _preempt(connection, preempts)
             await _start(connection, starts, ports)
             settings = await set_gangs(connection, settings)
+            begun = await begin(connection, measurements, measured_settings) if measurements else []
             await _hold(connection, holds)
-            if starts or preempts or settings or active:
-                await _record(connection, round_number, decided, starts, preempts, holds, settings)
+            if starts or preempts or settings or begun or active:
+                await _record(connection, round_number, decided, starts, preempts, holds, [*settings, *begun])
     except NoSuchGangError as error:
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
@@ -214,7 +233,7 @@ async def _record(
     starts: list[Start],
     preempts: list[Preempt],
     holds: list[Hold],
-    settings: list[SetPowerLimit | SetClock],
+    settings: list[Setting],
 ) -> None:
     snapshot = decided.snapshot
     actions = [
@@ -229,7 +248,7 @@ async def _record(
             "action": ACTION_NAMES[type(each)],
             "job_id": each.job_id,
             "reason": each.reason.value,
-            COLUMNS[each.kind]: each.value,
+            **({"setting": each.kind} if isinstance(each, ProfileSettings) else {COLUMNS[each.kind]: each.value}),
         }
         for each in settings
     ]

@@ -12,16 +12,18 @@ relative to the default, ``power_w`` what one GPU draws.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.schema import Message, Name
-from services.core.cycle.snapshot import Curves
+from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.errors import DomainError
 from services.core.domain.settings import SettingCurve, SettingKind
+from services.scheduler.learned import Tables, curve_of
 
 LABEL = "kind"
 
@@ -67,16 +69,38 @@ def read_curves(path: Path) -> KnownCurves:
     return dict(found)
 
 
-def curves_of(known: KnownCurves, gpu_models: tuple[str, ...]) -> tuple[dict[str, int], tuple[Curves, ...]]:
-    """Return the row of each kind in ``Snapshot.setting_curves``, and those."""
-    rows = {kind: row for row, kind in enumerate(sorted(known))}
-    columns = [
-        {
-            (at, setting): curve
-            for at, name in enumerate(gpu_models)
-            for (model, setting), curve in known[kind].items()
-            if model == name
-        }
-        for kind in rows
-    ]
-    return rows, tuple(columns)
+def known_of(
+    jobs: Sequence[Any], gpu_models: tuple[str, ...], operators: KnownCurves, learned: Tables
+) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
+    """Return the row of each kind of job in ``Snapshot.setting_curves`` and ``Snapshot.gangs``, and those.
+
+    What an operator gives of a kind holds; what was measured here fills in the rest. A kind that jobs name and nobody
+    knows has a row of its own: so a policy sees which unknown jobs are of one kind.
+
+    Args:
+        jobs: With ``profile``, the kind, ``has_kind``, whether its user named it, and ``min_gpus``.
+        gpu_models: Of the cluster.
+        operators: From the operator's file.
+        learned: What was measured.
+    """
+    sizes = {row["profile"]: row["min_gpus"] for row in jobs}
+    named = {row["profile"] for row in jobs if row["has_kind"]}
+    rows = {kind: row for row, kind in enumerate(sorted({*operators, *learned, *named}))}
+    curves: list[Curves] = []
+    gangs: list[Gangs] = []
+    for kind in rows:
+        tables = learned.get(kind, {})
+        by_name = {key: curve_of(table, sizes.get(kind, 1)) for key, table in tables.items()}
+        by_name |= operators.get(kind, {})
+        given = {model for model, _ in operators.get(kind, {})}
+        curves.append(
+            {
+                (at, setting): curve
+                for at, name in enumerate(gpu_models)
+                for (model, setting), curve in by_name.items()
+                if model == name
+            }
+        )
+        newest = {model: table for (model, _), table in tables.items() if model not in given}
+        gangs.append({at: newest[name] for at, name in enumerate(gpu_models) if name in newest})
+    return rows, tuple(curves), tuple(gangs)

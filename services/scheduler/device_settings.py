@@ -39,6 +39,11 @@ UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4
  WHERE id = $1 RETURNING settings_revision
 """
 
+CUT_MEASUREMENT = """
+UPDATE setting_measurements SET state = 'cut', detail = 'A plan has set the gang meanwhile.', ended_at = now()
+ WHERE allocation_id = $1 AND state = 'running'
+"""
+
 EVENT = "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, $2, $3 FROM jobs WHERE id = $1"
 
 
@@ -73,7 +78,8 @@ async def set_gangs(connection: Any, actions: Sequence[SetPowerLimit | SetClock]
             values = {COLUMNS[action.kind]: action.value for action in changes}
             reason = changes[0].reason
             why = {"reason": reason.value, "detail": SENTENCES[reason]}
-            await _write(connection, row, values, row["settings_refused"], "job.set", why)
+            await connection.execute(CUT_MEASUREMENT, row["id"])
+            await write_settings(connection, row, values, row["settings_refused"], event="job.set", why=why)
             done += changes
     return done
 
@@ -101,9 +107,8 @@ async def follow(pool: Pool, row: Any, reports: Mapping[str, SettingsStatus]) ->
             return False
         refused = {**locked["settings_refused"], **{kind.value: why for kind, why in refusals.items()}}
         said = {"detail": "; ".join(refusals.values())}
-        await _write(
-            connection, locked, {COLUMNS[kind]: None for kind in refusals}, refused, "job.setting_refused", said
-        )
+        defaults = {COLUMNS[kind]: None for kind in refusals}
+        await write_settings(connection, locked, defaults, refused, event="job.setting_refused", why=said)
     log.warning("settings.refused", allocation=row["id"], **{kind.value: why for kind, why in refusals.items()})
     return True
 
@@ -120,11 +125,30 @@ def deaf_shares(row: Any, reports: Mapping[str, SettingsStatus], running: set[st
     ]
 
 
-async def _write(
-    connection: Any, row: Any, values: dict[str, Any], refused: dict[str, str], event: str, why: dict[str, Any]
+async def write_settings(
+    connection: Any,
+    row: Any,
+    values: dict[str, Any],
+    refused: dict[str, str],
+    *,
+    event: str | None = None,
+    why: dict[str, Any] | None = None,
+    measure: bool = False,
 ) -> None:
+    """Put a gang to other settings: its allocation, the nodes' commands, and an event where there is one to tell.
+
+    Args:
+        connection: In a transaction, with the allocation locked.
+        row: The allocation, with its shares and the columns of its settings.
+        values: What changes, by column.
+        refused: What the devices refuse from now on, by kind.
+        event: Its type.
+        why: What the event says beside the settings.
+        measure: Whether the nodes are to report what the gang does.
+    """
     settings = {name: values.get(name, row[name]) for name in COLUMNS.values()}
     revision = await connection.fetchval(WRITE, row["id"], *settings.values(), refused)
-    data = {"allocation_id": row["id"], **settings, **why}
-    await connection.execute(EVENT, row["job_id"], event, data)
-    await send(connection, set_commands(row["id"], row["shares"], revision, settings))
+    if event is not None:
+        data = {"allocation_id": row["id"], **settings, **(why or {})}
+        await connection.execute(EVENT, row["job_id"], event, data)
+    await send(connection, set_commands(row["id"], row["shares"], revision, {**settings, "measure": measure}))

@@ -24,6 +24,7 @@ log = Log(__name__)
 LIVE = """
 SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
        a.settings_revision, a.power_limit_w, a.clock_mhz,
+       EXISTS (SELECT FROM setting_measurements m WHERE m.allocation_id = a.id AND m.state = 'running') AS measure,
        extract(epoch FROM now() - a.started_at)::float8 AS age_s,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.state AS job_state, j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
@@ -108,7 +109,7 @@ class Ingest:
             gangs = await connection.fetch(LIVE)
             reports = _reports(await connection.fetch(REPORTS), await connection.fetch(LOST_SHARES))
             unsent = {row["allocation_id"] for row in await connection.fetch(UNSENT)}
-            settings = _settings(await connection.fetch(SETTINGS))
+            settings = settings_of(await connection.fetch(SETTINGS))
         counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
         for row in gangs:
             match fate_of(self._gang(row, reports)):
@@ -264,7 +265,7 @@ class Ingest:
             self._deaf_since_s.pop(row["id"], None)
         elif now_s - self._deaf_since_s.setdefault(row["id"], now_s) >= self._settings.republish_after_s:
             self._deaf_since_s[row["id"]] = now_s
-            wanted = {name: row[name] for name in COLUMNS.values()}
+            wanted = {name: row[name] for name in (*COLUMNS.values(), "measure")}
             async with self._pool.transaction() as connection:
                 await send(connection, set_commands(row["id"], deaf, row["settings_revision"], wanted))
             log.warning("settings.repeated", allocation=row["id"], nodes=",".join(each["node_id"] for each in deaf))
@@ -336,7 +337,8 @@ async def _start_again(connection: Any, row: Any, names: set[str]) -> list[Outgo
     return [command for command, share in zip(commands, row["shares"], strict=True) if share["node_id"] in names]
 
 
-def _settings(rows: list[Any]) -> dict[str, dict[str, SettingsStatus]]:
+def settings_of(rows: list[Any]) -> dict[str, dict[str, SettingsStatus]]:
+    """Return what nodes say of gangs' settings, by allocation and node."""
     found: dict[str, dict[str, SettingsStatus]] = {}
     for row in rows:
         found.setdefault(row["allocation_id"], {})[row["node_id"]] = SettingsStatus.model_validate(row["settings"])

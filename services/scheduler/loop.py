@@ -29,6 +29,8 @@ from services.scheduler.carbon import CarbonWatch
 from services.scheduler.curves import read_curves
 from services.scheduler.ingest import Ingest
 from services.scheduler.leadership import Leadership
+from services.scheduler.learned import refit
+from services.scheduler.measuring import Measuring
 from services.scheduler.relay import Relay
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.snapshot import Loaded, load
@@ -54,7 +56,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT count(*) FROM device_claims),
        (SELECT coalesce(string_agg(id || draining || jsonb_array_length(devices), ',' ORDER BY id), '') FROM nodes
          WHERE state = 'up' AND lease_until > now()),
-       (SELECT policy || parameters FROM scheduler_state WHERE id = 1)
+       (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
+       (SELECT max(fitted_at) FROM setting_profiles)
 """
 """What a passive round's outcome depends on; while it stays the same, another round would find the same answer."""
 
@@ -82,6 +85,8 @@ class Scheduler:
         self._carbon = carbon
         self._leadership = Leadership(settings.database_url)
         self._ingest = Ingest(pool, settings)
+        self._measuring = Measuring(pool)
+        self._points_unread = True
         self._relay = Relay(pool, redis)
         self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
         self._built: Policy[Any] | None = None
@@ -132,8 +137,11 @@ class Scheduler:
         """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change."""
         await self.prepare()
         ingested = await self._ingest.look(time.monotonic())
-        if ingested:
+        measured = await self._measuring.look()
+        if ingested or measured:
             self._relay.wake()
+        if measured or self._points_unread:
+            self._points_unread = await refit(self._pool)
         async with self._pool.connection() as connection:
             due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
             now = tuple(await connection.fetchrow(FINGERPRINT))
@@ -151,23 +159,16 @@ class Scheduler:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
-            settings = self._settings
-            loaded = await load(
-                self._pool,
-                trigger,
-                carbon,
-                settings.min_profile_s,
-                self._curves,
-                settings.placement,
-                settings.network,
-            )
+            loaded = await load(self._pool, trigger, carbon, self._settings, self._curves)
             due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
             loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()
             try:
-                applied = await apply(self._pool, decided, self._settings.master_ports)
+                applied = await apply(
+                    self._pool, decided, self._settings.master_ports, self._settings.measured_settings
+                )
             except StalePlanError as error:
                 log.info("plan.stale", reason=str(error))
                 continue

@@ -57,6 +57,10 @@ class SchedulerSettings(SharedSettings):
     setting_curves: Path | None = Field(
         None, description="File of measured speed and power by power limit and clock, for policies that set them."
     )
+    measures_settings: bool = Field(
+        True, description="Whether policies may have gangs run at each power limit or clock in turn, to be measured."
+    )
+    measured_settings: int = Field(8, ge=2, le=64, description="How many settings those are, the default included.")
 
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
     record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")

@@ -18,7 +18,10 @@ from services.core.domain.settings import SettingKind
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
 from services.db.pool import Pool
-from services.scheduler.curves import KnownCurves, curves_of
+from services.scheduler import learned as learned_rows
+from services.scheduler.curves import KnownCurves, known_of
+from services.scheduler.learned import tables_of
+from services.scheduler.settings import SchedulerSettings
 
 JOBS = """
 SELECT j.id, j.tenant_id, j.state,
@@ -36,7 +39,8 @@ SELECT j.id, j.tenant_id, j.state,
        coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
        (j.spec #>> '{work,total}')::float8 AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
-       a.power_limit_w, a.clock_mhz, j.labels ->> 'kind' AS kind,
+       a.power_limit_w, a.clock_mhz, coalesce(j.labels ->> 'kind', j.id) AS profile,
+       j.labels ? 'kind' AS has_kind,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done
@@ -85,10 +89,8 @@ async def load(
     pool: Pool,
     trigger: Trigger,
     carbon: CarbonOutlook,
-    min_profile_s: float,
+    settings: SchedulerSettings,
     curves: KnownCurves | None = None,
-    placement: str = "consolidated",
-    network: Network | None = None,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -96,36 +98,39 @@ async def load(
         pool: The database.
         trigger: Why the round is held.
         carbon: The grid, now and ahead.
-        min_profile_s: A gang size counts as profiled after this long; before, its efficiency is NaN.
-        curves: What is known of speed and power by setting.
-        placement: A name in ``placers.PLACERS``.
-        network: What connects GPUs; the width of nodes is added.
+        settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
+            measured, how they are placed and what connects GPUs; the width of nodes is added.
+        curves: What an operator knows of speed and power by setting; beside it stands what was measured here.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
         now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
         jobs = await connection.fetch(JOBS)
-        profiles = await connection.fetch(PROFILES, min_profile_s)
+        profiles = await connection.fetch(PROFILES, settings.min_profile_s)
         nodes = [row for row in await connection.fetch(NODES) if row["devices"]]
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
+        learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
-    rows, setting_curves = curves_of(curves or {}, models)
+    of_kind, setting_curves, gangs = known_of(jobs, models, curves or {}, learned)
+    settable = tuple(_settable(nodes, kind) for kind in kinds)
     snapshot = Snapshot(
         version=state["version"],
         now_s=now_s,
         trigger=trigger,
         gpu_models=models,
-        jobs=_job_table(jobs, profiles, kinds, now_s, rows),
+        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind),
         nodes=_node_table(nodes, claims, kinds),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
         setting_curves=setting_curves,
-        settable=tuple(_settable(nodes, kind) for kind in kinds),
-        placement=placement,
+        settable=settable,
+        gangs=gangs,
+        measures=settings.measures_settings and any(settable),
+        placement=settings.placement,
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
-        network=replace(network or Network(), server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
+        network=replace(settings.network, server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
 
@@ -192,7 +197,7 @@ def _job_table(
         placements=tuple(_placement(row["shares"]) for row in rows),
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
-        setting_curve=np.array([curve_rows.get(row["kind"], -1) for row in rows], dtype=np.int64),
+        setting_curve=np.array([curve_rows.get(row["profile"], -1) for row in rows], dtype=np.int64),
     )
 
 

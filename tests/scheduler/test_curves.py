@@ -9,7 +9,7 @@ import pytest
 
 from services.core.domain.errors import DomainError
 from services.core.domain.settings import SettingKind
-from services.scheduler.curves import curves_of, read_curves
+from services.scheduler.curves import known_of, read_curves
 
 ENTRY = {"kind": "k", "gpu_model": "A100", "setting": "power_limit"}
 COLUMNS = {"values": [200, 400], "speed": [0.9, 1.0], "power_w": [150, 380]}
@@ -19,10 +19,11 @@ def test_a_file_is_read_by_kind_and_gpu_model(tmp_path: Path) -> None:
     file = tmp_path / "curves.json"
     file.write_text(json.dumps([ENTRY | COLUMNS, ENTRY | COLUMNS | {"kind": "j", "gpu_model": "K80"}]))
 
-    rows, curves = curves_of(read_curves(file), ("V100", "A100"))
+    rows, curves, gangs = known_of([], ("V100", "A100"), read_curves(file), {})
 
     assert rows == {"j": 0, "k": 1}
     assert not curves[0], "no such GPU model here"
+    assert gangs == ({}, {})
     assert curves[1][1, SettingKind.POWER_LIMIT].at(300.0) == pytest.approx((0.95, 265.0))
 
 

@@ -200,8 +200,9 @@ def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
         plain = of
     # from here on the clock is a share, and 1 where no limit binds
     speed = problem.unit[:15] * 0.2
-    if len(plain) >= MIN_CONFIGURATIONS:
-        speed = fit_throughput(replace(plain, setting=np.full(len(plain), 1_000.0))).vector()
+    unlimited = replace(plain, setting=np.full(len(plain), 1_000.0)).merged()
+    if len(unlimited) >= MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
+        speed = fit_throughput(unlimited).vector()
     # without clocks the parts' names were a guess: begin from either
     speeds = [speed, speed[[2, 3, 0, 1, *range(4, 15)]]]
     for each in speeds:

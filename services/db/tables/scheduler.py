@@ -109,3 +109,66 @@ outbox = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
 )
 """Commands committed with the plan; the relay deletes a row once Redis has it."""
+
+setting_measurements = Table(
+    "setting_measurements",
+    metadata,
+    Column("allocation_id", Text, ForeignKey("allocations.id"), primary_key=True),
+    Column("job_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("gpu_model", Text, nullable=False),
+    Column("setting", Text, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("nodes", Integer, nullable=False),
+    Column("settings", JSONB, nullable=False),
+    Column("window_s", Float, nullable=False),
+    Column("position", Integer, nullable=False, server_default=text("0")),
+    Column("slice_since", Timestamp),
+    Column("state", Text, nullable=False, server_default=text("'running'")),
+    Column("detail", Text, nullable=False, server_default=text("''")),
+    Column("began_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("ended_at", Timestamp),
+    CheckConstraint("state IN ('running', 'done', 'cut', 'failed')", name="setting_measurements_state"),
+    Index("setting_measurements_running", "allocation_id", postgresql_where=text("state = 'running'")),
+    Index("setting_measurements_by_kind", "kind", "began_at"),
+)
+"""Gangs that are, or were, run at each of ``settings`` in turn, the default first; ``position`` is the one in force
+since ``slice_since``. A failed one is not tried again for its job; a cut one is."""
+
+setting_points = Table(
+    "setting_points",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("gpu_model", Text, primary_key=True),
+    Column("setting", Text, primary_key=True),
+    Column("gpus", Integer, primary_key=True),
+    Column("nodes", Integer, primary_key=True),
+    Column("local_batch", Float, primary_key=True),
+    Column("value", Float, primary_key=True),
+    Column("step_time_s", Float, nullable=False),
+    Column("power_w", Float, nullable=False),
+    Column("elapsed_s", Float, nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("measured_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""What was measured of a kind of job, the newest per configuration: seconds per unit of the job's own work, and the
+mean draw of one GPU. ``local_batch`` is 0 where the job does not say."""
+
+setting_profiles = Table(
+    "setting_profiles",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("gpu_model", Text, primary_key=True),
+    Column("setting", Text, primary_key=True),
+    Column("gpus", JSONB, nullable=False),
+    Column("settings", JSONB, nullable=False),
+    Column("speed", JSONB, nullable=False),
+    Column("power_w", JSONB, nullable=False),
+    Column("measured_gpus", JSONB, nullable=False),
+    Column("points", Integer, nullable=False),
+    Column("time_mape", Float),
+    Column("energy_mape", Float),
+    Column("detail", Text, nullable=False, server_default=text("''")),
+    Column("fitted_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""The model fitted to a kind's points, as (sizes x settings); without rows where it could not be fitted."""

@@ -1,0 +1,198 @@
+"""Online profiling: from a policy's wish over the settings in turn to curves that the next round sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_agent.devices.models import MODELS
+from services.core.cycle.plan import Plan, ProfileSettings
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.ids import JobId
+from services.core.domain.settings import SettingKind
+from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.scheduler import loop
+from tests.scheduler.test_device_settings import active_round, set_of
+from tests.scheduler.world import World
+
+BOARD = MODELS["A100-SXM4-80GB"]
+LIMITS = [400.0, 357.0, 314.0, 271.0, 229.0, 186.0, 143.0, 100.0]
+STEP_S = 0.1
+
+
+class Profiler(Fifo):
+    """FIFO that wants every gang it starts or finds to be measured."""
+
+    def __init__(self) -> None:
+        super().__init__(FifoConfig())
+        self.seen: Snapshot | None = None
+
+    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+        self.seen = snapshot
+        plan, memory = super().decide(snapshot, memory)
+        going = [action.job_id for action in plan.actions] + [
+            job_id for job_id, gpus in zip(snapshot.jobs.ids, snapshot.jobs.gpus.tolist(), strict=True) if gpus
+        ]
+        wishes = [ProfileSettings(JobId(job_id), SettingKind.POWER_LIMIT, 30.0) for job_id in going]
+        return Plan(plan.snapshot_version, (*plan.actions, *wishes)), memory
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Profiler:
+    made = Profiler()
+    monkeypatch.setattr(loop, "build_policy", lambda *_: made)
+    return made
+
+
+async def settable(world: World, *names: str) -> None:
+    for name in names:
+        await world.node(name, 2, model=BOARD.name)
+    await world.fetch(
+        "UPDATE nodes SET devices = (SELECT jsonb_agg(d || jsonb_build_object('can_set_power_limit', true, "
+        "'power_limit_w', 400, 'lowest_limit_w', 100)) FROM jsonb_array_elements(devices) d) RETURNING 1"
+    )
+
+
+async def slice_over(world: World) -> None:
+    """Let the time of the slice that is under way pass."""
+    await world.fetch("UPDATE setting_measurements SET slice_since = slice_since - interval '31 s' RETURNING 1")
+
+
+async def works(world: World, gang: str, nodes: dict[str, int]) -> None:
+    """Have the nodes say what the gang did at its present settings, as the board's model has it."""
+    power_limit_w, _, revision = await set_of(world, gang)
+    clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, power_limit_w or 400.0)
+    for node, gpus in nodes.items():
+        seen: dict[str, Any] = {
+            "elapsed_s": 20.0,
+            "work": 20.0 / STEP_S * BOARD.relative_speed(clock_mhz) if node == "n1" else 0.0,
+            "gpu_energy_j": 20.0 * gpus * BOARD.power_w(0.9, clock_mhz),
+            "marks": 10 if node == "n1" else 0,
+            "local_batch": 64.0 if node == "n1" else None,
+        }
+        said = {"revision": revision, "power_limit_w": power_limit_w, "measure": True, "refused": {}, "slice": seen}
+        await world.fetch(
+            "UPDATE rank_statuses SET settings = $3 WHERE allocation_id = $1 AND node_id = $2 RETURNING 1",
+            gang,
+            node,
+            said,
+        )
+
+
+async def started(world: World, gpus: int, kind: str | None = "resnet") -> tuple[str, str]:
+    job = await world.job(gpus)
+    await world.fetch("UPDATE jobs SET labels = $2 WHERE id = $1 RETURNING 1", job, {"kind": kind} if kind else {})
+    await world.scheduler.turn()
+    gang = await world.allocation(job)
+    await world.report(gang, "running")
+    await world.scheduler.turn()
+    return job, gang
+
+
+async def test_a_gang_is_run_at_each_setting_and_the_next_round_knows_its_kind(world: World, policy: Profiler) -> None:
+    await settable(world, "n1", "n2")
+    job, gang = await started(world, 4)
+    asked: list[float | None] = []
+    for _ in LIMITS:
+        await world.scheduler.turn()
+        asked.append((await set_of(world, gang))[0])
+        await works(world, gang, {"n1": 2, "n2": 2})
+        await slice_over(world)
+    await world.scheduler.turn()
+    await active_round(world)
+
+    assert asked == [None, *LIMITS[1:]], "the default first, then downwards"
+    assert (await set_of(world, gang))[0] is None, "back at the default"
+    assert await world.events(job) == ["starting", "profiling", "running", "profiled"]
+    points = await world.fetch("SELECT value, step_time_s, power_w, local_batch FROM setting_points ORDER BY value")
+    assert [row["value"] for row in points] == LIMITS[::-1]
+    for row in points:
+        clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, row["value"])
+        assert row["step_time_s"] == pytest.approx(STEP_S / BOARD.relative_speed(clock_mhz))
+        assert row["power_w"] == pytest.approx(BOARD.power_w(0.9, clock_mhz))
+        assert row["local_batch"] == 64.0
+    assert policy.seen is not None
+    (row,) = policy.seen.jobs.setting_curve.tolist()
+    curve = policy.seen.setting_curve(0, 0, SettingKind.POWER_LIMIT)
+    assert curve is not None
+    half_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, 229.0)
+    assert curve.at(229.0)[0] == pytest.approx(BOARD.relative_speed(half_mhz), rel=0.05)
+    table = policy.seen.gangs[row][0]
+    speed, power_w = table.at(table.gpus)
+    at = table.gpus.tolist().index(4)
+    assert speed[at, -1] == pytest.approx(1 / STEP_S), "what was measured stands as measured"
+    assert power_w[at, -1] == pytest.approx(4 * BOARD.power_w(0.9, BOARD.highest_clock_mhz))
+    (profile,) = await world.fetch("SELECT * FROM setting_profiles")
+    assert profile["time_mape"] < 0.05
+    assert profile["energy_mape"] < 0.05
+
+
+async def test_another_scheduler_goes_on_where_one_was_killed(world: World, policy: Profiler) -> None:
+    await settable(world, "n1")
+    _, gang = await started(world, 2)
+    await world.scheduler.turn()
+    for _ in LIMITS:
+        await works(world, gang, {"n1": 2})
+        await slice_over(world)
+        successor = loop.Scheduler(world.settings, world.pool, world.redis, world.scheduler._carbon)
+        await successor.turn()
+
+    (points,) = await world.fetch("SELECT count(*) AS n FROM setting_points")
+    assert points["n"] == len(LIMITS)
+    assert (await world.fetch("SELECT state FROM setting_measurements"))[0]["state"] == "done"
+    assert len(await world.fetch("SELECT FROM setting_profiles")) == 1
+
+
+async def test_a_job_that_reports_nothing_keeps_the_default_and_is_left_alone(world: World, policy: Profiler) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2, kind=None)
+    await world.scheduler.turn()
+    await slice_over(world)
+    await world.scheduler.turn()
+    assert (await set_of(world, gang))[:2] == (None, None)
+    assert await world.events(job) == ["starting", "profiling", "running"]
+    await world.fetch("UPDATE setting_measurements SET slice_since = now() - interval '241 s' RETURNING 1")
+    await world.scheduler.turn()
+    await active_round(world)
+
+    assert await world.events(job) == ["starting", "profiling", "running", "profiling_failed"]
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
+    assert event["data"]["detail"] == "It has reported no progress twice within 240 s."
+    assert await world.state(job) == "running"
+    assert not await world.fetch("SELECT FROM setting_profiles")
+
+
+async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: World, policy: Profiler) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2)
+    await world.scheduler.turn()
+    await works(world, gang, {"n1": 2})
+    await slice_over(world)
+    await world.scheduler.turn()
+    _, _, revision = await set_of(world, gang)
+    said = {"revision": revision, "refused": {"power_limit": "device 0: it takes root"}}
+    await world.fetch("UPDATE rank_statuses SET settings = $1 RETURNING 1", said)
+    await world.scheduler.turn()
+    await world.scheduler.turn()
+
+    assert (await set_of(world, gang))[0] is None
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
+    assert event["data"]["detail"] == "Its devices refuse: n1: device 0: it takes root"
+
+
+async def test_a_gang_that_ends_meanwhile_leaves_what_was_seen(world: World, policy: Profiler) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2)
+    await world.scheduler.turn()
+    for _ in range(3):
+        await works(world, gang, {"n1": 2})
+        await slice_over(world)
+        await world.scheduler.turn()
+    await world.exits(job)
+    await world.scheduler.turn()
+
+    assert (await world.fetch("SELECT state FROM setting_measurements"))[0]["state"] == "cut"
+    assert len(await world.fetch("SELECT FROM setting_points")) == 3
+    (profile,) = await world.fetch("SELECT points FROM setting_profiles")
+    assert profile["points"] == 3
