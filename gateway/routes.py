@@ -14,6 +14,7 @@ from services.contracts import (
     nodes,
     optimize,
     policies,
+    profiles,
     queries,
     reports,
     simulations,
@@ -141,6 +142,10 @@ JOBS = (
         headers=("last-event-id",),
     ),
     _route(*("GET", "/v1/jobs/{job_id}/logs", _A, "jobs", "Read what a job wrote"), query=queries.LogQuery, media=TEXT),
+    _route(
+        *("GET", "/v1/jobs/{job_id}/profile", _S, "jobs", "What power limits and clocks do to jobs of its kind"),
+        answer=profiles.JobProfile,
+    ),
     _route(
         *("GET", "/v1/jobs/{job_id}/footprint", _T, "footprint", "A job's energy and emissions, with the intensities"),
         query=queries.LedgerQuery,

@@ -311,7 +311,8 @@ class Agent:
             if self.controls.has_reached(order):
                 gang = self.gangs.get(order.allocation_id)
                 report = gang.progress.last if gang and gang.progress else None
-                self.slices.look(order, report, shim.clock(), self.meter.energy_j(order.devices))
+                now = shim.clock()
+                self.slices.look(order, report, now, self.meter.energy_j(order.devices, now))
 
     def _readings(self) -> list[DeviceReading]:
         readings = self.meter.readings()

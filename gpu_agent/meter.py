@@ -120,9 +120,8 @@ class Meter:
             if device.last is not None
         ]
 
-    def energy_j(self, devices: Collection[int]) -> float:
-        """Return the energy of these devices since this agent began, up to now; the last second at the last draw."""
-        now = clock()
+    def energy_j(self, devices: Collection[int], now: float) -> float:
+        """Return the energy of these devices since this agent began, up to now; since the last sample at its draw."""
         return sum(
             device.total_j + (device.power_w * (now - device.at) if device.at else 0.0)
             for device in self._devices

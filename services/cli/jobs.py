@@ -165,9 +165,10 @@ def job_table(jobs: list[Any]) -> Table:
 
 def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: where it stands, why, and what it has cost."""
-    found = Gateway().get(f"/v1/jobs/{job}")
+    gateway = Gateway()
+    found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     if as_json:
-        output.print_json(found)
+        output.print_json({**found, "profile": profile})
         return
     footprint, gang = found["footprint"], found["spec"]["gpus"]
     rows = {
@@ -179,6 +180,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
         "set to": _settings_words(found),
+        "profile": _profile_words(profile),
         "progress": _progress_words(found),
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
         "ended": found.get("ended_at") or "-",
@@ -197,6 +199,22 @@ def _settings_words(job: dict[str, Any]) -> str:
     watts, clock = job.get("power_limit_w"), job.get("clock_mhz")
     words = [f"{watts:g} W per GPU" if watts else "", f"{clock} MHz" if clock else ""]
     return ", ".join(word for word in words if word) or "defaults"
+
+
+def _profile_words(profile: dict[str, Any]) -> str:
+    units = {"power_limit": "W", "clock": "MHz"}
+    lines = [
+        f"{curve['gpu_model']}: {curve['values'][0]:g} to {curve['values'][-1]:g} {units[curve['setting']]}, "
+        f"measured on {', '.join(map(str, curve['measured_gpus']))} GPUs; "
+        f"error {curve['time_mape']:.1%} in time, {curve['energy_mape']:.1%} in energy"
+        if curve["values"]
+        else f"{curve['gpu_model']}: {curve['detail']}"
+        for curve in profile["curves"]
+    ]
+    for newest in profile["measurements"][:1]:
+        at = f"{newest['position'] + 1} of {len(newest['settings'])} settings"
+        lines.append(f"{newest['state']}, {at}  {newest['detail']}" if newest["state"] != "done" else "")
+    return "\n".join([f"of {profile['kind']}", *filter(None, lines)]) if any(lines) else "nothing was measured"
 
 
 def _progress_words(job: dict[str, Any]) -> str:

@@ -19,11 +19,14 @@ from services.contracts.policies import (
     PolicyParameter,
 )
 from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.profiles import JobProfile, LearnedCurve, SettingMeasurement
+from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
+from services.scheduler.learned import curve_of, table_of
 from services.scheduler.repository import Repository
 from services.scheduler.settings import SchedulerSettings
 
@@ -115,6 +118,33 @@ async def read_plan(round_number: Round, _: Operator, queries: Queries) -> PlanS
     if row is None:
         raise not_found("plan")
     return _summary(row)
+
+
+@router.get("/jobs/{job_id}/profile")
+async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobProfile:
+    """Return what was measured of a job's kind; a tenant sees that of its own jobs."""
+    job = await queries.job(job_id)
+    if job is None or not (caller.is_operator or caller.tenant_id == job["tenant_id"]):
+        raise not_found("job")
+    curves, measurements = await queries.profile(job["kind"])
+    return JobProfile(
+        job_id=job_id,
+        kind=job["kind"],
+        curves=[_curve(row, job["gpus"]) for row in curves],
+        measurements=[
+            SettingMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id
+        ],
+    )
+
+
+def _curve(row: Any, wanted: int) -> LearnedCurve:
+    values = dict(row)
+    table = table_of(row) if values.pop("settings") else None
+    sizes: list[int] = row["measured_gpus"]
+    gpus = min(sizes, key=lambda size: abs(size - wanted), default=wanted)
+    curve = curve_of(table, gpus) if table else None
+    columns = {name: getattr(curve, name).tolist() if curve else [] for name in ("values", "speed", "power_w")}
+    return LearnedCurve(**{**values, **columns, "gpus": gpus})
 
 
 def _before(cursor: str | None) -> int | None:

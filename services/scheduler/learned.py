@@ -171,11 +171,14 @@ def tables_of(rows: list[Any]) -> Tables:
     """Return the tables of rows as ``PROFILES`` gives them."""
     found: dict[str, dict[tuple[str, SettingKind], GangTable]] = defaultdict(dict)
     for row in rows:
-        setting = SettingKind(row["setting"])
-        speed, power_w, values = (np.array(row[name], dtype=np.float64) for name in ("speed", "power_w", "settings"))
-        table = GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, setting, values)
-        found[row["kind"]][row["gpu_model"], setting] = table
+        found[row["kind"]][row["gpu_model"], SettingKind(row["setting"])] = table_of(row)
     return found
+
+
+def table_of(row: Any) -> GangTable:
+    """Return the table of one row that has one."""
+    speed, power_w, values = (np.array(row[name], dtype=np.float64) for name in ("speed", "power_w", "settings"))
+    return GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, SettingKind(row["setting"]), values)
 
 
 def curve_of(table: GangTable, gpus: int) -> SettingCurve:

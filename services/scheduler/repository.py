@@ -16,6 +16,23 @@ UPDATE scheduler_state
 
 AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, $3, $4, $5)"
 
+JOB = """
+SELECT j.tenant_id, coalesce(j.labels ->> 'kind', j.id) AS kind,
+       coalesce(a.gpus, (j.spec #>> '{gpus,min}')::int) AS gpus
+  FROM jobs j LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = $1
+"""
+
+LEARNED = """
+SELECT gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points, time_mape, energy_mape, detail,
+       fitted_at
+  FROM setting_profiles WHERE kind = $1 ORDER BY gpu_model, setting
+"""
+
+MEASUREMENTS = """
+SELECT job_id, allocation_id, gpu_model, setting, gpus, state, detail, settings, position, began_at, ended_at
+  FROM setting_measurements WHERE kind = $1 ORDER BY began_at DESC, allocation_id LIMIT 20
+"""
+
 
 class Repository:
     """Queries of the scheduler's API."""
@@ -53,3 +70,13 @@ class Repository:
         """Return one recorded round."""
         async with self._pool.connection() as connection:
             return await connection.fetchrow("SELECT * FROM plans WHERE round = $1", number)
+
+    async def job(self, job_id: str) -> Any | None:
+        """Return a job's owner, its kind and its size."""
+        async with self._pool.connection() as connection:
+            return await connection.fetchrow(JOB, job_id)
+
+    async def profile(self, kind: str) -> tuple[list[Any], list[Any]]:
+        """Return what was learned of a kind of job, and its last measurements."""
+        async with self._pool.transaction("repeatable_read", readonly=True) as connection:
+            return await connection.fetch(LEARNED, kind), await connection.fetch(MEASUREMENTS, kind)

@@ -16,7 +16,6 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingKind
 from services.core.parallel.graph import JobGraph
-from services.core.parallel.iteration import Network
 from services.db.pool import Pool
 from services.scheduler import learned as learned_rows
 from services.scheduler.curves import KnownCurves, known_of

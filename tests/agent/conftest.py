@@ -120,9 +120,11 @@ class Node:
         await self.send(start)
         return start.allocation_id
 
-    async def set(self, allocation: str, revision: int, *, w: float | None = None, mhz: int | None = None) -> None:
+    async def set(
+        self, allocation: str, revision: int, *, w: float | None = None, mhz: int | None = None, measure: bool = False
+    ) -> None:
         """Send what a gang's devices are to be set to."""
-        settings = DeviceSettings(revision=revision, power_limit_w=w, clock_mhz=mhz)
+        settings = DeviceSettings(revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure)
         await self.send(SetDevices(allocation_id=allocation, settings=settings))
 
     def gang(self, *argv: str, allocation: str = "", job: str = "", **options: Any) -> StartGang:

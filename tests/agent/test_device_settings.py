@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from services.contracts.streams import command_stream
@@ -127,3 +128,30 @@ async def test_without_a_control_plane_everything_goes_back_to_the_defaults(node
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
     node.plane.is_away = True
     await eventually(lambda: devices(node) == default)
+
+
+WORKING = """
+import itertools, json, os, time
+with open(os.environ["WATTSHIFT_PROGRESS_FILE"], "a") as file:
+    for done in itertools.count():
+        print(json.dumps({"done": done, "local_batch": 32}), file=file, flush=True)
+        time.sleep(0.05)
+"""
+
+
+async def test_a_gang_that_is_measured_is_counted_from_report_to_report(node: Node) -> None:
+    await node.start()
+    gang = await node.run(sys.executable, "-c", WORKING, devices=[0])
+    await node.set(gang, 1, w=200.0, measure=True)
+
+    def seen() -> Any:
+        rank = node.plane.rank(gang)
+        return rank and rank.settings and rank.settings.slice
+
+    await eventually(lambda: seen() and seen().marks >= 5)
+    assert seen().local_batch == 32
+    assert seen().work > 0
+    assert 0 < seen().gpu_energy_j / seen().elapsed_s < 220.0, "the limit's draw, and not the default's"
+    await node.set(gang, 2)
+    await eventually(lambda: in_force(node, gang) == (2, None, None))
+    assert seen() is None, "nobody asks any more"

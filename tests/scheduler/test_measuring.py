@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from gpu_agent.devices.models import MODELS
+from services.contracts.identity import Identity, Role
 from services.core.cycle.plan import Plan, ProfileSettings
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.kit.identity import identity_headers
 from services.scheduler import loop
+from tests.scheduler.test_api import client
 from tests.scheduler.test_device_settings import active_round, set_of
 from tests.scheduler.world import World
 
@@ -165,7 +168,7 @@ async def test_a_job_that_reports_nothing_keeps_the_default_and_is_left_alone(wo
 
 async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: World, policy: Profiler) -> None:
     await settable(world, "n1")
-    job, gang = await started(world, 2)
+    _job, gang = await started(world, 2)
     await world.scheduler.turn()
     await works(world, gang, {"n1": 2})
     await slice_over(world)
@@ -196,3 +199,28 @@ async def test_a_gang_that_ends_meanwhile_leaves_what_was_seen(world: World, pol
     assert len(await world.fetch("SELECT FROM setting_points")) == 3
     (profile,) = await world.fetch("SELECT points FROM setting_profiles")
     assert profile["points"] == 3
+
+
+async def test_operators_read_what_was_learned_and_tenants_that_of_their_own_jobs(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2)
+    await world.scheduler.turn()
+    for _ in LIMITS:
+        await works(world, gang, {"n1": 2})
+        await slice_over(world)
+        await world.scheduler.turn()
+    stranger = identity_headers(Identity(tenant_id="stranger", role=Role.USER, key_id="key-2"))
+    async with client(world, Role.USER) as api:
+        found = (await api.get(f"/v1/jobs/{job}/profile")).json()
+        other = await api.get(f"/v1/jobs/{job}/profile", headers=stranger)
+
+    assert found["kind"] == "resnet"
+    (curve,) = found["curves"]
+    assert (curve["values"], curve["measured_gpus"], curve["gpus"]) == (LIMITS[::-1], [2], 2)
+    assert curve["speed"][-1] == 1.0
+    assert curve["power_w"][0] == pytest.approx(100.0)
+    assert curve["time_mape"] < 0.05
+    assert [each["state"] for each in found["measurements"]] == ["done"]
+    assert other.status_code == 404

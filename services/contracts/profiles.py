@@ -1,0 +1,50 @@
+"""What was learned of a job's kind: the answers of ``GET /v1/jobs/{job_id}/profile``."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.contracts.schema import Instant, Message
+from services.core.domain.settings import SettingKind
+
+
+class LearnedCurve(Message):
+    """A kind of job on one GPU model, by one kind of setting."""
+
+    gpu_model: str
+    setting: SettingKind
+    values: list[float] = Field(description="W or MHz, ascending; the last is the default.")
+    gpus: int = Field(description="Size of the gangs that the next two are for: the measured one next to the job's.")
+    speed: list[float] = Field(description="At each value, relative to the default.")
+    power_w: list[float] = Field(description="Mean draw of one GPU at each value.")
+    measured_gpus: list[int] = Field(description="Sizes that were measured; others are foreseen by the model.")
+    points: int
+    time_mape: float | None = Field(description="Mean absolute error of the model's times on its points, as a share.")
+    energy_mape: float | None = Field(description="The same of its energies.")
+    detail: str = Field(description="Why there is no model; empty where there is one.")
+    fitted_at: Instant
+
+
+class SettingMeasurement(Message):
+    """A gang of the kind that is, or was, run at each setting in turn."""
+
+    job_id: str
+    allocation_id: str
+    gpu_model: str
+    setting: SettingKind
+    gpus: int
+    state: str = Field(description="`running`, `done`, `cut` (its gang ended or was set) or `failed`.")
+    detail: str = Field(description="Why it failed or was cut.")
+    settings: list[float] = Field(description="W or MHz, in the order in which they are tried.")
+    position: int = Field(description="Which of them is, or was last, in force.")
+    began_at: Instant
+    ended_at: Instant | None
+
+
+class JobProfile(Message):
+    """What is known of the kind of job that a job is of."""
+
+    job_id: str
+    kind: str = Field(description="The job's label `kind`, or the job itself.")
+    curves: list[LearnedCurve]
+    measurements: list[SettingMeasurement] = Field(description="The newest first, at most 20.")
