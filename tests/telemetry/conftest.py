@@ -52,7 +52,7 @@ TABLES = (
 @pytest.fixture
 async def plane(module_plane: Plane) -> Plane:
     async with module_plane.pool.connection() as connection:
-        await connection.execute(f"TRUNCATE {TABLES}")
+        await connection.execute(f"TRUNCATE {TABLES} CASCADE")
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False
     module_plane.carbon.outlook_from_s = 0.0
