@@ -58,6 +58,8 @@ HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
 WAITING_FRACTION = 0.15
 """(70.4 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw."""
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
+MOST_GPUS = 1 << 20
+"""More than any gang has."""
 REFERENCE_GPU = "RTX3090"
 TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
 """Whose speed stands for a board; ``rtx`` for all others."""
@@ -173,12 +175,14 @@ def profile(model: str, batch: int) -> JobProfile:
 
 def flat_profile(name: str, fraction: float) -> JobProfile:
     """Return a job that speeds up with its gang without loss and draws a share of the dynamic range."""
-    true = {
-        board: Behaviour(SIZES, SIZES.astype(np.float64), np.full(SIZES.shape, power_w(fraction, board)))
-        for board in GPU_MODELS
-    }
+    true = {board: lossless(power_w(fraction, board)) for board in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
     return JobProfile(name, true, host_power_w=HOST_W_PER_GPU)
+
+
+def lossless(gpu_power_w: float) -> Behaviour:
+    """Return a job as many times as fast as it has GPUs, however many, each at this power."""
+    return Behaviour(np.array([1, MOST_GPUS]), np.array([1.0, MOST_GPUS]), np.full(2, gpu_power_w))
 
 
 @cache

@@ -18,16 +18,16 @@ import numpy as np
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import (
-    SIZES,
     SPEED_OF,
     batches_of,
     flat_profile,
+    lossless,
     median_fraction,
     samples_to_train,
     speeds,
 )
 from services.simulator.recipes.recipe import workload
-from services.simulator.workload import ANY_MODEL, Behaviour, Ints, JobProfile, Workload
+from services.simulator.workload import ANY_MODEL, Ints, JobProfile, Workload
 
 BIN_W = 5.0
 SIA_MAX_GPUS = 64
@@ -58,8 +58,7 @@ def measured(raw: RawJobs, seed: int) -> Workload:
 
 
 def _of_power(power_w: float) -> JobProfile:
-    same = Behaviour(SIZES, SIZES.astype(np.float64), np.full(SIZES.shape, power_w))
-    return JobProfile(f"{power_w:.0f} W", {ANY_MODEL: same})
+    return JobProfile(f"{power_w:.0f} W", {ANY_MODEL: lossless(power_w)})
 
 
 def _gangs(raw: RawJobs) -> Ints:

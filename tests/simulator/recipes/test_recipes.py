@@ -133,6 +133,15 @@ def test_history_replays_at_its_own_dates_and_power(tmp_path: Path) -> None:
     assert jobs.min_gpus.tolist() == jobs.max_gpus.tolist() == [2, 1]
 
 
+@pytest.mark.parametrize("recipe", ["plain", "measured"])
+def test_a_gang_runs_as_long_as_it_did_however_wide(recipe: str, tmp_path: Path) -> None:
+    jobs = read_jobs(write(tmp_path, HISTORY.replace("10:10:00Z,2,", "10:10:00Z,128,")), recipe=recipe)
+
+    kind = jobs.profiles[jobs.profile[0]].truth("A100")
+    assert kind is not None
+    assert jobs.work_s[0] / kind.speed_at(jobs.requested_gpus[:1])[0] == 600.0
+
+
 def test_a_dated_trace_moves_to_another_start_and_keeps_the_hour(tmp_path: Path) -> None:
     jobs = read_jobs(write(tmp_path, HISTORY), start=START, days=1)
 
