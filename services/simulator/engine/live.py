@@ -135,6 +135,7 @@ class LiveJobs:
         self.placements: list[Placement | None] = []
         self.slot: dict[JobId, int] = {}
         self.profiled: dict[int, dict[int, float]] = {}
+        self._whole = self._all_rows()
         self._columns: dict[int, dict[str, Any]] = {}
         self._all_eligible = bool(eligible.all())
         self._new = np.zeros(F.COUNT)
@@ -253,15 +254,21 @@ class LiveJobs:
     def _views(self) -> dict[str, Any]:
         """Return the columns for so many live jobs, and keep them: the same slots are seen again and again."""
         n = self.count
-        columns: dict[str, Any] = {name: self.floats[row, :n] for name, row in SHOWN_FLOATS.items()}
-        columns |= {name: self.ints[row, :n] for name, row in SHOWN_INTS.items()}
-        columns |= {"eligible": self.eligible[:n], "preemptible": self.preemptible[:n]}
-        shown = JobTable(ids=self.ids, tenants=self.tenants, placements=self.placements, **columns)
-        columns = {**vars(shown), "index": self.slot}
+        columns: dict[str, Any] = {name: column[:n] for name, column in self._whole.items()}
+        columns.update(ids=self.ids, tenants=self.tenants, placements=self.placements, index=self.slot)
         if len(self._columns) >= KEPT_VIEWS:
             self._columns.clear()
         self._columns[n] = columns
         return columns
+
+    def _all_rows(self) -> dict[str, Any]:
+        """Return every column of a job table for all slots, also those nobody fills here."""
+        columns: dict[str, Any] = {name: self.floats[row] for name, row in SHOWN_FLOATS.items()}
+        columns |= {name: self.ints[row] for name, row in SHOWN_INTS.items()}
+        columns |= {"eligible": self.eligible, "preemptible": self.preemptible}
+        nobody: list[Any] = [None] * self.preemptible.size
+        table = JobTable(ids=nobody, tenants=nobody, placements=nobody, **columns)
+        return {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
 
     def _grow(self) -> None:
         self._columns.clear()
@@ -269,3 +276,4 @@ class LiveJobs:
         self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
         self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))
         self.preemptible = np.concatenate((self.preemptible, np.ones_like(self.preemptible)))
+        self._whole = self._all_rows()
