@@ -93,6 +93,12 @@ class Applied:
     starts: int
     preemptions: int
     holds: int
+    settings: int = 0
+
+    @property
+    def changes(self) -> int:
+        """How many gangs it started, stopped or set."""
+        return self.starts + self.preemptions + self.settings
 
 
 async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_settings: int = 8) -> Applied:
@@ -132,7 +138,7 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_s
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
         raise StalePlanError(f"a device or a job is taken: {error}") from error
-    return Applied(round_number, len(starts), len(preempts), len(holds))
+    return Applied(round_number, len(starts), len(preempts), len(holds), len(settings))
 
 
 async def _start(connection: Any, starts: list[Start], ports: tuple[int, int]) -> None:

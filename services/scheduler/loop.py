@@ -31,6 +31,7 @@ from services.scheduler.ingest import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.learned import refit
 from services.scheduler.measuring import Measuring
+from services.scheduler.power import PowerWatch
 from services.scheduler.relay import Relay
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.snapshot import Loaded, load
@@ -90,6 +91,7 @@ class Scheduler:
         self._relay = Relay(pool, redis)
         self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
         self._built: Policy[Any] | None = None
+        self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
         self._prepared = False
         self._seen: tuple[Any, ...] | None = None
         self._last_hint = f"{time.time_ns() // 1_000_000}-0"
@@ -149,6 +151,9 @@ class Scheduler:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
             self._passive_at_s = time.monotonic()
+        elif self._power.is_due(time.monotonic()):
+            await self.hold(self._power.trigger)
+            self._passive_at_s = time.monotonic()
         elif now != self._seen:
             await self.hold(Trigger.PASSIVE)
             self._passive_at_s = time.monotonic()
@@ -159,7 +164,8 @@ class Scheduler:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
-            loaded = await load(self._pool, trigger, carbon, self._settings, self._curves)
+            at_rest = self._power.at_rest(time.monotonic())
+            loaded = await load(self._pool, trigger, carbon, self._settings, self._curves, at_rest=at_rest)
             due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
             loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()
@@ -173,6 +179,7 @@ class Scheduler:
                 log.info("plan.stale", reason=str(error))
                 continue
             self._relay.wake()
+            self._power.note(loaded.snapshot, self._built, changed=applied.changes > 0, now_s=time.monotonic())
             ended = time.perf_counter()
             done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)
             self._report(done, loaded)

@@ -9,7 +9,7 @@ from services.db.pool import Pool
 
 SET_POLICY = """
 UPDATE scheduler_state
-   SET memory = CASE WHEN policy = $1 THEN memory ELSE '{}' END, policy_since = now(),
+   SET memory = CASE WHEN policy = $1 THEN memory ELSE '{}' END, policy_since = now(), last_active_at = NULL,
        policy = $1, parameters = $2, policy_changed_by = $3, version = version + 1
  WHERE id = 1 RETURNING policy, parameters, policy_since, policy_changed_by
 """
@@ -50,7 +50,8 @@ class Repository:
     async def set_policy(self, name: str, parameters: dict[str, Any], caller: Identity) -> Any | None:
         """Put a policy in force from the next round on, and note who did; None before the scheduler's first turn.
 
-        The memory of another policy is forgotten; new parameters of the same one go on from what it remembers.
+        That round is an active one: a limit that falls may have to stop gangs. The memory of
+        another policy is forgotten; new parameters of the same one go on from what it remembers.
         """
         async with self._pool.transaction() as connection:
             row = await connection.fetchrow(SET_POLICY, name, parameters, caller.key_id)

@@ -57,6 +57,14 @@ class SchedulerSettings(SharedSettings):
     setting_curves: Path | None = Field(
         None, description="File of measured speed and power by power limit and clock, for policies that set them."
     )
+    power_interval_s: float = Field(
+        10, gt=0, description="Between looks at the cluster's draw while the policy has a power limit; each is a round."
+    )
+    power_settle_s: float = Field(
+        5,
+        ge=0,
+        description="How long after a change the draw says nothing: agents must have heard, acted and reported.",
+    )
     measures_settings: bool = Field(
         True, description="Whether policies may have gangs run at each power limit or clock in turn, to be measured."
     )

@@ -59,8 +59,19 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS efficiency
 """
 
 NODES = """
-SELECT id, devices, draining, containers FROM nodes WHERE state = 'up' AND lease_until > now() ORDER BY id
+SELECT id, devices, readings, draining, containers FROM nodes WHERE state = 'up' AND lease_until > now() ORDER BY id
 """
+
+DRAW = """
+WITH up AS (SELECT id, readings FROM nodes WHERE state = 'up' AND lease_until > now())
+SELECT (SELECT sum((r ->> 'power_w')::float8) FROM up, jsonb_array_elements(up.readings) r)
+       + coalesce((SELECT sum(host.w) FROM (
+           SELECT sum(u.cpu_energy_j + u.static_energy_j)
+                  / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0) AS w
+             FROM energy_usages u JOIN up ON up.id = u.node_id
+            WHERE u.start_at > now() - interval '60 seconds' GROUP BY u.node_id) host), 0)
+"""
+"""GPUs as the newest heartbeats have them, hosts as the last minute of the ledger has them."""
 
 STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
 
@@ -90,6 +101,8 @@ async def load(
     carbon: CarbonOutlook,
     settings: SchedulerSettings,
     curves: KnownCurves | None = None,
+    *,
+    at_rest: bool = False,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -100,6 +113,7 @@ async def load(
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
             measured, how they are placed and what connects GPUs; the width of nodes is added.
         curves: What an operator knows of speed and power by setting; beside it stands what was measured here.
+        at_rest: Whether what was changed last is in force, so that what is drawn now says something.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
@@ -109,6 +123,7 @@ async def load(
         nodes = [row for row in await connection.fetch(NODES) if row["devices"]]
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
+        drawn_w = await connection.fetchval(DRAW) if at_rest else None
         learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
@@ -126,6 +141,8 @@ async def load(
         setting_curves=setting_curves,
         settable=settable,
         gangs=gangs,
+        idle_w=_idle_w(nodes, claims, kinds),
+        measured_w=float("nan") if drawn_w is None else drawn_w,
         measures=settings.measures_settings and any(settable),
         placement=settings.placement,
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
@@ -157,6 +174,15 @@ def _settable(nodes: list[Any], kind: Kind) -> frozenset[SettingKind]:
     flags = {SettingKind.POWER_LIMIT: "can_set_power_limit", SettingKind.CLOCK: "can_set_clock"}
     devices = [device for row in nodes if _kind(row) == kind for device in row["devices"]]
     return frozenset(each for each, flag in flags.items() if all(device.get(flag) for device in devices))
+
+
+def _idle_w(nodes: list[Any], claims: list[Any], kinds: list[Kind]) -> Floats:
+    """Return what a free device of each kind draws now, 0 where none is free: (n_gpu_models,) watts."""
+    taken = {(claim["node_id"], claim["device"]) for claim in claims}
+    draws: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+    for row in nodes:
+        draws[_kind(row)] += [each["power_w"] for each in row["readings"] if (row["id"], each["index"]) not in taken]
+    return np.array([sum(each) / len(each) if each else 0.0 for each in draws.values()], dtype=np.float64)
 
 
 def _job_table(

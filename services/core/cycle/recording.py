@@ -49,6 +49,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "placement": snapshot.placement,
         "graphs": {job_id: asdict(graph) for job_id, graph in sorted(snapshot.graphs.items())},
         "network": asdict(snapshot.network),
+        "measured_w": _plain(snapshot.measured_w),
         "measures": snapshot.measures,
         "goodput_curves": snapshot.goodput_curves.tolist(),
     }
@@ -81,6 +82,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         placement=stored.get("placement", "consolidated"),
         graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
         network=Network(**stored.get("network", {})),
+        measured_w=float(stored.get("measured_w", "nan")),
         measures=stored.get("measures", False),
     )
 

@@ -237,6 +237,8 @@ class Snapshot:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
         network: Between nodes and within; ``server_gpus`` is the widest node's.
+        measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
+            NaN: unknown, or just changed.
         measures: Whether gangs can be measured at each setting (``ProfileSettings``).
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
@@ -263,6 +265,7 @@ class Snapshot:
     placement: str = "consolidated"
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
     network: Network = field(default_factory=Network)
+    measured_w: float = float("nan")
     measures: bool = False
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
     reasons: bool = True

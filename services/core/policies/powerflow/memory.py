@@ -17,11 +17,13 @@ class PowerflowMemory:
         targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
         measured: Gangs being measured at every setting, and when that is surely over, UTC seconds.
         profiled: By job the sizes at which it was measured.
+        correction: Ratio of the cluster's measured power to what the models say.
     """
 
     targets: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     measured: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
     profiled: Mapping[JobId, tuple[int, ...]] = field(default_factory=dict[JobId, tuple[int, ...]])
+    correction: float = 1.0
 
 
 def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
@@ -30,6 +32,7 @@ def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
         "targets": dict(memory.targets),
         "measured": dict(memory.measured),
         "profiled": {job_id: list(sizes) for job_id, sizes in memory.profiled.items()},
+        "correction": memory.correction,
     }
 
 
@@ -39,4 +42,5 @@ def load_memory(stored: dict[str, Any]) -> PowerflowMemory:
         targets={JobId(job_id): int(gpus) for job_id, gpus in stored.get("targets", {}).items()},
         measured={JobId(job_id): float(until_s) for job_id, until_s in stored.get("measured", {}).items()},
         profiled={JobId(job_id): tuple(map(int, sizes)) for job_id, sizes in stored.get("profiled", {}).items()},
+        correction=float(stored.get("correction", 1.0)),
     )

@@ -32,11 +32,12 @@ from services.core.cycle.snapshot import Bools, Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
+from services.core.policies.powerflow.feedback import correction
 from services.core.policies.powerflow.limit import limit_w
 from services.core.policies.powerflow.memory import PowerflowMemory, dump_memory, load_memory
 from services.core.policies.powerflow.migration import moves
 from services.core.policies.powerflow.profiling import GOING, Measurement, begun, to_measure, under_way
-from services.core.policies.powerflow.view import View, choices_of, view_of
+from services.core.policies.powerflow.view import Tables, View, choices_of, view_of
 from services.core.policies.powerflow.watts import set_within
 
 
@@ -56,7 +57,12 @@ class Powerflow:
         """Return Algorithm 1's plan, and the sizes that jobs are to come back at."""
         config, capacity = self.config, Capacity(snapshot)
         active = snapshot.trigger is Trigger.ACTIVE
-        memory, limit = under_way(snapshot, memory), limit_w(snapshot, config)
+        memory = under_way(snapshot, memory)
+        limit = limit_w(snapshot, config)
+        if math.isfinite(limit):
+            measuring = bool(memory.measured)
+            ratio = correction(snapshot, Tables(snapshot, config), memory.correction, measuring=measuring)
+            memory, limit = replace(memory, correction=ratio), limit / ratio
         view = view_of(snapshot, config, capacity.model, _fixed_gpus(snapshot, memory, capacity, active=active))
         room = room_of(snapshot, capacity, limit, config)
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
@@ -77,6 +83,10 @@ class Powerflow:
         begin = _of_gangs(snapshot, plan, found)
         actions = (*plan.actions, *(each.action for each in begin))
         return replace(plan, actions=actions), begun(snapshot, memory, begin, config)
+
+    def power_limit_w(self, snapshot: Snapshot) -> float:
+        """Return what the cluster may draw by this policy, watts; inf for no limit."""
+        return limit_w(snapshot, self.config)
 
     def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

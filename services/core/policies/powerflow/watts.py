@@ -92,6 +92,13 @@ def set_within(
     return Plan(plan.snapshot_version, (*actions, *settings), nodes)
 
 
+def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
+    """Return what the models say that the cluster draws now, at the settings that gangs have."""
+    draw = draw_of(snapshot, (), (), tables)
+    gangs = (float(tables.gang(g.job, g.model, g.gpus)[1][_now(snapshot, tables, g)]) for g in draw.gangs)
+    return sum(gangs) + draw.stopping_w + draw.idle_w
+
+
 def draw_of(
     snapshot: Snapshot,
     actions: Collection[Action],

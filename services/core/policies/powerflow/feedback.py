@@ -1,0 +1,38 @@
+"""The power limit held by measurement: the models' power is corrected by the ratio of what is drawn to what they say.
+
+The paper trusts its models. Theirs are of GPUs; hosts draw too, jobs change, and what nothing is known of draws
+something. So whenever the cluster's draw was measured, at rest since the last change, it is compared with what the
+models make of the same gangs at the same settings. Where more is drawn, the ratio counts at once; where less, it comes
+down by half of the difference each round, for a gang that has just begun or saves a checkpoint draws little for a
+while. While gangs are measured at every setting, it only rises. This is ours, not the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.policies.powerflow.view import Tables
+from services.core.policies.powerflow.watts import present_draw_w
+
+RELAXES = 0.5
+LEAST, MOST = 0.5, 4.0
+"""Where the ratio stops: beyond, something else than the models is wrong."""
+
+
+def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: bool) -> float:
+    """Return the ratio of measured to modelled power to go by in this round.
+
+    Args:
+        snapshot: With what the cluster draws, NaN where that says nothing; then the known ratio stands.
+        tables: The models.
+        known: The ratio of the last round.
+        measuring: Whether gangs are being measured at other settings than they are counted at.
+    """
+    modelled_w = present_draw_w(snapshot, tables) if math.isfinite(snapshot.measured_w) else 0.0
+    if modelled_w <= 0:
+        return known
+    ratio = min(max(snapshot.measured_w / modelled_w, LEAST), MOST)
+    if ratio >= known:
+        return ratio
+    return known if measuring else known + RELAXES * (ratio - known)

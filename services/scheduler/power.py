@@ -1,0 +1,63 @@
+"""When to look at the cluster's draw: a policy that has a power limit holds it by what is measured.
+
+The policy corrects its models (``services.core.policies.powerflow.feedback``); this says when a round is due for it,
+and when the draw says something. A limit that settings alone do not keep needs a round that may stop gangs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from services.core.cycle.snapshot import Snapshot, Trigger
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+PATIENCE = 3
+"""Looks in a row above the limit, after which a round may stop gangs."""
+LONGEST_UNREST = 6.0
+"""After so many intervals without rest the draw counts all the same: a busy cluster never rests."""
+
+
+class PowerWatch:
+    """What one scheduler knows of the draw; lost with it, and found again with its first look."""
+
+    def __init__(self, interval_s: float, settle_s: float) -> None:
+        self._interval_s = interval_s
+        self._settle_s = settle_s
+        self._limited = False
+        self._above = 0
+        self._looked_s = self._changed_s = self._measured_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a round should be held for the draw's sake."""
+        return self._limited and now_s - self._looked_s >= self._interval_s
+
+    @property
+    def trigger(self) -> Trigger:
+        """What kind of round that is."""
+        return Trigger.ACTIVE if self._above >= PATIENCE else Trigger.PASSIVE
+
+    def at_rest(self, now_s: float) -> bool:
+        """Whether the last change is in force by now."""
+        unrest = self._interval_s * LONGEST_UNREST
+        return now_s - self._changed_s >= self._settle_s or now_s - self._measured_s >= unrest
+
+    def note(self, snapshot: Snapshot, policy: Any, *, changed: bool, now_s: float) -> None:
+        """Take note of a round that was held: what it saw, and whether it changed what gangs draw."""
+        limit_of = getattr(policy, "power_limit_w", None)
+        limit_w = limit_of(snapshot) if limit_of is not None else math.inf
+        self._limited = math.isfinite(limit_w)
+        self._looked_s = now_s
+        if changed:
+            self._changed_s = now_s
+        if math.isfinite(snapshot.measured_w):
+            self._measured_s = now_s
+            above = self._limited and snapshot.measured_w > limit_w
+            if snapshot.trigger is Trigger.ACTIVE:
+                self._above = 0
+            else:
+                self._above = self._above + 1 if above else 0
+            if above:
+                log.info("power.above_limit", measured_w=round(snapshot.measured_w), limit_w=round(limit_w))
