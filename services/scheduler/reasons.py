@@ -17,5 +17,9 @@ SENTENCES: dict[Reason, str] = {
     Reason.LEAST_COST: "Its energy and its time together cost least at this setting.",
     Reason.PROFILING: "It is measured at each setting, for the policy does not know yet what they do to it.",
     Reason.DEFAULT_SETTING: "The policy has no reason to keep the setting it had.",
+    Reason.POWER_LIMIT: "The cluster's power limit leaves it no more.",
+    Reason.DEFRAGMENTATION: "It restarts elsewhere, which makes room for a gang that waits or lets a node power down.",
+    Reason.UNUSED: "Nothing runs on the node.",
+    Reason.NEEDED: "Jobs will need the node.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
 }

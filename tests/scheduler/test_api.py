@@ -7,10 +7,12 @@ import pytest
 from fastapi import FastAPI
 
 from services.contracts.identity import Identity, Role
+from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Trigger
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
+from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import Repository
 from tests.scheduler.world import World
 
@@ -24,6 +26,10 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
     )
+
+
+def test_every_reason_has_a_sentence() -> None:
+    assert set(SENTENCES) == set(Reason)
 
 
 async def test_an_operator_changes_the_policy_and_is_noted(world: World) -> None:

@@ -1,0 +1,111 @@
+"""Power, live: a kind of job is measured on running agents, and the cluster's limit is held by its measured draw."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration import conftest
+from tests.integration.conftest import Installation
+from tests.support.servers import ROOT, scratch_folder, wait_until
+
+POWER = {
+    "SCHEDULER_ROUND_INTERVAL_S": "3600",
+    "SCHEDULER_POWER_INTERVAL_S": "1",
+    "SCHEDULER_POWER_SETTLE_S": "2",
+    "SCHEDULER_MEASURED_SETTINGS": "4",
+    "GPU_AGENT_HOST_POWER": "modelled",
+    "GPU_AGENT_CPU_POWER_CURVE": "0:0,1:0",
+    "GPU_AGENT_STATIC_W": "0",
+}
+"""Hosts draw nothing, so that the nodes' GPUs are all that is limited."""
+PARAMETERS = {"profiling_s": 16, "profiling_steps": 4, "restart_s": 1, "grace_s": 1, "migration": False}
+STATED_ERROR = 0.05
+"""Of a fitted model on its own points at most; what it must not exceed is asserted of the profile."""
+
+
+@pytest.fixture
+def powered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    """An installation whose scheduler looks at the draw every second."""
+    monkeypatch.setattr(conftest, "QUICK", conftest.QUICK | POWER)
+    with scratch_folder() as folder:
+        made = Installation(folder / "data")
+        made.up()
+        yield made
+        made.down()
+
+
+def submit(installation: Installation, gpus: int) -> str:
+    train = [sys.executable, str(ROOT / "examples" / "train.py"), "--steps", "1000000", "--step-seconds", "0.05"]
+    spec = {
+        "name": "power",
+        "command": train,
+        "gpus": {"min": gpus},
+        "work": {"total": 1_000_000},
+        "grace_s": 1,
+        "labels": {"kind": "power"},
+    }
+    headers = {"idempotency-key": f"power-{gpus}-{time.monotonic_ns()}"}
+    return installation.gateway.call("POST", "/v1/jobs", body=spec, headers=headers)["id"]
+
+
+def limit(installation: Installation, **parameters: Any) -> None:
+    body = {"name": "powerflow", "parameters": PARAMETERS | parameters}
+    installation.gateway.call("PUT", "/v1/policies/active", body=body)
+
+
+def drawn_w(installation: Installation) -> float:
+    return sum(node["power_w"] for node in installation.nodes())
+
+
+def states(installation: Installation, jobs: list[str]) -> list[str]:
+    return [installation.job(job)["state"] for job in jobs]
+
+
+def test_a_limit_that_falls_is_kept_by_what_is_measured(powered: Installation) -> None:
+    limit(powered)
+    first = submit(powered, 2)
+    wait_until(lambda: powered.gateway.get(f"/v1/jobs/{first}/profile")["curves"], 120)
+    profile = powered.gateway.get(f"/v1/jobs/{first}/profile")
+    (curve,) = profile["curves"]
+    assert len(curve["values"]) == 4
+    assert curve["power_w"] == sorted(curve["power_w"])
+    assert curve["speed"][0] < curve["speed"][-1] == 1.0
+    assert curve["energy_mape"] < STATED_ERROR
+
+    jobs = [first, submit(powered, 4), submit(powered, 2)]
+    wait_until(lambda: states(powered, jobs) == ["running"] * 3, 60)
+    wait_until(lambda: all(reading["utilization"] > 0 for node in powered.nodes() for reading in node["readings"]), 60)
+    full_w = drawn_w(powered)
+    for share in (0.75, 0.5):
+        cap_w = share * full_w
+        limit(powered, power_limit_w=cap_w)
+        wait_until(lambda cap_w=cap_w: drawn_w(powered) <= cap_w, 60)
+        seen = _watch(powered, looks=8)
+        assert max(seen) <= cap_w * (1 + STATED_ERROR), seen
+        assert states(powered, jobs) == ["running"] * 3, "settings are enough"
+
+    limit(powered, power_limit_w=0.22 * full_w)
+    wait_until(lambda: drawn_w(powered) <= 0.22 * full_w, 60)
+    assert "queued" in states(powered, jobs), "no settings are: a gang gives way"
+    limit(powered)
+    wait_until(lambda: states(powered, jobs) == ["running"] * 3, 60)
+
+
+def _watch(installation: Installation, looks: int) -> list[float]:
+    """Return the draw as each of so many newer heartbeats shows it."""
+    seen: list[float] = []
+    heard = ""
+    while len(seen) < looks:
+        nodes = installation.nodes()
+        newest = str([node["heartbeat_at"] for node in nodes])
+        if newest == heard:
+            time.sleep(0.1)
+            continue
+        heard = newest
+        seen.append(sum(node["power_w"] for node in nodes))
+    return seen
