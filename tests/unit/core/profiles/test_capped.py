@@ -12,6 +12,7 @@ from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import fit_capped, step_and_energy, unpacked
 from services.core.profiles.learn import fit_energy, fit_throughput, mape
 from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.profile import JobProfile
 from tests.support.performance import SPEED, grid, measured
 
 PLANTED = np.array(
@@ -86,3 +87,20 @@ def test_it_needs_limits_and_energies() -> None:
         fit_capped(replace(points(), energy_j_per_iteration=np.full(len(WHERE[0]), np.nan)))
     with pytest.raises(DomainError, match="needs power limits"):
         fit_capped(measured(grid(gpus=(1,)), speed=SPEED))
+
+
+def test_a_gang_of_one_size_is_fitted_from_its_belief_and_its_limits() -> None:
+    """One size and batch at many limits is one configuration without them: too little for a fit of its own."""
+    limits = np.linspace(100.0, 400.0, 8)
+    points = Observations.of(
+        0.1 * (1 + 60.0 / limits),
+        gpus=np.full(8, 2.0),
+        local_batch=np.full(8, 32.0),
+        nodes=np.ones(8),
+        setting=limits,
+        mean_power_w=np.minimum(limits, 360.0),
+        axis=SettingKind.POWER_LIMIT,
+    )
+    profile = JobProfile.of("A100-SXM4-80GB", "vision", SettingKind.POWER_LIMIT).observe(points)
+    step_s, _ = profile.foreseen(2.0, 32.0, limits, 1.0)
+    assert step_s == pytest.approx(points.seconds_per_iteration, rel=0.1)
