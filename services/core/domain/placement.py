@@ -24,4 +24,4 @@ class Placement:
     @property
     def gpus(self) -> int:
         """How many devices the gang holds."""
-        return sum(len(share.devices) for share in self.shares)
+        return sum([len(share.devices) for share in self.shares])

@@ -22,35 +22,38 @@ Bools = NDArray[np.bool_]
 
 
 class F:
-    """Rows of the table of floats; plain integers, because an enum's members are slow to reach."""
+    """Rows of the table of floats; plain integers, because an enum's members are slow to reach.
+
+    Rows that are written together stand together: an element costs as much as a slice.
+    """
 
     SUBMITTED = 0
-    SINCE = 1
-    DEADLINE = 2
-    ATTAINED = 3
-    ENERGY = 4
-    CARBON = 5
-    POWER = 6
-    BASE = 7
-    NOW = 8
-    PROGRESS = 9
-    REMAINING = 10
-    WORK = 11
-    RUN_FROM = 12
-    SPEED = 13
-    DRAW = 14
-    GPU_DRAW = 15
-    GRID = 16
-    EFFICIENCY = 17
-    SET_ATTAINED = 18
-    SET_ENERGY = 19
-    SET_CARBON = 20
-    SET_GPU_ENERGY = 21
-    SET_DONE = 22
-    PREDICTED = 23
-    ACCOUNTED = 24
-    BEGAN = 25
-    KEPT = 26
+    DEADLINE = 1
+    WORK = 2
+    PREDICTED = 3
+    REMAINING = 4
+    SINCE = 5
+    ATTAINED = 6
+    ENERGY = 7
+    CARBON = 8
+    ACCOUNTED = 9
+    GRID = 10
+    SET_ATTAINED = 11
+    SET_ENERGY = 12
+    SET_CARBON = 13
+    SET_GPU_ENERGY = 14
+    SET_DONE = 15
+    RUN_FROM = 16
+    SPEED = 17
+    DRAW = 18
+    GPU_DRAW = 19
+    EFFICIENCY = 20
+    BEGAN = 21
+    KEPT = 22
+    POWER = 23
+    BASE = 24
+    NOW = 25
+    PROGRESS = 26
     POWER_LIMIT = 27
     CLOCK = 28
     COUNT = 29
@@ -59,18 +62,17 @@ class F:
 class I:  # noqa: E742
     """Rows of the table of integers."""
 
-    PHASE = 0
-    MIN = 1
-    MAX = 2
-    STEP = 3
-    GPUS = 4
-    PRIORITY = 5
-    CURVE = 6
-    ROW = 7
-    GENERATION = 8
-    MODEL = 9
-    MEASURED = 10
-    COUNT = 11
+    MIN = 0
+    MAX = 1
+    STEP = 2
+    PRIORITY = 3
+    CURVE = 4
+    ROW = 5
+    PHASE = 6
+    GPUS = 7
+    MEASURED = 8
+    GENERATION = 9
+    COUNT = 10
 
 
 SHOWN_FLOATS = {
@@ -100,9 +102,9 @@ SHOWN_INTS = {
 }
 """What of the tables a snapshot shows, by the column's name there."""
 KEPT_VIEWS = 128
-GIVEN = np.array([F.SUBMITTED, F.SINCE, F.DEADLINE, F.WORK, F.PREDICTED, F.REMAINING])
-GIVEN_INTS = np.array([I.MIN, I.MAX, I.STEP, I.PRIORITY, I.CURVE, I.ROW])
-"""What a job brings along, in the order in which it is kept by workload row; the rest is the same for all."""
+GIVEN, GIVEN_INTS = slice(F.SUBMITTED, F.SINCE + 1), slice(I.MIN, I.ROW + 1)
+"""What a job brings along, kept by workload row; the rest is the same for all."""
+SETTLED = slice(F.SINCE, F.SET_DONE + 1)
 
 
 class LiveJobs:
@@ -142,7 +144,7 @@ class LiveJobs:
         self._new[[F.POWER, F.BASE, F.NOW, F.POWER_LIMIT, F.CLOCK]] = np.nan
         deadline_s = np.full(n, np.inf) if workload.deadline_s is None else workload.deadline_s
         submitted_s, work_s = workload.submitted_s, workload.work_s
-        self._given = np.stack([submitted_s, submitted_s, deadline_s, work_s, predicted_s, predicted_s], axis=1)
+        self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
         priority = zeros if workload.priority is None else workload.priority
         columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, priority, workload.profile, np.arange(n)]
         self._given_ints = np.stack(columns, axis=1)
@@ -157,7 +159,6 @@ class LiveJobs:
         self.floats[GIVEN, slot] = self._given[row]
         self.ints[:, slot] = 0
         self.ints[GIVEN_INTS, slot] = self._given_ints[row]
-        self.ints[I.MODEL, slot] = -1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
         if workload.preemptible is not None:
@@ -173,7 +174,7 @@ class LiveJobs:
     def leave(self, slot: int) -> None:
         """Drop the job in a slot; the last job takes its place."""
         last = self.count - 1
-        row = int(self.ints[I.ROW, slot])
+        row = self.ints.item(I.ROW, slot)
         self.profiled.pop(row, None)
         del self.slot[self.ids[slot]]
         moved, tenant, placement = self.ids.pop(), self.tenants.pop(), self.placements.pop()
@@ -196,22 +197,17 @@ class LiveJobs:
         """
         column = self.floats[:, slot].tolist()
         seconds = now_s - column[F.ACCOUNTED]
-        gpus = int(self.ints[I.GPUS, slot])
+        gpus = self.ints.item(I.GPUS, slot)
         energy_j = column[F.DRAW] * seconds
         carbon = column[F.DRAW] * (integral - column[F.GRID]) / 3.6e6
-        spent = gpus * seconds, energy_j, carbon
+        gpu_s = gpus * seconds
         done = column[F.SET_DONE] + column[F.SPEED] * max(now_s - column[F.RUN_FROM], 0.0)
-        settled = (
-            column[F.SET_ATTAINED] + spent[0],
-            column[F.SET_ENERGY] + energy_j,
-            column[F.SET_CARBON] + carbon,
-            column[F.SET_GPU_ENERGY] + column[F.GPU_DRAW] * seconds,
-            min(done, column[F.WORK]),
-        )
-        self.floats[F.SET_ATTAINED : F.SET_DONE + 1, slot] = settled
-        self.floats[F.ATTAINED : F.CARBON + 1, slot] = settled[:3]
-        self.floats[[F.SINCE, F.ACCOUNTED, F.GRID], slot] = now_s, now_s, integral
-        return spent
+        spent = column[F.SET_ATTAINED] + gpu_s, column[F.SET_ENERGY] + energy_j, column[F.SET_CARBON] + carbon
+        gpu_energy_j = column[F.SET_GPU_ENERGY] + column[F.GPU_DRAW] * seconds
+        self.floats[SETTLED, slot] = (
+            now_s, *spent, now_s, integral, *spent, gpu_energy_j, min(done, column[F.WORK]),
+        )  # fmt: skip
+        return gpu_s, energy_j, carbon
 
     def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
         """Bring what a snapshot shows up to this moment: figures of holders, starts done, profiles observed."""

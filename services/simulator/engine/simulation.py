@@ -248,15 +248,15 @@ class Simulation:
 
     def _set(self, action: Setting) -> None:
         slot, kind = self.live.slot[action.job_id], action.kind
-        row = int(self.live.ints[I.ROW, slot])
+        row = self.live.ints.item(I.ROW, slot)
         self._measurements.end(row, kind)
         if not isinstance(action, ProfileSettings):
             self._put(slot, kind, action.value)
             return
-        profile = int(self.live.ints[I.CURVE, slot])
+        profile = self.live.ints.item(I.CURVE, slot)
         line = self._measurements.begin(row, profile, self._model_of(slot), kind, action.window_s)
         if line is not None:
-            self._push(max(self.now_s, float(self.live.floats[F.RUN_FROM, slot])), STEP, row, line)
+            self._push(max(self.now_s, self.live.floats.item(F.RUN_FROM, slot)), STEP, row, line)
 
     def _put(self, slot: int, kind: SettingKind, value: float | None) -> None:
         """Put a gang's devices to a value."""
@@ -276,7 +276,7 @@ class Simulation:
         self._jobs_w += run.draw_w - float(column[F.DRAW])
         run_from = max(left_off_s, self.now_s)
         column[F.RUN_FROM : F.EFFICIENCY + 1] = (
-            run_from, run.speed, run.draw_w, run.gpu_w, self.integral, run.efficiency,
+            run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency,
         )  # fmt: skip
         if live.ints[I.MEASURED, slot]:
             live.measured(slot)
@@ -285,13 +285,13 @@ class Simulation:
 
     def _step(self, slot: int, line: int) -> None:
         """Take the next step of a measurement; at the end of a curve it is known, and policies are asked."""
-        row = int(self.live.ints[I.ROW, slot])
+        row = self.live.ints.item(I.ROW, slot)
         while (step := self._measurements.next(row, line)) is not None:
             self._put(slot, step.kind, step.value)
             if step.value is not None:
                 self._push(self.now_s + step.window_s, STEP, row, line)
                 return
-            profile = int(self.live.ints[I.CURVE, slot])
+            profile = self.live.ints.item(I.CURVE, slot)
             self._measurements.learn(profile, self._model_of(slot), step.kind)
             self._learned = True
 
@@ -313,21 +313,19 @@ class Simulation:
         self._waiting.remove(slot)
         model, awake_at_s = self.nodes.take(placement, now_s, self.options.boot_s)
         ints = live.ints
-        row = int(ints[I.ROW, slot])
+        row = ints.item(I.ROW, slot)
         stage, stages = self._stage_of(slot, model)
-        run = self.behaviours.run(int(ints[I.CURVE, slot]), model, placement, stage=stage)
+        run = self.behaviours.run(ints.item(I.CURVE, slot), model, placement, stage=stage)
         run_from = awake_at_s + run.restart_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
         column[F.SINCE] = column[F.ACCOUNTED] = now_s
-        column[F.BEGAN], column[F.KEPT] = run_from, column[F.SET_DONE]
-        column[F.NOW] = math.nan if known is None else known
-        column[F.RUN_FROM : F.EFFICIENCY + 1] = (
-            run_from, run.speed, run.draw_w, run.gpu_w, self.integral, run.efficiency,
+        column[F.GRID] = self.integral
+        column[F.RUN_FROM : F.KEPT + 1] = (
+            run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency, run_from, column[F.SET_DONE],
         )  # fmt: skip
-        ints[I.PHASE, slot] = STARTING
-        ints[I.GPUS, slot] = gpus
-        ints[I.MEASURED, slot] = known is not None
+        column[F.NOW] = math.nan if known is None else known
+        ints[I.PHASE : I.MEASURED + 1, slot] = STARTING, gpus, known is not None
         live.placements[slot] = placement
         self._jobs_w += run.draw_w
         self._foresee(slot, stage, stages)
@@ -342,25 +340,26 @@ class Simulation:
         """
         if not self._tunes:
             return FIXED_BATCH, 0
-        stages = self.behaviours.stages(int(self.live.ints[I.CURVE, slot]), model)
+        stages = self.behaviours.stages(self.live.ints.item(I.CURVE, slot), model)
         share = float(self.live.floats[F.SET_DONE, slot] / self.live.floats[F.WORK, slot])
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
     def _foresee(self, slot: int, stage: int, stages: int) -> None:
         """Note when the job, at its present speed, will end, or reach its next stage."""
-        column, ints = self.live.floats[:, slot], self.live.ints
+        floats, ints = self.live.floats, self.live.ints
         last = stage + 1 >= stages
-        upto = float(column[F.WORK]) if last else float(column[F.WORK]) * (stage + 1) / stages
-        time_s = float(column[F.RUN_FROM]) + (upto - float(column[F.SET_DONE])) / float(column[F.SPEED])
+        upto = floats.item(F.WORK, slot) if last else floats.item(F.WORK, slot) * (stage + 1) / stages
+        left = upto - floats.item(F.SET_DONE, slot)
+        time_s = floats.item(F.RUN_FROM, slot) + left / floats.item(F.SPEED, slot)
         kind = COMPLETE if last else STAGE
-        self._push(time_s, kind, int(ints[I.ROW, slot]), int(ints[I.GENERATION, slot]))
+        self._push(time_s, kind, ints.item(I.ROW, slot), ints.item(I.GENERATION, slot))
 
     def _preempt(self, slot: int) -> None:
         live = self.live
         run = self._run_of(slot)
         held_s = min(run.checkpoint_s, self.options.grace_s)
         self._stop(slot, held_s, keeps_work=run.checkpoint_s <= self.options.grace_s)
-        self.recorder.preemptions[int(live.ints[I.ROW, slot])] += 1
+        self.recorder.preemptions[live.ints.item(I.ROW, slot)] += 1
 
     def _run_of(self, slot: int, stage: int = FIXED_BATCH) -> Run:
         live = self.live
@@ -368,7 +367,7 @@ class Simulation:
         assert placement is not None
         rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
         settings = tuple((kind, value) for kind, value in rows.items() if value == value)
-        return self.behaviours.run(int(live.ints[I.CURVE, slot]), self._model_of(slot), placement, settings, stage)
+        return self.behaviours.run(live.ints.item(I.CURVE, slot), self._model_of(slot), placement, settings, stage)
 
     def _model_of(self, slot: int) -> int:
         placement = self.live.placements[slot]
@@ -378,26 +377,26 @@ class Simulation:
     def _stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
         """End a gang's work now, and its hold on its devices in a while."""
         live = self.live
-        self._measurements.end(int(live.ints[I.ROW, slot]))
-        if int(live.ints[I.PHASE, slot]) != PREEMPTING:
-            if live.ints[I.MEASURED, slot] == 0:
-                ran_s = self.now_s - float(live.floats[F.RUN_FROM, slot])
+        self._measurements.end(live.ints.item(I.ROW, slot))
+        if live.ints.item(I.PHASE, slot) != PREEMPTING:
+            if live.ints.item(I.MEASURED, slot) == 0:
+                ran_s = self.now_s - live.floats.item(F.RUN_FROM, slot)
                 if ran_s >= self.options.min_profile_s:
                     live.measured(slot)
             kept = self._kept(slot)
             self._settle(slot)
             if not keeps_work:
-                live.floats[F.SET_DONE, slot] = min(kept, float(live.floats[F.SET_DONE, slot]))
+                live.floats[F.SET_DONE, slot] = min(kept, live.floats.item(F.SET_DONE, slot))
         live.floats[F.SPEED, slot] = 0.0
         self._waiting.stops(slot)
         live.ints[I.PHASE, slot] = PREEMPTING
         live.ints[I.GENERATION, slot] += 1
-        row, generation = int(live.ints[I.ROW, slot]), int(live.ints[I.GENERATION, slot])
+        row, generation = live.ints.item(I.ROW, slot), live.ints.item(I.GENERATION, slot)
         self._push(self.now_s + after_s, RELEASE, row, generation)
 
     def _settle(self, slot: int) -> None:
         spent = self.live.settle(slot, self.now_s, self.integral)
-        self.recorder.spent(int(self.live.ints[I.ROW, slot]), *spent)
+        self.recorder.spent(self.live.ints.item(I.ROW, slot), *spent)
 
     def _release(self, slot: int) -> None:
         live = self.live
@@ -405,16 +404,14 @@ class Simulation:
         self._give_back(slot)
         live.floats[F.SPEED : F.GPU_DRAW + 1, slot] = 0.0
         live.floats[F.POWER_LIMIT : F.CLOCK + 1, slot] = math.nan
-        live.ints[I.PHASE, slot] = QUEUED
-        live.ints[I.GPUS, slot] = 0
-        live.ints[I.MEASURED, slot] = 0
+        live.ints[I.PHASE : I.MEASURED + 1, slot] = QUEUED, 0, 0
         live.placements[slot] = None
         self._waiting.comes_back(slot)
 
     def _complete(self, slot: int) -> None:
         self._settle(slot)
-        self._measurements.end(int(self.live.ints[I.ROW, slot]))
-        self.recorder.ended(int(self.live.ints[I.ROW, slot]), self.now_s)
+        self._measurements.end(self.live.ints.item(I.ROW, slot))
+        self.recorder.ended(self.live.ints.item(I.ROW, slot), self.now_s)
         self._give_back(slot)
         self.live.leave(slot)
 
@@ -422,7 +419,7 @@ class Simulation:
         live = self.live
         placement = live.placements[slot]
         assert placement is not None
-        self._jobs_w -= float(live.floats[F.DRAW, slot])
+        self._jobs_w -= live.floats.item(F.DRAW, slot)
         idle = self.nodes.give_back(placement)
         if self.options.power_down_after_s is not None:
             for node in idle:
@@ -437,7 +434,7 @@ class Simulation:
             _, kind, _, subject, generation = heapq.heappop(heap)
             if kind in (RELEASE, COMPLETE, STAGE):
                 slot = live.slot.get(self.recorder.ids[subject])
-                if slot is None or live.ints[I.GENERATION, slot] != generation:
+                if slot is None or live.ints.item(I.GENERATION, slot) != generation:
                     continue
                 if kind == STAGE:
                     self._retime(slot, stage_begins=True)
@@ -479,7 +476,7 @@ class Simulation:
         for slot in range(live.count):
             placement = live.placements[slot]
             if placement is not None and any(share.node_id == node_id for share in placement.shares):
-                self.recorder.failures[int(live.ints[I.ROW, slot])] += 1
+                self.recorder.failures[live.ints.item(I.ROW, slot)] += 1
                 self._stop(slot, self.options.lease_s, keeps_work=False)
         repair_s = self.options.lease_s + float(self._random.exponential(self.options.node_repair_s))
         self._push(self.now_s + repair_s, RECOVER, node, 0)

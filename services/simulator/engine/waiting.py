@@ -44,7 +44,7 @@ class Waiting:
     def add(self, slot: int) -> None:
         """Take in a job that waits from now on."""
         job_id = self._live.ids[slot]
-        size = int(self._live.ints[I.MIN, slot])
+        size = self._live.ints.item(I.MIN, slot)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self._key[job_id] = ()
         if self._columns:
@@ -53,7 +53,7 @@ class Waiting:
     def remove(self, slot: int) -> None:
         """Let go of a job that starts."""
         del self._key[self._live.ids[slot]]
-        size = int(self._live.ints[I.MIN, slot])
+        size = self._live.ints.item(I.MIN, slot)
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]
