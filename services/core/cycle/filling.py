@@ -55,11 +55,14 @@ class Ranked:
     def __init__(self, snapshot: Snapshot, ranking: Ranking, capacity: Capacity) -> None:
         self._table, self._capacity = snapshot.jobs, capacity
         order, total = ranking.order, capacity.total
-        usable = self._table.eligible[order] & (total >= ranking.gpus[:, None])
         self.jobs = order
         self.phase = self._table.phase[order]
         self.wanted = ranking.gpus
-        self.models: Ints = usable @ BITS[: total.size]
+        if total.size == 1:
+            self.models: Ints = (self._table.eligible[order, 0] & (ranking.gpus <= total)).astype(np.int64)
+        else:
+            usable = self._table.eligible[order] & (total >= ranking.gpus[:, None])
+            self.models = usable @ BITS[: total.size]
 
     @cached_property
     def gpus(self) -> Ints:

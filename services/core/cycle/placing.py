@@ -129,15 +129,17 @@ def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
     shares: list[tuple[int, int]] = []
     left = gpus
     fullest = int(count.argmax()) if count.size else -1
-    if fullest < 0 or (left > count[fullest] and int(count.sum()) < left):
+    most = int(count[fullest]) if count.size else -1
+    if most < left and (most < 0 or int(count.sum()) < left):
         return None
-    while left > (most := int(count[fullest])):
+    while left > most:
         if not shares:
             count = count.copy()
         shares.append((fullest, most))
         count[fullest] = 0
         left -= most
         fullest = int(count.argmax())
+        most = int(count[fullest])
     tightest = int(np.where(count >= left, count, NEVER_TIGHT).argmin())
     shares.append((tightest, left))
     return shares

@@ -36,7 +36,10 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     jobs = snapshot.jobs
     low, high, step, eligible = jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.eligible
     if which is not None:
-        low, high, step, eligible = low[which], high[which], step[which], eligible[which]
+        low = low[which]
+        if not np.count_nonzero(wanted_gpus > low):
+            return low
+        high, step, eligible = high[which], step[which], eligible[which]
     if len(snapshot.gpu_models) == 1:
         largest = eligible[:, 0] * snapshot.total_gpus
     else:

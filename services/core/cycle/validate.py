@@ -36,9 +36,16 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if plan.snapshot_version != snapshot.version:
         raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
     index = snapshot.jobs.index
-    held = [action.job_id for action in plan.actions if type(action) is Hold]
-    others = [action for action in plan.actions if not isinstance(action, Hold)]
-    changed = [action for action in others if isinstance(action, (Start, Preempt))]
+    held: list[JobId] = []
+    changed: list[Start | Preempt] = []
+    settings: list[Setting] = []
+    for action in plan.actions:
+        if isinstance(action, Hold):
+            held.append(action.job_id)
+        elif isinstance(action, (Start, Preempt)):
+            changed.append(action)
+        else:
+            settings.append(action)
     named = [*held, *(action.job_id for action in changed)]
     unique = set(named)
     if len(unique) != len(named) or not index.keys() >= unique:
@@ -61,8 +68,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if starts:
         _check_devices(snapshot, index, starts)
         _check_quotas(snapshot, index, starts)
-    if len(others) > len(changed):
-        settings = [action for action in others if not isinstance(action, (Start, Preempt))]
+    if settings:
         _check_settings(snapshot, index, settings, changed)
     if plan.nodes:
         _check_nodes(snapshot, plan.nodes, starts)
@@ -85,7 +91,7 @@ def _refuse_names(named: list[JobId], index: Mapping[JobId, int]) -> NoReturn:
 
 def _check_size(snapshot: Snapshot, job: int, gpus: int) -> None:
     jobs = snapshot.jobs
-    low, high, step = int(jobs.min_gpus[job]), int(jobs.max_gpus[job]), int(jobs.step_gpus[job])
+    low, high, step = jobs.min_gpus.item(job), jobs.max_gpus.item(job), jobs.step_gpus.item(job)
     if not low <= gpus <= high or (gpus - low) % step:
         raise PlanError(f"job {jobs.ids[job]} cannot have {gpus} GPUs: {low} to {high} in steps of {step}")
 
@@ -107,9 +113,11 @@ def _check_devices(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[
         job = index[start.job_id]
         models: set[int] = set()
         shares = start.placement.shares
-        if not all(share.devices for share in shares) or len({share.node_id for share in shares}) != len(shares):
-            raise PlanError(f"job {start.job_id} names a node without devices, or twice")
+        if len(shares) > 1 and len({share.node_id for share in shares}) != len(shares):
+            raise PlanError(f"job {start.job_id} names a node twice")
         for share in shares:
+            if not share.devices:
+                raise PlanError(f"job {start.job_id} names a node without devices")
             node = where.get(share.node_id)
             if node is None:
                 raise PlanError(f"job {start.job_id} cannot start on {share.node_id}: there is no such node")

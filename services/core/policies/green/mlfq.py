@@ -142,10 +142,12 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     """
     if not snapshot.reasons:
         waits = waiting(snapshot)
-        rank = _rank(snapshot, memory, waits) if waits.size > 1 else waits
-        if waits.size < 2 or int(rank.min()) >= 0:
+        if waits.size < 2:
+            return waits, _awaited_gangs(snapshot, memory, waits)
+        rank = _rank(snapshot, memory, waits)
+        if int(rank.min()) >= 0:
             order = waits[np.argsort(rank)]
-            return order, _present_gangs(snapshot, memory, order)
+            return order, _awaited_gangs(snapshot, memory, order)
     everyone = every_job(snapshot)
     rank, gangs = _rank(snapshot, memory, everyone), _present_gangs(snapshot, memory, everyone)
     arrived = rank < 0
@@ -281,13 +283,18 @@ def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
 
 
 def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
-    """Return the size each of these jobs has, or waits to have; a job never seen has its minimum: (n_which,)."""
+    """Return the size each of these jobs has, or waits to have: (n_which,)."""
     jobs = snapshot.jobs
-    ids = map(jobs.ids.__getitem__, which.tolist())
-    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(0)), np.int64, which.size)
     phase = jobs.phase[which]
     holds = (phase == STARTING) | (phase == RUNNING)
-    return np.where(holds, jobs.gpus[which], possible_sizes(snapshot, gangs, which))
+    return np.where(holds, jobs.gpus[which], _awaited_gangs(snapshot, memory, which))
+
+
+def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
+    """Return the size each of these jobs has once it starts anew; a job never seen its minimum: (n_which,)."""
+    ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
+    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(0)), np.int64, which.size)
+    return possible_sizes(snapshot, gangs, which)
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float, float]:
