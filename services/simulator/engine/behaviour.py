@@ -39,7 +39,7 @@ class Run:
         gpu_w: Draw of all its GPUs, watts.
         draw_w: With the host's part, watts.
         efficiency: Work seconds per joule.
-        restart_s, checkpoint_s: As in the job's profile.
+        restart_s: As in the job's profile.
     """
 
     speed: float
@@ -47,7 +47,6 @@ class Run:
     draw_w: float
     efficiency: float
     restart_s: float
-    checkpoint_s: float
 
 
 class Behaviours:
@@ -97,7 +96,7 @@ class Behaviours:
         gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
         host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
         draw_w = gpu_w + host_w
-        return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s, kind.checkpoint_s)
+        return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s)
 
     def _pace(self, kind: JobProfile, gpus: int, shares: Shares) -> float:
         """Return the iteration time on one node over that on nodes with these shares, by the graph."""

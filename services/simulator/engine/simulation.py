@@ -356,12 +356,12 @@ class Simulation:
 
     def _preempt(self, slot: int) -> None:
         live = self.live
-        run = self._run_of(slot)
-        held_s = min(run.checkpoint_s, self.options.grace_s)
-        self._stop(slot, held_s, keeps_work=run.checkpoint_s <= self.options.grace_s)
+        checkpoint_s = self.workload.profiles[live.ints.item(I.CURVE, slot)].checkpoint_s
+        held_s = min(checkpoint_s, self.options.grace_s)
+        self._stop(slot, held_s, keeps_work=checkpoint_s <= self.options.grace_s)
         self.recorder.preemptions[live.ints.item(I.ROW, slot)] += 1
 
-    def _run_of(self, slot: int, stage: int = FIXED_BATCH) -> Run:
+    def _run_of(self, slot: int, stage: int) -> Run:
         live = self.live
         placement = live.placements[slot]
         assert placement is not None
@@ -383,10 +383,10 @@ class Simulation:
                 ran_s = self.now_s - live.floats.item(F.RUN_FROM, slot)
                 if ran_s >= self.options.min_profile_s:
                     live.measured(slot)
-            kept = self._kept(slot)
+            kept = math.inf if keeps_work else self._kept(slot)
             self._settle(slot)
-            if not keeps_work:
-                live.floats[F.SET_DONE, slot] = min(kept, live.floats.item(F.SET_DONE, slot))
+            if kept < live.floats.item(F.SET_DONE, slot):
+                live.floats[F.SET_DONE, slot] = kept
         live.floats[F.SPEED, slot] = 0.0
         self._waiting.stops(slot)
         live.ints[I.PHASE, slot] = PREEMPTING

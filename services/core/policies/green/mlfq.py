@@ -307,6 +307,8 @@ def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> di
     known = memory.counted_from
     counted = {job_id: known[job_id] for job_id in jobs.ids if job_id in known} if known else {}
     which = np.flatnonzero(starves)
+    if not which.size:
+        return counted
     amounts = np.nan_to_num(np.column_stack((jobs.carbon_gco2[which], jobs.attained_gpu_s[which])), nan=0.0)
     for job, (carbon_gco2, gpu_s) in zip(which.tolist(), amounts.tolist(), strict=True):
         counted[jobs.ids[job]] = (carbon_gco2, gpu_s)
