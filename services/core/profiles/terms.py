@@ -141,7 +141,7 @@ def energy_units(of: Observations) -> Floats:
 
 
 def throughput_starts(of: Observations, terms: Terms) -> Floats:
-    """Return two starts, (2, 15): parts that add up, and parts that overlap over a floor.
+    """Return three starts, (3, 15): parts that add up, parts that overlap over a floor, and a floor of reading alone.
 
     Where nothing overlaps the model is linear in its parameters, and non-negative least squares solves it outright.
     A little of everything is added, for a term at nought has no slope to leave it by once parts overlap.
@@ -160,7 +160,10 @@ def throughput_starts(of: Observations, terms: Terms) -> Floats:
     floor = added.copy()
     floor[0] = 0.8 * float(of.seconds_per_iteration.min())
     floor[-2:] = 4.0
-    return np.array([added, floor])
+    reading = floor.copy()
+    reading[SPEED.index("alpha_grad")] = 0.03 * units[SPEED.index("alpha_grad")]
+    reading[-2:] = 2.0
+    return np.array([added, floor, reading])
 
 
 def energy_starts(of: Observations, step: Times, f0: float) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
@@ -59,6 +59,7 @@ def test_noise_is_averaged_out_and_owned_up_to(seed: int) -> None:
     st.tuples(*[st.floats(0.001, 0.05)] * 2, st.floats(1e-5, 1e-3), st.floats(0.1, 10)),
     st.floats(1, 4),
 )
+@example((0.05, 0.001, 1e-4, 0.1), 4.0)  # reading is the floor: from elsewhere the fit ends 0.7 % off
 def test_whatever_one_gpu_does_is_found(parts: tuple[float, float, float, float], gamma: float) -> None:
     alpha_io, alpha_grad, beta, kappa = parts
     planted = ThroughputParameters(alpha_io, beta, alpha_grad, beta, kappa, *[0.0] * 8, gamma1=gamma, gamma2=1.0)
@@ -66,7 +67,7 @@ def test_whatever_one_gpu_does_is_found(parts: tuple[float, float, float, float]
 
     model = fit_throughput(measured(where, speed=planted, draw=None))
 
-    assert model.quality.mape < 0.02  # 0.02 % at the most for nearly all; 0.9 % was seen once, in a local minimum
+    assert model.quality.mape < 0.005
     assert set(model.fixed) == {name for name in ThroughputParameters._fields if "sync" in name} | {"gamma2"}
 
 
