@@ -27,9 +27,9 @@ from tests.benchmarks.results import write_result
 from tests.support.workloads import a_trace, a_workload, a_year
 
 PAPER = ClusterSpec.parse("32x2:RTX3090")
-YEAR = tuple(
-    ["green", "las", "fifo", "sjf", "srtf", "gaia", "ecovisor", "wait-awhile", "gandiva", "afs", "zeus+las", "pollux"]
-)
+YEAR = (
+    "green", "las", "fifo", "sjf", "srtf", "gaia", "ecovisor", "wait-awhile", "gandiva", "afs", "zeus+las", "pollux",
+)  # fmt: skip
 
 
 def timed(policy: str, workload: Workload, cluster: ClusterSpec, trace: CarbonTrace) -> dict[str, Any]:
