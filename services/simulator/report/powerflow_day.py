@@ -1,8 +1,8 @@
 """PowerFlow's day as tables: ``python -m services.simulator.report.powerflow_day PAGE RESULTS``.
 
 RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day (and, where it was run, of
-powerflow-profiled), each in a folder of that name. In PAGE, what stands between ``<!-- powerflow-day -->`` and
-``<!-- end -->`` is made anew; the text around it is by hand.
+powerflow-profiled), each in a folder of that name. In PAGE, what stands between ``<!-- powerflow-day -->`` (or
+``<!-- fitted -->``) and ``<!-- end -->`` is made anew; the text around it is by hand.
 
 Equal energy: a baseline's point is set against PowerFlow's curve of average completion time over energy, linear between
 its points; a point beyond its greatest energy is set against the point of greatest energy, and says so.
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-MARK = re.compile(r"<!-- powerflow-day -->\n.*?<!-- end -->", re.DOTALL)
 PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "afs": 1.57}
 """Section 6.2: how many times shorter PowerFlow's average completion time is at most, at equal energy."""
 HEAD = (
@@ -43,7 +42,7 @@ def cells_of(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def table(results: Path) -> str:
-    """Return the tables as Markdown."""
+    """Return the table of the day as Markdown."""
     cells = cells_of(results / "powerflow-day")
     curve = sorted((each["energy_kwh"], each["avg_jct_s"]) for _, policy, each in cells if policy == OURS)
     energy_kwh, jct_s = np.array(curve, dtype=np.float64).T
@@ -67,22 +66,33 @@ def table(results: Path) -> str:
             paper,
         )
         lines.append("| " + " | ".join(figures) + " |")
-    profiled = results / "powerflow-profiled"
-    if profiled.is_dir() and (rows := cells_of(profiled)):
-        fitted = {label: each for label, _, each in cells}
-        lines += ["", "| fitted against profiled | energy | mean JCT |", "|---|---:|---:|"]
-        for label, _, each in rows:
-            if label in fitted:
-                shares = (fitted[label][key] / each[key] - 1 for key in ("energy_kwh", "avg_jct_s"))
-                lines.append(f"| {label} | " + " | ".join(f"{100 * share:+.1f} %" for share in shares) + " |")
     return "\n".join(lines)
+
+
+def fitted_table(results: Path) -> str:
+    """Return the table of fitted against profiled as Markdown."""
+    fitted = {label: each for label, _, each in cells_of(results / "powerflow-day")}
+    lines = ["| fitted against profiled | energy | mean JCT |", "|---|---:|---:|"]
+    for label, _, each in cells_of(results / "powerflow-profiled"):
+        if label in fitted:
+            shares = (fitted[label][key] / each[key] - 1 for key in ("energy_kwh", "avg_jct_s"))
+            lines.append(f"| {label} | " + " | ".join(f"{100 * share:+.1f} %" for share in shares) + " |")
+    return "\n".join(lines)
+
+
+def filled(page: str, mark: str, text: str) -> str:
+    """Return a page with what stands between ``<!-- mark -->`` and the next ``<!-- end -->`` made anew."""
+    made = f"<!-- {mark} -->\n\n{text}\n\n<!-- end -->"
+    return re.sub(rf"<!-- {re.escape(mark)} -->\n.*?<!-- end -->", lambda _: made, page, flags=re.DOTALL)
 
 
 def main() -> None:
     """Fill the page."""
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    made = f"<!-- powerflow-day -->\n\n{table(results)}\n\n<!-- end -->"
-    page.write_text(MARK.sub(lambda _: made, page.read_text(encoding="utf-8")), encoding="utf-8")
+    text = filled(page.read_text(encoding="utf-8"), "powerflow-day", table(results))
+    if (results / "powerflow-profiled").is_dir():
+        text = filled(text, "fitted", fitted_table(results))
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
