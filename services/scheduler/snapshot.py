@@ -75,6 +75,8 @@ SELECT (SELECT sum((r ->> 'power_w')::float8) FROM up, jsonb_array_elements(up.r
 
 STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
 
+MEASURING = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
+
 QUOTAS = "SELECT id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL"
 
 PHASES = {
@@ -123,6 +125,7 @@ async def load(
         nodes = [row for row in await connection.fetch(NODES) if row["devices"]]
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
+        measuring = await connection.fetch(MEASURING)
         drawn_w = await connection.fetchval(DRAW) if at_rest else None
         learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
     kinds = sorted({_kind(row) for row in nodes})
@@ -144,6 +147,7 @@ async def load(
         idle_w=_idle_w(nodes, claims, kinds),
         measured_w=float("nan") if drawn_w is None else drawn_w,
         measures=settings.measures_settings and any(settable),
+        measuring=frozenset(JobId(row["job_id"]) for row in measuring),
         placement=settings.placement,
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
         network=replace(settings.network, server_gpus=max((len(row["devices"]) for row in nodes), default=1)),

@@ -65,7 +65,7 @@ jobs = st.tuples(
         {
             "eta": st.sampled_from([0.6, 1.0]),
             "placement": st.sampled_from(["buddy", "consolidated"]),
-            "profiling": st.sampled_from(["never", "unknown", "each_job"]),
+            "profiling": st.sampled_from(["never", "unknown", "first_run", "each_job"]),
             "power_down": st.booleans(),
             "migration": st.booleans(),
             "marginal": st.sampled_from(["energy", "power"]),

@@ -51,6 +51,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "network": asdict(snapshot.network),
         "measured_w": _plain(snapshot.measured_w),
         "measures": snapshot.measures,
+        "measuring": None if snapshot.measuring is None else sorted(snapshot.measuring),
         "goodput_curves": snapshot.goodput_curves.tolist(),
     }
 
@@ -84,6 +85,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         network=Network(**stored.get("network", {})),
         measured_w=float(stored.get("measured_w", "nan")),
         measures=stored.get("measures", False),
+        measuring=None if stored.get("measuring") is None else frozenset(map(JobId, stored["measuring"])),
     )
 
 

@@ -240,6 +240,7 @@ class Snapshot:
         measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
             NaN: unknown, or just changed.
         measures: Whether gangs can be measured at each setting (``ProfileSettings``).
+        measuring: The jobs whose gangs are being measured so; None: not told.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
@@ -267,6 +268,7 @@ class Snapshot:
     network: Network = field(default_factory=Network)
     measured_w: float = float("nan")
     measures: bool = False
+    measuring: frozenset[JobId] | None = None
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
     reasons: bool = True
     contenders: Ints | None = None

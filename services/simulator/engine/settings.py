@@ -69,6 +69,10 @@ class Measurements:
         steps = self._steps.get(row)
         return steps.popleft() if steps and self._lines[row] == line else None
 
+    def rows(self) -> list[int]:
+        """Return the rows of the workload whose gangs are being measured."""
+        return [row for row, steps in self._steps.items() if steps]
+
     def end(self, row: int, kind: SettingKind | None = None) -> None:
         """Forget the steps of a gang that is gone, or those of one kind of setting."""
         steps = self._steps.pop(row, None)

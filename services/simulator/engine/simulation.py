@@ -192,6 +192,7 @@ class Simulation:
             self._graphs,
             self.network,
             measures=True,
+            measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             reasons=False,
             contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
         )

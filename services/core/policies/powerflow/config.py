@@ -74,10 +74,10 @@ class PowerflowConfig:
         ),
     ] = "power_limit"
     profiling: Annotated[
-        Literal["unknown", "each_job", "never"],
+        Literal["unknown", "first_run", "each_job", "never"],
         Parameter(
-            "Whose settings are measured online: the first gang of a kind nothing is known of, every job the first "
-            "time it runs on a number of GPUs (as printed), or nobody's. Default: ours."
+            "Whose settings are measured online: the first gang of a kind nothing is known of, every job's first gang, "
+            "every job the first time it runs on a number of GPUs (as printed), or nobody's. Default: ours."
         ),
     ] = "unknown"
     profiling_s: Annotated[

@@ -100,13 +100,14 @@ class Powerflow:
 def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, *, active: bool) -> Ints:
     """Return the one size each job may have in this round, 0 where it may have any: (n_jobs,).
 
-    Who holds devices keeps its size, unless an active round may restart it; who was stopped comes back at the size the
-    last active round gave it, while the cluster has as many devices.
+    Who holds devices keeps its size, unless an active round may restart it, and it is not being measured; who was
+    stopped comes back at the size the last active round gave it, while the cluster has as many devices.
     """
     jobs = snapshot.jobs
     holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
     if active:
         free = (jobs.phase == Phase.RUNNING) & jobs.preemptible & capacity.movable
+        free &= ~np.fromiter(map(memory.measured.__contains__, jobs.ids), np.bool_, len(jobs))
         return np.where(holds & ~free, jobs.gpus, 0)
     most = int(capacity.total.max(initial=0))
     targets = np.fromiter(map(memory.targets.get, jobs.ids, repeat(0)), np.int64, len(jobs))

@@ -1,8 +1,10 @@
 """Online profiling: a gang that nothing is known of is run at every setting for four minutes, all of them together.
 
-As printed every job is, the first time it runs on a number of GPUs. The default measures one gang of each kind of job:
-where jobs recur, the others learn from it. Only gangs that start are measured, and running ones at the default setting:
-to be measured takes the default's power, for which a start can wait and a running gang cannot.
+As printed every job is, the first time it runs on a number of GPUs (``each_job``); the paper's simulator charges each
+job for it once (``first_run``). The default measures one gang of each kind of job: where jobs recur, the others learn
+from it. Only gangs that start are measured, and running ones at the default setting: to be measured takes the default's
+power, for which a start can wait and a running gang cannot. From then on settings fall, and the limit counts a gang
+at the one it is at. It keeps its size until it is measured.
 
 Source: PowerFlow section 5.2.
 """
@@ -32,11 +34,17 @@ class Measurement:
 
 
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
-    """Return the memory without measurements that are over and, in an active round, without jobs that are gone."""
+    """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
+
+    Where nobody tells which are under way, they are over when they surely are.
+    """
     jobs = snapshot.jobs
+    told = snapshot.measuring
     runs = {job_id for job_id, phase in zip(jobs.ids, jobs.phase.tolist(), strict=True) if phase in GOING}
     measured = {
-        job_id: until_s for job_id, until_s in memory.measured.items() if until_s > snapshot.now_s and job_id in runs
+        job_id: until_s
+        for job_id, until_s in memory.measured.items()
+        if job_id in runs and (until_s > snapshot.now_s if told is None else job_id in told)
     }
     profiled = memory.profiled
     if snapshot.trigger is Trigger.ACTIVE:
@@ -74,6 +82,8 @@ def to_measure(
         known = tables.of(job, model).kind is not None
         if config.profiling == "each_job":
             wanted = starts and gpus not in memory.profiled.get(job_id, ())
+        elif config.profiling == "first_run":
+            wanted = starts and job_id not in memory.profiled
         else:
             wanted = not known and job_id not in memory.profiled and (of_kind < 0 or of_kind not in busy)
         if wanted and (starts or not known):

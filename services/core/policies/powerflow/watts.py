@@ -68,14 +68,15 @@ def set_within(
         tables: What gangs do.
         limit_w: What the cluster may draw; inf for no limit.
         config: Parameters.
-        pinned: Jobs whose gangs are being measured: they are taken to draw what they do at the default.
+        pinned: Jobs whose gangs are being measured: they are taken to draw what they may from their present setting on
+            downwards.
         all_placed: Whether nobody waits for a node; else unused ones stay awake.
     """
     actions = list(plan.actions)
     while True:
         nodes = _unused(snapshot, actions, config) if all_placed else ()
         draw = draw_of(snapshot, actions, nodes, tables, pinned)
-        speed, power_w = _rows(draw.gangs, tables)
+        speed, power_w = _rows(snapshot, draw.gangs, tables)
         left_w = limit_w - draw.stopping_w - draw.idle_w
         lowest_w = float(np.where(speed > 0, power_w, np.inf).min(axis=1).sum()) if draw.gangs else 0.0
         last = next((action for action in reversed(actions) if isinstance(action, Start)), None)
@@ -160,14 +161,17 @@ def _unused(snapshot: Snapshot, actions: list[Action], config: PowerflowConfig) 
     return tuple(PowerNode(nodes.ids[node], False, Reason.UNUSED) for node in unused[config.spare_nodes :])
 
 
-def _rows(gangs: list[Gang], tables: Tables) -> tuple[Floats, Floats]:
+def _rows(snapshot: Snapshot, gangs: list[Gang], tables: Tables) -> tuple[Floats, Floats]:
     """Return speed and power of every gang by setting, 0 where it has no such setting: (n_gangs, n_settings) each."""
     found = [tables.gang(gang.job, gang.model, gang.gpus) for gang in gangs]
     width = max((speed.size for speed, _ in found), default=1)
     speed, power_w = np.zeros((2, len(gangs), width))
     for row, (gang, (of_speed, of_power_w)) in enumerate(zip(gangs, found, strict=True)):
-        at = slice(of_speed.size - 1, of_speed.size) if gang.pinned else slice(0, of_speed.size)
-        speed[row, at], power_w[row, at] = of_speed[at], of_power_w[at]
+        if gang.pinned:
+            at = _now_or_above(snapshot, tables, gang)
+            speed[row, at], power_w[row, at] = of_speed[at], of_power_w[: at + 1].max()
+        else:
+            speed[row, : of_speed.size], power_w[row, : of_speed.size] = of_speed, of_power_w
     return speed, power_w
 
 
@@ -187,6 +191,14 @@ def _now(snapshot: Snapshot, tables: Tables, gang: Gang) -> int:
     table = tables.of(gang.job, gang.model)
     value = float("nan") if table.kind is None or gang.starts else float(snapshot.jobs.setting(table.kind)[gang.job])
     return table.values.size - 1 if np.isnan(value) else int(np.abs(table.values - value).argmin())
+
+
+def _now_or_above(snapshot: Snapshot, tables: Tables, gang: Gang) -> int:
+    """Return the index of the least known setting that is not below the one a gang has."""
+    table = tables.of(gang.job, gang.model)
+    value = float("nan") if table.kind is None or gang.starts else float(snapshot.jobs.setting(table.kind)[gang.job])
+    last = table.values.size - 1
+    return last if np.isnan(value) else min(int(np.searchsorted(table.values, value - 1e-6)), last)
 
 
 def _setting(snapshot: Snapshot, tables: Tables, gang: Gang, index: int) -> Setting | None:
