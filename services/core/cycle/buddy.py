@@ -16,11 +16,10 @@ Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
-from services.core.cycle.placing import MASK_BITS, FreeDevices
+from services.core.cycle.blocks import ORDERS, aligned
+from services.core.cycle.placing import FreeDevices
 from services.core.cycle.snapshot import Bools, Ints, Snapshot
 from services.core.domain.placement import Placement
 
@@ -32,6 +31,12 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
     """
     del job
     nodes = snapshot.nodes
+    blocks = free.blocks(gpu_model)
+    order = (gpus - 1).bit_length()
+    found = blocks.smallest(order) if order < ORDERS else None
+    if found is not None:
+        node, first = found
+        return free.take_devices([(node, tuple(range(first, first + gpus)))])
     usable = (nodes.gpu_model == gpu_model) & nodes.schedulable
     left, shares = gpus, list[tuple[int, tuple[int, ...]]]()
     while left:
@@ -44,10 +49,14 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
         empty = usable & (free.count == nodes.gpus) & (nodes.gpus <= left)
         if (left <= widest and not shares) or not empty.any():
             return None
-        node = int(np.flatnonzero(empty)[np.lexsort((nodes.asleep[empty], -nodes.gpus[empty]))[0]])
-        shares.append((node, free.on(node)))
-        usable[node] = False
-        left -= int(nodes.gpus[node])
+        size = int(nodes.gpus[empty].max())
+        awake_first = np.flatnonzero(empty & (nodes.gpus == size))
+        awake_first = awake_first[np.argsort(nodes.asleep[awake_first], kind="stable")]
+        # several at once, as long as what is left is more than a node
+        for node in awake_first[: max(-((widest - left) // size), 1)].tolist():
+            shares.append((node, free.on(node)))
+            usable[node] = False
+            left -= size
     return free.take_devices(shares)
 
 
@@ -60,7 +69,7 @@ def free_blocks(masks: Ints, order: int) -> Ints:
     """
     starts = masks
     for each in range(order):
-        starts = starts & (starts >> (1 << each)) & _aligned(each + 1)
+        starts = starts & (starts >> (1 << each)) & aligned(each + 1)
     return starts
 
 
@@ -75,8 +84,8 @@ def _block(
     whole = candidates & (free.count == nodes.gpus) & (nodes.gpus < 1 << order)  # no power of two, and all of it free
     rows = np.flatnonzero(candidates & (nodes.gpus >= 1 << order))
     starts = free_blocks(free.masks()[rows], order)
-    for size in range(order, MASK_BITS.bit_length()):
-        wider = starts & (starts >> (1 << size)) & _aligned(size + 1)
+    for size in range(order, ORDERS):
+        wider = starts & (starts >> (1 << size)) & aligned(size + 1)
         smallest = starts & ~wider & ~(wider << (1 << size))
         found = np.flatnonzero(smallest)
         if found.size:
@@ -88,9 +97,3 @@ def _block(
         node = int(np.flatnonzero(whole)[np.lexsort((nodes.gpus[whole], nodes.asleep[whole]))[0]])
         return node, free.on(node)[:gpus]
     return None
-
-
-@cache
-def _aligned(order: int) -> int:
-    """Return the mask of the devices at which blocks of ``2**order`` begin."""
-    return sum(1 << at for at in range(0, MASK_BITS, 1 << order))

@@ -7,21 +7,22 @@ type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
+from services.core.cycle.blocks import MASK_BITS, FreeBlocks
 from services.core.cycle.snapshot import Bools, Ints, NodeTable, Snapshot
 from services.core.domain.errors import DomainError
 from services.core.domain.placement import NodeShare, Placement
 
 NEVER_TIGHT = int(np.iinfo(np.int64).max)
-MASK_BITS = 62
-"""Devices of a node that a mask shows."""
 
 
-def mask_of(devices: Iterable[int]) -> int:
+@lru_cache(maxsize=1 << 14)
+def mask_of(devices: Sequence[int]) -> int:
     """Return the devices as bits; those beyond ``MASK_BITS`` are left out."""
     return sum(1 << device for device in devices if device < MASK_BITS)
 
@@ -35,11 +36,12 @@ class FreeDevices:
 
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
-        self._taken: dict[int, list[int]] = {}
+        self._taken: dict[int, tuple[int, ...]] = {}
         self.count: Ints = (
             nodes.free_gpus.copy() if nodes.all_schedulable else np.where(nodes.schedulable, nodes.free_gpus, 0)
         )
         self._masks: Ints | None = None
+        self._blocks: dict[int, FreeBlocks] = {}
         self._spread: set[int] = set()
         self._spanned: Bools | None = None
 
@@ -47,7 +49,7 @@ class FreeDevices:
         """Return the device indices still free on a node, ascending."""
         if not self._nodes.schedulable[node]:
             return ()
-        return tuple(self._taken[node]) if node in self._taken else self._nodes.free_devices[node]
+        return self._taken[node] if node in self._taken else self._nodes.free_devices[node]
 
     def masks(self) -> Ints:
         """Return which devices of each node are free, as bits: (n_nodes,); drained nodes have none."""
@@ -55,6 +57,14 @@ class FreeDevices:
             free = (mask_of(self.on(node)) for node in range(len(self._nodes)))
             self._masks = np.fromiter(free, np.int64, len(self._nodes))
         return self._masks
+
+    def blocks(self, gpu_model: int) -> FreeBlocks:
+        """Return the free blocks of a model's nodes; they follow what ``take_devices`` takes."""
+        if gpu_model not in self._blocks:
+            rows = np.flatnonzero((self._nodes.gpu_model == gpu_model) & (self.count > 0)).tolist()
+            masks = {node: mask_of(self.on(node)) for node in rows}
+            self._blocks[gpu_model] = FreeBlocks(masks, self.count.tolist(), self._nodes.asleep.tolist())
+        return self._blocks[gpu_model]
 
     def spanned(self, placements: Iterable[Placement | None]) -> Bools:
         """Return on which nodes a gang sits that sits on others too, of those that run and those placed so far."""
@@ -69,10 +79,12 @@ class FreeDevices:
         """Take exactly these free devices of each node and return them as a placement."""
         for node, devices in shares:
             taken = set(devices)
-            self._taken[node] = [device for device in self.on(node) if device not in taken]
+            self._taken[node] = tuple(device for device in self.on(node) if device not in taken)
             self.count[node] -= len(devices)
             if self._masks is not None:
                 self._masks[node] &= ~mask_of(devices)
+            for blocks in self._blocks.values():
+                blocks.take(node, mask_of(devices), len(devices))
             if len(shares) > 1:
                 self._spread.add(node)
         return Placement(tuple(NodeShare(self._nodes.ids[node], devices) for node, devices in shares))
@@ -88,7 +100,7 @@ class FreeDevices:
             devices = self.on(node)
             if gpus < 1 or gpus > len(devices):
                 raise DomainError(f"{gpus} devices asked of node {self._nodes.ids[node]}, {len(devices)} are free")
-            self._taken[node] = list(devices[gpus:])
+            self._taken[node] = devices[gpus:]
             self.count[node] -= gpus
             placed.append(NodeShare(self._nodes.ids[node], devices[:gpus]))
         return Placement(tuple(placed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +38,7 @@ class GangTable:
         shape = self.gpus.size, self.values.size
         if not all(shape) or self.speed.shape != shape or self.power_w.shape != shape:
             raise DomainError("a gang's table needs one speed and one power per size and setting")
-        if not all(np.isfinite(table).all() and (table > 0).all() for table in (self.speed, self.power_w)):
+        if not all(table.min() > 0 and table.max() < np.inf for table in (self.speed, self.power_w)):
             raise DomainError("speeds and powers are finite and above 0")
         if self.gpus[0] < 1 or bool((np.diff(self.gpus) <= 0).any()) or bool((np.diff(self.values) <= 0).any()):
             raise DomainError("gang sizes ascend from at least 1, and settings ascend")
@@ -45,10 +47,8 @@ class GangTable:
 
     def at(self, gpus: Ints) -> tuple[Floats, Floats]:
         """Return speed and power at each size: (n,) to (n, n_settings), twice."""
-        upper = np.clip(np.searchsorted(self.gpus, gpus), 1, max(self.gpus.size - 1, 1)) % self.gpus.size
-        lower = np.maximum(upper - 1, 0)
-        span = np.maximum(self.gpus[upper] - self.gpus[lower], 1)
-        share = np.clip((gpus - self.gpus[lower]) / span, 0.0, 1.0)[:, None]
+        lower, upper, share = _between(self.gpus, gpus)
+        share = share[:, None]
         per_gpu_w = self.power_w / self.gpus[:, None]
         speed = self.speed[lower] * (1 - share) + self.speed[upper] * share
         drawn = per_gpu_w[lower] * (1 - share) + per_gpu_w[upper] * share
@@ -57,3 +57,64 @@ class GangTable:
     def default_only(self) -> GangTable:
         """Return the table of a place where nothing can be set."""
         return GangTable(self.gpus, self.speed[:, -1:], self.power_w[:, -1:], None, self.values[-1:])
+
+
+class StackedTables:
+    """Many tables to look gangs up in at once: those with the same sizes, and as many settings, are one array."""
+
+    def __init__(self, tables: Sequence[GangTable]) -> None:
+        self.n_tables = len(tables)
+        self.n_settings = max((table.values.size for table in tables), default=1)
+        alike: dict[tuple[bytes, int], list[int]] = defaultdict(list)
+        for at, table in enumerate(tables):
+            alike[table.gpus.tobytes(), table.values.size].append(at)
+        self._group: Ints = np.zeros(len(tables), dtype=np.int64)
+        self._place: Ints = np.zeros(len(tables), dtype=np.int64)
+        self._stacks: list[tuple[Ints, Floats, Floats]] = []
+        for group, members in enumerate(alike.values()):
+            self._group[members], self._place[members] = group, np.arange(len(members))
+            gpus = tables[members[0]].gpus
+            speed, power_w = (np.array([getattr(tables[at], name) for at in members]) for name in ("speed", "power_w"))
+            self._stacks.append((gpus, speed, power_w / gpus[:, None]))
+
+    def at(self, tables: Ints, gpus: Ints, *, default: bool = False) -> tuple[Floats, Floats]:
+        """Return speed and power of gangs: (n, n_sizes, n_settings) each, 0 beyond a table's own settings.
+
+        Args:
+            tables: (n,) indices of the tables.
+            gpus: (n, n_sizes) sizes, at least 1.
+            default: Only at each table's default setting; then ``n_settings`` is 1.
+        """
+        if len(self._stacks) == 1:
+            return self._of(0, self._place[tables], gpus, default)
+        speed, power_w = np.zeros((2, *gpus.shape, 1 if default else self.n_settings))
+        group = self._group[tables]
+        for each in np.unique(group).tolist():
+            rows = np.flatnonzero(group == each)
+            of_speed, of_power_w = self._of(each, self._place[tables[rows]], gpus[rows], default)
+            width = of_speed.shape[2]
+            speed[rows, :, :width], power_w[rows, :, :width] = of_speed, of_power_w
+        return speed, power_w
+
+    def _of(self, group: int, places: Ints, gpus: Ints, default: bool) -> tuple[Floats, Floats]:
+        sizes, speed, per_gpu_w = self._stacks[group]
+        if default:
+            speed, per_gpu_w = speed[:, :, -1:], per_gpu_w[:, :, -1:]
+        lower, upper, share = _between(sizes, gpus)
+        place = places[:, None]
+        if bool(((share == 0) | (share == 1)).all()):  # no size is between two of the table's
+            at = np.where(share == 1, upper, lower)
+            return speed[place, at], per_gpu_w[place, at] * gpus[:, :, None]
+        share = share[:, :, None]
+        of_speed, of_per_gpu_w = (
+            each[place, lower] * (1 - share) + each[place, upper] * share for each in (speed, per_gpu_w)
+        )
+        return of_speed, of_per_gpu_w * gpus[:, :, None]
+
+
+def _between(sizes: Ints, gpus: Ints) -> tuple[Ints, Ints, Floats]:
+    """Return the sizes of a table on both sides of each gang's, and how far it is on the way: all as ``gpus``."""
+    upper = np.minimum(np.maximum(np.searchsorted(sizes, gpus), 1), max(sizes.size - 1, 1)) % sizes.size
+    lower = np.maximum(upper - 1, 0)
+    span = np.maximum(sizes[upper] - sizes[lower], 1)
+    return lower, upper, np.minimum(np.maximum((gpus - sizes[lower]) / span, 0.0), 1.0)

@@ -11,7 +11,7 @@ import pytest
 from services.core.cycle.plan import Plan, PowerNode, Reason
 from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
 from services.core.domain.errors import DomainError
-from services.core.domain.gangs import GangTable
+from services.core.domain.gangs import GangTable, StackedTables
 from services.core.domain.ids import NodeId
 from services.core.domain.settings import SettingKind
 from tests.support.builders import a_job, a_snapshot
@@ -31,6 +31,24 @@ def test_between_sizes_a_table_is_linear_and_outside_the_nearest_per_gpu() -> No
     assert speed[:, 1].tolist() == pytest.approx([1.0, (2**0.5 + 2) / 2, 2.0, 2.0])
     assert power_w[:, 0].tolist() == pytest.approx([100.0, 300.0, 400.0, 800.0])
     assert a_table((2,)).at(np.array([1, 2]))[1].tolist() == [[100.0, 200.0], [200.0, 400.0]]
+
+
+def test_many_tables_at_once_say_what_each_says() -> None:
+    sizes = [(1, 2, 4), (2, 8), (1, 2, 4), (3,)]
+    tables = [replace(a_table(each), speed=a_table(each).speed * (1 + at)) for at, each in enumerate(sizes)]
+    tables.append(a_table().default_only())
+    which, gpus = np.array([0, 1, 2, 2, 3, 4, 0]), np.array([[1, 3], [2, 8], [4, 16], [3, 5], [1, 6], [2, 4], [7, 4]])
+    stacked = StackedTables(tables)
+    speed, power_w = stacked.at(which, gpus)
+    default_speed, default_w = stacked.at(which, gpus, default=True)
+    for row, table in enumerate(tables[at] for at in which.tolist()):
+        of_speed, of_power_w = table.at(gpus[row])
+        width = table.values.size
+        assert speed[row, :, :width].tolist() == of_speed.tolist()
+        assert power_w[row, :, :width].tolist() == of_power_w.tolist()
+        assert not speed[row, :, width:].any()
+        assert default_speed[row, :, 0].tolist() == of_speed[:, -1].tolist()
+        assert default_w[row, :, 0].tolist() == of_power_w[:, -1].tolist()
 
 
 def test_where_nothing_can_be_set_the_default_remains() -> None:

@@ -171,7 +171,7 @@ def known_work_s(work_s: Floats) -> Floats:
 
 def _draw_w(choices: Choices) -> Floats:
     """Return each gang's draw at its most efficient setting: (n_jobs, n_sizes) watts."""
-    return np.take_along_axis(choices.power_w, choices.most_efficient()[:, :, None], axis=2)[:, :, 0]
+    return np.take_along_axis(choices.power_w, choices.most_efficient[:, :, None], axis=2)[:, :, 0]
 
 
 def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats]:
@@ -179,7 +179,7 @@ def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floa
 
     Step k leads to size k. Eq. 20 for the steps beyond the first, with n + 1 read as the next size.
     """
-    best = choices.most_efficient()[:, :, None]
+    best = choices.most_efficient[:, :, None]
     speed = np.take_along_axis(choices.speed, best, axis=2)[:, :, 0]
     power_w = np.take_along_axis(choices.power_w, best, axis=2)[:, :, 0]
     exists = choices.gpus > 0

@@ -6,6 +6,7 @@ Rows are jobs in the order of their claim (users' priorities, then submission); 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,8 +45,9 @@ class Choices:
         """How many gang sizes each job has: (n_jobs,)."""
         return np.count_nonzero(self.gpus, axis=1)
 
+    @cached_property
     def most_efficient(self) -> Ints:
-        """Return the setting with the least energy per work at each size (f0 of Algorithm 1): (n_jobs, n_sizes)."""
+        """The setting with the least energy per work at each size (f0 of Algorithm 1): (n_jobs, n_sizes)."""
         energy = np.divide(self.power_w, self.speed, out=np.full(self.speed.shape, np.inf), where=self.speed > 0)
         return energy.argmin(axis=2)
 

@@ -28,7 +28,7 @@ from services.core.cycle.plan import Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import Bools, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
 from services.core.domain.ids import JobId
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
@@ -168,35 +168,34 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
     got = np.where(sizes >= 0, view.choices.gpus[np.arange(len(view.jobs)), np.maximum(sizes, 0)], 0)
     moves = view.holds & ~keeps & (jobs.phase[view.jobs] == Phase.RUNNING) & (got > 0) & (got != held)
     stays = moves & (got > held)
-    for row in np.flatnonzero(stays).tolist():
-        saved_s = _saved_s(snapshot, view, row, int(held[row]), int(got[row]))
-        stays[row] = saved_s < config.resize_gain * config.restart_s
+    grows = np.flatnonzero(stays)
+    stays[grows] = _saved_s(snapshot, view, grows, held[grows], got[grows]) < config.resize_gain * config.restart_s
     shrinks = moves & (got < held)
     if shrinks.any():
         kept = np.where(stays | shrinks, held, got)
         taken = np.bincount(view.pool, kept, room.gpus.size)
-        draws_w = [
-            _least_energy_w(view, row, int(kept[row])) - float(room.idle_w[view.pool[row]]) * int(kept[row])
-            for row in np.flatnonzero(kept).tolist()
-        ]
+        runs = np.flatnonzero(kept)
+        draws_w = _least_energy_w(view, runs, kept[runs]) - room.idle_w[view.pool[runs]] * kept[runs]
         base_w = room.other_w + float(room.gpus @ room.idle_w)
-        if bool((taken <= room.gpus).all()) and base_w + math.fsum(draws_w) <= room.limit_w:
+        if bool((taken <= room.gpus).all()) and base_w + math.fsum(draws_w.tolist()) <= room.limit_w:
             stays |= shrinks
     return stays
 
 
-def _saved_s(snapshot: Snapshot, view: View, row: int, held: int, got: int) -> float:
-    """Return how much sooner a job ends at another size; one of unknown length is taken to be half done."""
-    job, pool = int(view.jobs[row]), int(view.pool[row])
-    now, then = (float(view.tables.gang(job, pool, gpus)[0][-1]) for gpus in (held, got))
-    work_s = float(view.work_s[row])
-    left_s = work_s / now if math.isfinite(work_s) else snapshot.now_s - float(snapshot.jobs.waiting_since_s[job])
-    return left_s * (1 - now / then)
+def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) -> Floats:
+    """Return how much sooner jobs end at another size, one of unknown length taken to be half done; all (n_rows,)."""
+    jobs, pool = view.jobs[rows], view.pool[rows]
+    now, then = (view.tables.default_speed(jobs, pool, gpus) for gpus in (held, got))
+    work_s = view.work_s[rows]
+    so_far_s = snapshot.now_s - snapshot.jobs.waiting_since_s[jobs]
+    return np.where(np.isfinite(work_s), work_s / now, so_far_s) * (1 - now / then)
 
 
-def _least_energy_w(view: View, row: int, gpus: int) -> float:
-    speed, power_w = view.tables.gang(int(view.jobs[row]), int(view.pool[row]), gpus)
-    return float(power_w[(power_w / speed).argmin()])
+def _least_energy_w(view: View, rows: Ints, gpus: Ints) -> Floats:
+    """Return the draw of gangs at their most efficient settings: (n_rows,)."""
+    speed, power_w = (each[:, 0] for each in view.tables.gangs(view.jobs[rows], view.pool[rows], gpus[:, None]))
+    energy_j = np.divide(power_w, speed, out=np.full(speed.shape, np.inf), where=speed > 0)
+    return np.take_along_axis(power_w, energy_j.argmin(axis=1)[:, None], axis=1)[:, 0]
 
 
 def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranking:

@@ -7,13 +7,14 @@ exponent and to draw what it was last measured at; its settings are known if its
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from services.core.cycle.ranking import order_by, wishes_first
 from services.core.cycle.sizes import model_gpus, possible_sizes
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot
-from services.core.domain.gangs import GangTable
+from services.core.domain.gangs import GangTable, StackedTables
 from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.choices import Choices, powers_of_two
 from services.core.policies.powerflow.config import PowerflowConfig
@@ -25,32 +26,65 @@ class Tables:
 
     snapshot: Snapshot
     config: PowerflowConfig
-    _found: dict[tuple[object, ...], GangTable] = field(default_factory=dict[tuple[object, ...], GangTable])
+    _known: list[GangTable] = field(default_factory=list[GangTable])
+    _of_key: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     _rows: dict[tuple[int, int], tuple[Floats, Floats]] = field(
         default_factory=dict[tuple[int, int], tuple[Floats, Floats]]
     )
+    _stacked: StackedTables = field(default_factory=lambda: StackedTables(()))
 
     def of(self, job: int, gpu_model: int) -> GangTable:
         """Return what is known or assumed of a job on a GPU model."""
-        jobs = self.snapshot.jobs
-        kind, curve = int(jobs.setting_curve[job]), int(jobs.speed_curve[job])
-        if 0 <= kind < len(self.snapshot.gangs) and gpu_model in self.snapshot.gangs[kind]:
-            key: tuple[object, ...] = (kind, gpu_model)
-        else:
-            key = (kind, gpu_model, curve, float(np.nan_to_num(jobs.gpu_power_w[job], nan=-1.0)))
-        table = self._found.get(key)
-        if table is None:
-            table = self._found[key] = self._look_up(job, gpu_model, known=len(key) == 2)
-        return table
+        return self._known[self._place(job, gpu_model)]
 
     def gang(self, job: int, gpu_model: int, gpus: int) -> tuple[Floats, Floats]:
         """Return speed and power by setting of one gang: (n_settings,) each."""
-        table = self.of(job, gpu_model)
-        key = id(table), gpus
+        key = self._place(job, gpu_model), gpus
         if key not in self._rows:
-            speed, power_w = table.at(np.array([gpus]))
+            speed, power_w = self._known[key[0]].at(np.array([gpus]))
             self._rows[key] = speed[0], power_w[0]
         return self._rows[key]
+
+    def gangs(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> tuple[Floats, Floats]:
+        """Return speed and power of gangs of several sizes each: (n, n_sizes, n_settings), 0 beyond a job's settings.
+
+        Args:
+            jobs: (n,) indices.
+            gpu_models: (n,) what each runs on.
+            gpus: (n, n_sizes) sizes, at least 1.
+        """
+        places = self._places(jobs, gpu_models)
+        return self._stacked.at(places, gpus)
+
+    def default_speed(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> Floats:
+        """Return the speed of one gang each at its default setting; all are (n,)."""
+        places = self._places(jobs, gpu_models)
+        return self._stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
+
+    def _places(self, jobs: Ints, gpu_models: Ints) -> Ints:
+        place = self._place
+        places = np.fromiter(map(place, jobs.tolist(), gpu_models.tolist()), np.int64, jobs.size)
+        if self._stacked.n_tables != len(self._known):
+            self._stacked = StackedTables(self._known)
+        return places
+
+    def _place(self, job: int, gpu_model: int) -> int:
+        kind = self._kinds[job]
+        if 0 <= kind < len(self.snapshot.gangs) and gpu_model in self.snapshot.gangs[kind]:
+            key: tuple[object, ...] = (kind, gpu_model)
+        else:
+            jobs = self.snapshot.jobs
+            measured_w = float(np.nan_to_num(jobs.gpu_power_w[job], nan=-1.0))
+            key = (kind, gpu_model, int(jobs.speed_curve[job]), measured_w)
+        place = self._of_key.get(key)
+        if place is None:
+            place = self._of_key[key] = len(self._known)
+            self._known.append(self._look_up(job, gpu_model, known=len(key) == 2))
+        return place
+
+    @cached_property
+    def _kinds(self) -> list[int]:
+        return self.snapshot.jobs.setting_curve.tolist()
 
     def _look_up(self, job: int, gpu_model: int, *, known: bool) -> GangTable:
         snapshot = self.snapshot
@@ -133,29 +167,17 @@ def choices_of(snapshot: Snapshot, tables: Tables, rows: Ints, pool: Ints, fixed
     free = powers_of_two(jobs.min_gpus[rows], np.maximum(high, jobs.min_gpus[rows]), jobs.step_gpus[rows])
     gpus = np.where(fixed_gpus[:, None] > 0, 0, free)
     gpus[:, 0] = np.where(fixed_gpus > 0, fixed_gpus, gpus[:, 0])
-    of: dict[int, tuple[GangTable, list[int]]] = {}
-    for row, (job, model) in enumerate(zip(rows.tolist(), pool.tolist(), strict=True)):
-        table = tables.of(job, model)
-        of.setdefault(id(table), (table, []))[1].append(row)
-    n_settings = max((table.values.size for table, _ in of.values()), default=1)
-    speed, power_w = np.zeros((2, *gpus.shape, n_settings))
-    for table, which in of.values():
-        known = np.unique(gpus[which])
-        at = np.searchsorted(known, gpus[which])
-        of_speed, of_power_w = table.at(np.maximum(known, 1))
-        runs = (gpus[which] > 0)[:, :, None]
-        speed[which, :, : table.values.size] = np.where(runs, of_speed[at], 0.0)
-        power_w[which, :, : table.values.size] = np.where(runs, of_power_w[at], 0.0)
-    return Choices(gpus, speed, power_w)
+    runs = (gpus > 0)[:, :, None]
+    speed, power_w = tables.gangs(rows, pool, np.maximum(gpus, 1))
+    return Choices(gpus, np.where(runs, speed, 0.0), np.where(runs, power_w, 0.0))
 
 
 def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, pool: Ints) -> Floats:
     """Return the work each job has left, seconds at speed 1, NaN where nothing foretells it: (n_rows,)."""
     jobs = snapshot.jobs
     left_s = jobs.remaining_s[rows].copy()
-    for row in np.flatnonzero(np.isfinite(left_s)).tolist():
-        job = int(rows[row])
-        left_s[row] *= tables.gang(job, int(pool[row]), int(jobs.min_gpus[job]))[0][-1]
+    known = np.isfinite(left_s)
+    left_s[known] *= tables.default_speed(rows[known], pool[known], jobs.min_gpus[rows][known])
     return left_s
 
 
