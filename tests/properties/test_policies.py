@@ -19,6 +19,7 @@ from tests.support.builders import story
 from tests.support.strategies import snapshots
 
 VARIANTS = [(name, {}) for name in POLICIES] + [
+    ("afs", {"sizes": "any", "resize_gain": 0.0}),
     ("fifo", {"gang": "max", "backfill": True}),
     ("las", {"gang": "max", "promote_knob": 1.0, "queue_thresholds_gpu_s": [2.0, 3_250.0]}),
     ("green", {"mu": 1.0, "theta": 0.0, "starvation_s": None}),

@@ -47,6 +47,10 @@ def test_nodes_that_are_switched_off_draw_nothing_and_boot_first() -> None:
     assert result.columns.jct_s.tolist() == [3_600.0, 3_700.0]
     assert result.idle_energy_kwh == pytest.approx(30.0 * 600 / 3.6e6)
 
+    wider = simulate("fifo", jobs, ClusterSpec.parse("2x1:RTX3090"), a_trace(), options=options)
+
+    assert wider.idle_energy_kwh == pytest.approx(2 * 30.0 * 600 / 3.6e6), "one that was never used too"
+
 
 def test_a_host_may_be_charged_to_each_job_on_it() -> None:
     """Two jobs share a node of two GPUs, each paying its host whole; a gang over two nodes pays both."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +138,7 @@ class Simulation:
         last_start_s, arrived, told = self.now_s, 0, 0
         self._next_active_s = self.now_s
         self._plan_failures()
+        self._idle(range(len(self.nodes.ids)))
         while self.live.count or arrived < len(submitted):
             time_s = self._next_active_s
             if self._heap and self._heap[0][0] < time_s:
@@ -422,8 +423,12 @@ class Simulation:
         assert placement is not None
         self._jobs_w -= live.floats.item(F.DRAW, slot)
         idle = self.nodes.give_back(placement)
+        self._idle(idle)
+
+    def _idle(self, nodes: Iterable[int]) -> None:
+        """Plan to switch these nodes off, which nobody uses from now on."""
         if self.options.power_down_after_s is not None:
-            for node in idle:
+            for node in nodes:
                 self._idle_since[node] = self.now_s
                 self._push(self.now_s + self.options.power_down_after_s, POWER_DOWN, node, 0)
 

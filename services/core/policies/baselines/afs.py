@@ -11,15 +11,24 @@ others takes the step. A job without GPUs counts a full gain: jobs that scale wi
 one has its first, and jobs that scale badly one.
 
 The throughputs are ``Snapshot.speed_curves``; a job without one is taken to scale without loss. The length is the
-predicted remaining time; of a job without a prediction, the service it has had so far. A job whose range moves by
-several GPUs counts its gain per GPU. Sizes change in active rounds, each at the price of a restart.
+predicted remaining time; of a job without a prediction, the service it has had so far. A step of several GPUs counts
+its gain per GPU, and one that gains nothing is nobody's.
+
+The paper shares out anew at each arrival and end, in a system that resizes a job in seconds. Here a resize is a
+checkpoint and a restart, so that sizes change in active rounds only, and not where that does not pay: a running job
+grows where it saves ``resize_gain`` restarts, and shrinks where somebody needs what it gives up (PowerFlow's rule).
+``resize_gain`` 0 resizes at every round, whatever it costs. Gangs are powers of two, as in the paper's system: others
+would lie across nodes.
 
 Source: Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21, sections 4.1 and 4.2 (AFS-L).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -28,19 +37,43 @@ from services.core.cycle.ranking import Ranking, every_job, order_by, rank, rank
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
-from services.core.policies.baselines.shortest import Forgetful, NoMemory
-from services.core.policies.parameters import check_parameters
+from services.core.domain.ids import JobId
+from services.core.policies.parameters import Parameter, check_parameters
+from services.core.policies.powerflow.choices import powers_of_two
 
 
 @dataclass(frozen=True)
 class AfsConfig:
-    """AFS has no parameters."""
+    """Parameters of AFS."""
+
+    sizes: Annotated[
+        Literal["powers_of_two", "any"], Parameter("Sizes a gang may have: powers of two (the paper's), or all.")
+    ] = "powers_of_two"
+    restart_s: Annotated[
+        float,
+        Parameter("What stopping a gang and starting it again costs it. Default: ours.", unit="s", minimum=0.0),
+    ] = 60.0
+    resize_gain: Annotated[
+        float,
+        Parameter(
+            "A running job grows only where that saves this many times what its restart costs; 0: wherever the shares "
+            "say so. Default: ours, as PowerFlow's.",
+            minimum=0.0,
+        ),
+    ] = 2.0
 
     def __post_init__(self) -> None:
         check_parameters(self)
 
 
-class Afs(Forgetful):
+@dataclass(frozen=True)
+class AfsMemory:
+    """The sizes that the last active round gave, by job: a job stopped to be resized comes back at its own."""
+
+    targets: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+
+
+class Afs:
     """Elastic shares by marginal throughput between shorter and longer jobs; users' priorities come first."""
 
     name = "afs"
@@ -48,21 +81,89 @@ class Afs(Forgetful):
     def __init__(self, config: AfsConfig) -> None:
         self.config = config
 
-    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+    def initial(self) -> AfsMemory:
+        """Return the memory of a policy that has shared out nothing."""
+        return AfsMemory()
+
+    def decide(self, snapshot: Snapshot, memory: AfsMemory) -> tuple[Plan, AfsMemory]:
         """Return the shares of all jobs in an active round; in between, free GPUs go to the shortest that wait."""
         jobs = snapshot.jobs
         length = lengths(snapshot)
         if snapshot.trigger is Trigger.PASSIVE:
             which = every_job(snapshot) if snapshot.reasons else waiting(snapshot)
-            keys, sizes = (length[which], jobs.submitted_s[which]), jobs.min_gpus[which]
+            ids = map(jobs.ids.__getitem__, which.tolist())
+            targets = np.fromiter(map(memory.targets.get, ids, repeat(0)), np.int64, which.size)
+            keys, sizes = (length[which], jobs.submitted_s[which]), possible_sizes(snapshot, targets, which)
             ranking = (rank if snapshot.reasons else rank_waiting)(snapshot, which, sizes, *keys)
             return reconcile(snapshot, ranking, preemption=Preemption.LATER), memory
         order = wishes_first(order_by(jobs.ids, length, jobs.submitted_s), jobs.priority)
-        sizes = _shares(snapshot, order, length)
+        sizes = self._shares(snapshot, order, length)
+        targets = {jobs.ids[job]: int(sizes[job]) for job in np.flatnonzero(sizes).tolist()}
         # Whoever gets nothing stands behind the others at its least size, for what the grid of sizes leaves over.
         order = np.concatenate((order[sizes[order] > 0], order[sizes[order] == 0]))
         sizes = np.maximum(sizes, jobs.min_gpus)
-        return reconcile(snapshot, Ranking(order, sizes[order]), preemption=Preemption.NOW), memory
+        return reconcile(snapshot, Ranking(order, sizes[order]), preemption=Preemption.NOW), AfsMemory(targets)
+
+    def dump(self, memory: AfsMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        return {"targets": dict(memory.targets)}
+
+    def load(self, stored: dict[str, Any]) -> AfsMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        return AfsMemory({JobId(job_id): int(gpus) for job_id, gpus in stored.get("targets", {}).items()})
+
+    def _shares(self, snapshot: Snapshot, order: Ints, length: Floats) -> Ints:
+        """Return the GPUs of each job of the table, 0 for none: (n_jobs,).
+
+        Shared out once with all that may move, and where some had better stay, again with those as they are.
+        """
+        jobs = snapshot.jobs
+        runnable = order[jobs.eligible[order].any(axis=1) & _comes_back(snapshot)[order]]
+        kept = int(jobs.gpus[~_comes_back(snapshot)].sum())
+        total = max(snapshot.total_gpus - kept, 0)
+        curves, choices = _speeds(snapshot, runnable), self._choices(snapshot, runnable)
+        got = share_out(curves, length[runnable], choices, total)
+        stays = self._stays(snapshot, runnable, curves, length[runnable], got, total)
+        if stays.any():
+            held = jobs.gpus[runnable]
+            left = total - int(held[stays].sum())
+            got[stays] = held[stays]
+            moves = ~stays
+            others = [sizes for sizes, move in zip(choices, moves.tolist(), strict=True) if move]
+            got[moves] = share_out(curves[moves], length[runnable][moves], others, left)
+        gpus = np.zeros(len(jobs), dtype=np.int64)
+        gpus[runnable] = got
+        return gpus
+
+    def _choices(self, snapshot: Snapshot, which: Ints) -> list[list[int]]:
+        """Return the sizes each of these jobs may have, ascending."""
+        jobs = snapshot.jobs
+        low, step = jobs.min_gpus[which], jobs.step_gpus[which]
+        most = np.maximum(possible_sizes(snapshot, jobs.max_gpus)[which], low)
+        if self.config.sizes == "any":
+            rows = zip(low.tolist(), most.tolist(), step.tolist(), strict=True)
+            return [list(range(first, last + 1, by)) for first, last, by in rows]
+        return [[size for size in row if size] for row in powers_of_two(low, most, step).tolist()]
+
+    def _stays(self, snapshot: Snapshot, which: Ints, speed: Floats, length: Floats, got: Ints, total: int) -> Bools:
+        """Return which of these jobs had better keep what they hold than take what they got: (n_which,).
+
+        A running one that would grow and save too little, or shrink where everybody has room beside it as it is.
+        """
+        jobs = snapshot.jobs
+        held = np.where(jobs.phase[which] == Phase.RUNNING, jobs.gpus[which], 0)
+        if not self.config.resize_gain:
+            return np.zeros(which.size, dtype=np.bool_)
+        rows = np.arange(which.size)
+        least, now, then = (speed[rows, size] for size in (jobs.min_gpus[which], held, got))
+        grows = (held > 0) & (got > held)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            saved_s = length * least / now * (1 - now / then)
+        stays = grows & ~(saved_s >= self.config.resize_gain * self.config.restart_s)
+        shrinks = (got > 0) & (got < held)
+        if int(np.where(stays | shrinks, held, got).sum()) <= total:
+            stays |= shrinks
+        return stays
 
 
 def lengths(snapshot: Snapshot) -> Floats:
@@ -72,25 +173,18 @@ def lengths(snapshot: Snapshot) -> Floats:
     return np.where(np.isnan(jobs.remaining_s), attained_s, jobs.remaining_s)
 
 
-def _shares(snapshot: Snapshot, order: Ints, length: Floats) -> Ints:
-    """Return the GPUs of each job of the table, 0 for none: (n_jobs,)."""
+def _speeds(snapshot: Snapshot, which: Ints) -> Floats:
+    """Return the speed of these jobs at 0, 1, 2, ... GPUs: (n_which, n_sizes)."""
     jobs = snapshot.jobs
-    most = possible_sizes(snapshot, jobs.max_gpus)
-    runnable = order[jobs.eligible[order].any(axis=1) & _comes_back(snapshot)[order]]
-    sizes = np.arange(int(most.max(initial=1)) + 1)
-    curves = np.empty((len(jobs), sizes.size))
-    for job in runnable.tolist():
-        row = int(jobs.speed_curve[job])
+    most = max(int(possible_sizes(snapshot, jobs.max_gpus).max(initial=1)), int(jobs.gpus.max(initial=0)))
+    sizes = np.arange(most + 1)
+    curves = np.empty((which.size, sizes.size))
+    for at, row in enumerate(jobs.speed_curve[which].tolist()):
         known = snapshot.speed_curves[row] if row >= 0 else np.empty(0)
-        curves[job] = sizes
+        curves[at] = sizes
         if known.size:
-            curves[job, 1:] = known[np.minimum(sizes[1:], known.size) - 1]
-    gpus = np.zeros(len(jobs), dtype=np.int64)
-    low, high, step = jobs.min_gpus[runnable], most[runnable], jobs.step_gpus[runnable]
-    kept = int(jobs.gpus[~_comes_back(snapshot)].sum())
-    total = max(snapshot.total_gpus - kept, 0)
-    gpus[runnable] = share_out(curves[runnable], length[runnable], low, high, step, total)
-    return gpus
+            curves[at, 1:] = known[np.minimum(sizes[1:], known.size) - 1]
+    return curves
 
 
 def _comes_back(snapshot: Snapshot) -> Bools:
@@ -99,44 +193,50 @@ def _comes_back(snapshot: Snapshot) -> Bools:
     return jobs.preemptible | (jobs.phase == Phase.QUEUED)
 
 
-def share_out(speed: Floats, length: Floats, low: Ints, high: Ints, step: Ints, total: int) -> Ints:
-    """Return the GPUs of each job: (n_jobs,), 0 or from ``low`` to ``high`` in steps, together at most ``total``.
+def share_out(speed: Floats, length: Floats, choices: list[list[int]], total: int) -> Ints:
+    """Return the GPUs of each job: (n_jobs,), 0 or one of its choices, together at most ``total``.
 
     Args:
         speed: (n_jobs, n_sizes) at 0, 1, 2, ... GPUs; ``speed[:, 0]`` is 0.
-        length: (n_jobs,) time left at ``low`` GPUs; ties go to the earlier row.
-        low, high, step: (n_jobs,) the sizes each job may have.
+        length: (n_jobs,) time left at the least of the choices; ties go to the earlier row.
+        choices: Per job the sizes it may have, ascending, at least one.
         total: GPUs to give out.
 
     Source: AFS, Algorithm 1 and its TopPriority.
     """
-    n_jobs = len(length)
-    work = (length * speed[np.arange(n_jobs), np.minimum(low, speed.shape[1] - 1)] if n_jobs else length).tolist()
     tables: list[list[float]] = speed.tolist()
-    lows, highs, steps = low.tolist(), high.tolist(), step.tolist()
-    gpus, left = [0] * n_jobs, total
+    work = [left_s * table[sizes[0]] for left_s, table, sizes in zip(length.tolist(), tables, choices, strict=True)]
+    gpus, left = [0] * len(choices), total
+    ahead = [sizes[::-1] for sizes in choices]
+    needs, now, more, ends_s = ([0.0] * len(choices) for _ in range(4))
 
-    def next_size(job: int) -> int:
-        return gpus[job] + steps[job] if gpus[job] else lows[job]
+    def look_ahead(job: int) -> bool:
+        """Note what a job needs for its next step and what that gives it; return whether it has one."""
+        table, has, sizes = tables[job], gpus[job], ahead[job]
+        if not sizes or table[sizes[-1]] <= table[has]:
+            return False
+        needs[job] = sizes[-1] - has
+        now[job], ends_s[job] = table[has], work[job] / table[has or sizes[-1]]
+        more[job] = table[has] + (table[sizes[-1]] - table[has]) / needs[job]
+        return True
 
-    def throughputs(job: int) -> tuple[float, float]:
-        """Return what a job does now and with one GPU of its next step."""
-        now, then, more = tables[job][gpus[job]], tables[job][next_size(job)], next_size(job) - gpus[job]
-        return now, now + (then - now) / more
-
-    def ends_s(job: int) -> float:
-        return work[job] / tables[job][gpus[job] or lows[job]]
-
+    takers = [job for job in range(len(choices)) if look_ahead(job)]
     while True:
-        takers = [job for job in range(n_jobs) if next_size(job) <= highs[job] and next_size(job) - gpus[job] <= left]
-        if not takers:
+        best = -1
+        for job in takers:
+            if needs[job] > left:
+                continue
+            if best < 0:
+                best = job
+                continue
+            shorter, longer = (best, job) if ends_s[best] <= ends_s[job] else (job, best)
+            best = longer if prefers_longer(now[shorter], more[shorter], now[longer], more[longer]) else shorter
+        if best < 0:
             return np.array(gpus, dtype=np.int64)
-        best = takers[0]
-        for job in takers[1:]:
-            shorter, longer = (best, job) if ends_s(best) <= ends_s(job) else (job, best)
-            best = longer if prefers_longer(*throughputs(shorter), *throughputs(longer)) else shorter
-        left -= next_size(best) - gpus[best]
-        gpus[best] = next_size(best)
+        left -= int(needs[best])
+        gpus[best] = ahead[best].pop()
+        if not look_ahead(best):
+            takers.remove(best)
 
 
 def prefers_longer(p_a: float, more_a: float, p_b: float, more_b: float) -> bool:
