@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ class Agent:
             if await self._set_devices():
                 await self.meter.sample()  # from now on the devices draw something else
                 self._heartbeat_due.set()
-            self._look_at_slices()
+            await self._look_at_slices()
             self._write_device_files()
             await _wait(self._tick_due, self.settings.tick_s)
 
@@ -304,15 +305,19 @@ class Agent:
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
         return await self.controls.enforce([] if is_lost else self.gangs.orders())
 
-    def _look_at_slices(self) -> None:
-        measured = [order for order in self.gangs.orders() if order.settings.measure]
+    async def _look_at_slices(self) -> None:
+        orders = (order for order in self.gangs.orders() if order.settings.measure)
+        measured = [order for order in orders if self.controls.has_reached(order)]
         self.slices.forget_all_but(measured)
+        if measured:
+            await self.meter.sample()  # a report is then never far from a reading of the counters
         for order in measured:
-            if self.controls.has_reached(order):
-                gang = self.gangs.get(order.allocation_id)
-                report = gang.progress.last if gang and gang.progress else None
-                now = shim.clock()
-                self.slices.look(order, report, now, self.meter.energy_j(order.devices, now))
+            gang = self.gangs.get(order.allocation_id)
+            if gang and gang.progress:
+                energy_at = partial(self.meter.energy_j, order.devices)
+                progress = gang.progress
+                if self.slices.look(order, progress.last, progress.last_at, shim.clock(), energy_at):
+                    self._heartbeat_due.set()
 
     def _readings(self) -> list[DeviceReading]:
         readings = self.meter.readings()

@@ -120,10 +120,13 @@ class Meter:
             if device.last is not None
         ]
 
-    def energy_j(self, devices: Collection[int], now: float) -> float:
-        """Return the energy of these devices since this agent began, up to now; since the last sample at its draw."""
+    def energy_j(self, devices: Collection[int], at: float) -> float:
+        """Return the energy of these devices since this agent began, up to a moment near the last sample.
+
+        Between the two they are taken to have drawn what they did at the sample.
+        """
         return sum(
-            device.total_j + (device.power_w * (now - device.at) if device.at else 0.0)
+            device.total_j + (device.power_w * (at - device.at) if device.at else 0.0)
             for device in self._devices
             if device.info.index in devices
         )

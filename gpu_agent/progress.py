@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -74,6 +75,8 @@ class FileReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
+        self.written_s = 0.0
+        """When what was read last was written, UTC seconds."""
 
     def read(self) -> Report | None:
         """Return the newest report if the file has changed since the last call."""
@@ -91,6 +94,7 @@ class FileReader:
         finally:
             os.close(descriptor)
         self._seen = (status.st_mtime_ns, status.st_size)
+        self.written_s = status.st_mtime
         complete = tail[: tail.rfind(b"\n") + 1]
         for line in complete.splitlines()[: -_LINES - 1 : -1]:
             report = parse_report(line)
@@ -108,6 +112,8 @@ class LogReader:
         self._read_at = clock()
         self._skipping = False
         self._strikes = 0
+        self.written_s = 0.0
+        """When the output was last written, UTC seconds."""
         self.problem = ""
         """Why the pattern is not searched any more."""
         try:
@@ -142,7 +148,8 @@ class LogReader:
         budget = int(min(max(now - self._read_at, 0.1), 1.0) * _SCAN_BYTES_PER_S)
         self._read_at = now
         try:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            size, self.written_s = status.st_size, status.st_mtime
             self._offset = min(self._offset, size)
             if size - self._offset > 4 * _SCAN_BYTES_PER_S:
                 self._offset, self._skipping = size - budget, True  # only the newest counts: leave out the rest
@@ -196,6 +203,8 @@ class ProgressReader:
         self._file = FileReader(progress_file)
         self._log = LogReader(stdout, spec.pattern or "") if spec.source == "log" else None
         self.last: Report | None = None
+        self.last_at = self._polled_at = clock()
+        """When it was made, by the agent's clock: between two looks, as the file's own time has it."""
         self.gpu_load: float | None = None
 
     @property
@@ -208,7 +217,13 @@ class ProgressReader:
         written = self._file.read()
         if written is not None and written.gpu_load is not None:
             self.gpu_load = written.gpu_load
-        return self._take(self._log.read() if self._log else written if self._source == "file" else None)
+        took = self._take(self._log.read() if self._log else written if self._source == "file" else None)
+        now = clock()
+        if took:
+            age_s = time.time() - (self._log or self._file).written_s
+            self.last_at = min(max(now - age_s, self._polled_at), now)
+        self._polled_at = now
+        return took
 
     def post(self, report: Report) -> bool:
         """Take what the job has posted; True if the job reports that way."""
@@ -216,7 +231,8 @@ class ProgressReader:
             self.gpu_load = report.gpu_load
         if self._source != "http":
             return False
-        self._take(report)
+        if self._take(report):
+            self.last_at = clock()
         return True
 
     def _take(self, report: Report | None) -> bool:

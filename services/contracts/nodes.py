@@ -82,6 +82,12 @@ class DeviceSettings(Message):
     power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
     clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
     measure: bool = Field(default=False, description="Whether to report what the gang does at them.")
+    slice_s: float = Field(
+        default=0,
+        ge=0,
+        le=1e6,
+        description="Of what is measured: the slice ends at the first report so long after its first.",
+    )
 
 
 class SettingsSlice(Message):
@@ -94,6 +100,7 @@ class SettingsSlice(Message):
     work: Amount = Field(ge=0, description="In the job's own unit.")
     gpu_energy_j: Joules
     marks: int = Field(ge=0, description="Reports of progress, the first included.")
+    over: bool = Field(default=False, description="Whether the last of them ended the slice: it stays as it is.")
     local_batch: float | None = Field(default=None, gt=0, description="Samples per GPU and step, where the job says.")
 
 

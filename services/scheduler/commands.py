@@ -57,10 +57,18 @@ def stop_commands(allocation_id: str, shares: Iterable[dict[str, Any]], grace_s:
 
 
 def set_commands(
-    allocation_id: str, shares: Iterable[dict[str, Any]], revision: int, settings: dict[str, Any]
+    allocation_id: str,
+    shares: Iterable[dict[str, Any]],
+    revision: int,
+    settings: dict[str, Any],
+    slice_s: float | None = None,
 ) -> list[Outgoing]:
-    """Return one command per share of a gang that says what its devices are set to."""
-    wanted = DeviceSettings.model_validate({"revision": revision, **settings})
+    """Return one command per share of a gang that says what its devices are set to.
+
+    ``slice_s``, where the gang is to be measured, is after how long its slice ends with a report.
+    """
+    measured = {} if slice_s is None else {"measure": True, "slice_s": slice_s}
+    wanted = DeviceSettings.model_validate({"revision": revision, **settings, **measured})
     command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
     return [(command_stream(share["node_id"]), command) for share in shares]
 

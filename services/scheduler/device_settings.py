@@ -133,7 +133,7 @@ async def write_settings(
     *,
     event: str | None = None,
     why: dict[str, Any] | None = None,
-    measure: bool = False,
+    slice_s: float | None = None,
 ) -> None:
     """Put a gang to other settings: its allocation, the nodes' commands, and an event where there is one to tell.
 
@@ -144,11 +144,11 @@ async def write_settings(
         refused: What the devices refuse from now on, by kind.
         event: Its type.
         why: What the event says beside the settings.
-        measure: Whether the nodes are to report what the gang does.
+        slice_s: Where the nodes are to report what the gang does: after how long its slice ends with a report.
     """
     settings = {name: values.get(name, row[name]) for name in COLUMNS.values()}
     revision = await connection.fetchval(WRITE, row["id"], *settings.values(), refused)
     if event is not None:
         data = {"allocation_id": row["id"], **settings, **(why or {})}
         await connection.execute(EVENT, row["job_id"], event, data)
-    await send(connection, set_commands(row["id"], row["shares"], revision, {**settings, "measure": measure}))
+    await send(connection, set_commands(row["id"], row["shares"], revision, settings, slice_s))

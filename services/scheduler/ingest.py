@@ -24,7 +24,7 @@ log = Log(__name__)
 LIVE = """
 SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
        a.settings_revision, a.power_limit_w, a.clock_mhz,
-       EXISTS (SELECT FROM setting_measurements m WHERE m.allocation_id = a.id AND m.state = 'running') AS measure,
+       (SELECT m.slice_s FROM setting_measurements m WHERE m.allocation_id = a.id AND m.state = 'running') AS slice_s,
        extract(epoch FROM now() - a.started_at)::float8 AS age_s,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.state AS job_state, j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
@@ -265,9 +265,10 @@ class Ingest:
             self._deaf_since_s.pop(row["id"], None)
         elif now_s - self._deaf_since_s.setdefault(row["id"], now_s) >= self._settings.republish_after_s:
             self._deaf_since_s[row["id"]] = now_s
-            wanted = {name: row[name] for name in (*COLUMNS.values(), "measure")}
+            wanted = {name: row[name] for name in COLUMNS.values()}
+            commands = set_commands(row["id"], deaf, row["settings_revision"], wanted, row["slice_s"])
             async with self._pool.transaction() as connection:
-                await send(connection, set_commands(row["id"], deaf, row["settings_revision"], wanted))
+                await send(connection, commands)
             log.warning("settings.repeated", allocation=row["id"], nodes=",".join(each["node_id"] for each in deaf))
             return len(deaf)
         return 0

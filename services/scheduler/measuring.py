@@ -2,8 +2,10 @@
 
 A policy asks for it (``ProfileSettings``); the table ``setting_measurements`` holds how far it is, and every look takes
 it one step further. A slice is counted by the agents from one report of progress to another, so that it holds whole
-iterations. The default comes first and lasts until the job reports; a job that does not report, or whose devices
-refuse, goes on at the default, and its events say why.
+iterations, and ends with the first report after its share of time; a setting in whose slice the job did not report
+twice is left out, and the events say which. The default comes first and lasts until the job reports. How often it does
+says how many settings fit into four minutes from its first report: fewer, where reports are rare. A job that does not
+report, or too rarely for two settings, or whose devices refuse, goes on at the default, and its events say why.
 
 Every step is one transaction that names the step before it, so that any of them may be repeated or cut off anywhere.
 
@@ -32,6 +34,12 @@ LONGEST_S = 240.0
 """All slices together (PowerFlow's four minutes), and how long a job may take to report for the first time."""
 LEAST_SHARE = 0.4
 """The lowest power limit that is tried on a board that does not name its own, as a share of its default."""
+LAG_S = 4.0
+"""Between a slice's end and the next setting in force, at most: two heartbeats."""
+REPORTS = 4.0
+"""Intervals between reports, at the default, that a slice leaves room for: it waits for its first and its last one,
+which may come half as often at its setting."""
+TOO_RARE = "It reports progress every {:.0f} s: too rarely for a second setting."
 
 GANGS = """
 SELECT a.id, a.job_id, a.gpus, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused,
@@ -47,13 +55,14 @@ SELECT detail FROM setting_measurements WHERE kind = $1 AND job_id = $2 AND sett
 """
 
 BEGIN = """
-INSERT INTO setting_measurements (allocation_id, job_id, kind, gpu_model, setting, gpus, nodes, settings, window_s)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING RETURNING allocation_id
+INSERT INTO setting_measurements
+    (allocation_id, job_id, kind, gpu_model, setting, gpus, nodes, settings, window_s, slice_s)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::float8, $9::float8 / 2) ON CONFLICT DO NOTHING RETURNING allocation_id
 """
 
 RUNNING = """
 SELECT m.allocation_id AS id, m.job_id, m.kind, m.gpu_model, m.setting, m.gpus, m.nodes, m.settings, m.window_s,
-       m.position, extract(epoch FROM now() - m.slice_since)::float8 AS slice_s,
+       m.slice_s AS share_s, m.began_at, m.position, extract(epoch FROM now() - m.slice_since)::float8 AS slice_s,
        a.state AS allocation_state, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused
   FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id WHERE m.state = 'running'
 """
@@ -64,14 +73,24 @@ SELECT s.allocation_id, s.node_id, s.settings
  WHERE m.state = 'running' AND s.settings IS NOT NULL
 """
 
+STANDS = """
+SELECT true FROM setting_measurements WHERE allocation_id = $1 AND position = $2 AND state = 'running' FOR UPDATE
+"""
+
 STEP = """
-UPDATE setting_measurements SET position = $3, slice_since = now()
- WHERE allocation_id = $1 AND position = $2 AND state = 'running' RETURNING allocation_id
+UPDATE setting_measurements SET position = $2, settings = $3, window_s = $4, slice_s = $5, slice_since = now()
+ WHERE allocation_id = $1
 """
 
 END = """
-UPDATE setting_measurements SET state = $3, detail = $4, ended_at = now()
- WHERE allocation_id = $1 AND position = $2 AND state = 'running' RETURNING allocation_id
+UPDATE setting_measurements SET state = $2, detail = $3, ended_at = now() WHERE allocation_id = $1
+"""
+
+UNSEEN = """
+SELECT value FROM jsonb_array_elements_text($2) WITH ORDINALITY AS tried (value, at)
+ WHERE at <= $3 AND NOT EXISTS (SELECT FROM setting_points p WHERE p.job_id = $1 AND p.value = tried.value::float8
+   AND (p.kind, p.gpu_model, p.setting, p.gpus) = ($4, $5, $6, $7) AND p.measured_at >= $8)
+ ORDER BY at
 """
 
 KEEP = """
@@ -93,12 +112,16 @@ class Point:
         power_w: Mean draw of one of its GPUs.
         elapsed_s: How long was measured.
         local_batch: Samples per GPU and step; 0 where the job does not say.
+        report_s: Mean time between two reports.
+        over: Whether a report has ended its slice.
     """
 
     step_time_s: float
     power_w: float
     elapsed_s: float
     local_batch: float
+    report_s: float
+    over: bool
 
 
 @dataclass(frozen=True)
@@ -161,7 +184,34 @@ def point_of(said: Sequence[SettingsStatus], nodes: int, gpus: int) -> Point | N
     power_w = sum(each.gpu_energy_j / each.elapsed_s for each in slices) / gpus
     if lead.marks < 2 or lead.work <= 0 or power_w <= 0:
         return None
-    return Point(lead.elapsed_s / lead.work, power_w, lead.elapsed_s, lead.local_batch or 0.0)
+    report_s = lead.elapsed_s / (lead.marks - 1)
+    return Point(lead.elapsed_s / lead.work, power_w, lead.elapsed_s, lead.local_batch or 0.0, report_s, lead.over)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which settings are tried, how long one may take at most, and after how long its slice ends with a report."""
+
+    settings: list[float]
+    window_s: float
+    share_s: float
+
+
+def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
+    """Return how the time that is left after the default is sliced; None where no other setting fits into it.
+
+    Where the job reports too rarely for all settings, fewer are tried, still down to the lowest.
+    """
+    least_s = REPORTS * default.report_s + LAG_S
+    others = sweep.settings[1:]
+    left_s = sweep.window_s * len(sweep.settings) - default.elapsed_s - LAG_S
+    count = min(len(others), int(left_s / least_s))
+    if count < 1:
+        return None
+    picked = np.linspace(-1, len(others) - 1, count + 1)[1:].round().astype(np.int64)
+    window_s = min(left_s / count, max(sweep.window_s, least_s))
+    share_s = max(window_s - REPORTS * default.report_s - LAG_S, 0.0)
+    return Sweep([sweep.settings[0], *(others[at] for at in picked.tolist())], window_s, share_s)
 
 
 def judge(row: Any, said: Mapping[str, SettingsStatus]) -> End | Next | None:
@@ -181,11 +231,12 @@ def judge(row: Any, said: Mapping[str, SettingsStatus]) -> End | Next | None:
         return Next(None)
     newest = [status for status in said.values() if status.revision == row["settings_revision"]]
     point = point_of(newest, row["nodes"], row["gpus"])
-    if row["slice_s"] < row["window_s"]:
+    if point is not None and point.over:
+        return Next(point)
+    if row["slice_s"] < (row["window_s"] if row["position"] else LONGEST_S):
         return None
     if point is None and row["position"] == 0:
-        why = f"It has reported no progress twice within {LONGEST_S:g} s."
-        return End("failed", why) if row["slice_s"] >= LONGEST_S else None
+        return End("failed", f"It has reported no progress twice within {LONGEST_S:g} s.")
     return Next(point)
 
 
@@ -210,21 +261,40 @@ class Measuring:
     async def _carry_out(self, row: Any, verdict: End | Next) -> bool:
         async with self._pool.transaction() as connection:
             await connection.fetchval("SELECT id FROM allocations WHERE id = $1 FOR UPDATE", row["id"])
-            if isinstance(verdict, End):
-                return await _end(connection, row, verdict)
-            begins = row["slice_s"] is None
-            following = row["position"] + (0 if begins else 1)
-            values: list[float] = row["settings"]
-            if following == len(values):
-                moved = await _end(connection, row, End("done", ""))
-            else:
-                moved = bool(await connection.fetchval(STEP, row["id"], row["position"], following))
-                if moved:
-                    value = None if following == 0 else values[following]
-                    await _set(connection, row, value, measure=True)
-            if moved and verdict.point is not None:
-                await _keep(connection, row, verdict.point)
-            return moved
+            if not await connection.fetchval(STANDS, row["id"], row["position"]):
+                return False
+            await _follow(connection, row, verdict)
+        return True
+
+
+async def _follow(connection: Any, row: Any, verdict: End | Next) -> None:
+    at, sweep = row["position"], Sweep(row["settings"], row["window_s"], row["share_s"])
+    if isinstance(verdict, End):
+        return await _end(connection, row, verdict)
+    if row["slice_s"] is None:
+        return await _begin_slice(connection, row, at, sweep)
+    if verdict.point is not None:
+        await _keep(connection, row, verdict.point)
+        narrowed = sweep_after(sweep, verdict.point) if at == 0 else sweep
+        if narrowed is None:
+            return await _end(connection, row, End("failed", TOO_RARE.format(verdict.point.report_s)))
+        sweep = narrowed
+    if at + 1 < len(sweep.settings):
+        return await _begin_slice(connection, row, at + 1, sweep)
+    return await _end(connection, row, End("done", await _unseen(connection, row)))
+
+
+async def _begin_slice(connection: Any, row: Any, at: int, sweep: Sweep) -> None:
+    await connection.execute(STEP, row["id"], at, sweep.settings, sweep.window_s, sweep.share_s)
+    await _set(connection, row, None if at == 0 else sweep.settings[at], slice_s=sweep.share_s)
+
+
+async def _unseen(connection: Any, row: Any) -> str:
+    """Return which settings gave no point."""
+    where = row["kind"], row["gpu_model"], row["setting"], row["gpus"], row["began_at"]
+    values = await connection.fetch(UNSEEN, row["job_id"], row["settings"], row["position"] + 1, *where)
+    named = ", ".join(f"{float(each['value']):g}" for each in values)
+    return f"Too few reports of progress at {named}." if named else ""
 
 
 async def _keep(connection: Any, row: Any, point: Point) -> None:
@@ -233,17 +303,15 @@ async def _keep(connection: Any, row: Any, point: Point) -> None:
     await connection.execute(KEEP, *where, point.step_time_s, point.power_w, point.elapsed_s, row["job_id"])
 
 
-async def _set(connection: Any, row: Any, value: float | None, *, measure: bool, **words: Any) -> None:
+async def _set(connection: Any, row: Any, value: float | None, *, slice_s: float | None, **words: Any) -> None:
     kind = SettingKind(row["setting"])
     asked = value if value is None or kind is SettingKind.POWER_LIMIT else round(value)
-    await write_settings(connection, row, {COLUMNS[kind]: asked}, row["settings_refused"], measure=measure, **words)
+    await write_settings(connection, row, {COLUMNS[kind]: asked}, row["settings_refused"], slice_s=slice_s, **words)
 
 
-async def _end(connection: Any, row: Any, end: End) -> bool:
-    if not await connection.fetchval(END, row["id"], row["position"], end.state, end.detail):
-        return False
+async def _end(connection: Any, row: Any, end: End) -> None:
+    await connection.execute(END, row["id"], end.state, end.detail)
     event = {"done": "job.profiled", "failed": "job.profiling_failed"}.get(end.state)
     if row["allocation_state"] in ("starting", "running"):
-        await _set(connection, row, None, measure=False, event=event, why={"detail": end.detail})
+        await _set(connection, row, None, slice_s=None, event=event, why={"detail": end.detail})
     log.info("measurement.ended", allocation=row["id"], kind=row["kind"], state=end.state, detail=end.detail)
-    return True

@@ -121,10 +121,19 @@ class Node:
         return start.allocation_id
 
     async def set(
-        self, allocation: str, revision: int, *, w: float | None = None, mhz: int | None = None, measure: bool = False
+        self,
+        allocation: str,
+        revision: int,
+        *,
+        w: float | None = None,
+        mhz: int | None = None,
+        slice_s: float | None = None,
     ) -> None:
-        """Send what a gang's devices are to be set to."""
-        settings = DeviceSettings(revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure)
+        """Send what a gang's devices are to be set to; with ``slice_s`` it is measured."""
+        measure = slice_s is not None
+        settings = DeviceSettings(
+            revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure, slice_s=slice_s or 0.0
+        )
         await self.send(SetDevices(allocation_id=allocation, settings=settings))
 
     def gang(self, *argv: str, allocation: str = "", job: str = "", **options: Any) -> StartGang:

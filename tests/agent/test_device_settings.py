@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from services.contracts.nodes import SettingsSlice
 from services.contracts.streams import command_stream
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_ranks import SLEEP
@@ -138,19 +139,53 @@ with open(os.environ["WATTSHIFT_PROGRESS_FILE"], "a") as file:
 """
 
 
+def slice_of(node: Node, gang: str) -> SettingsSlice | None:
+    """Return what the newest heartbeat says of a gang that is measured."""
+    rank = node.plane.rank(gang)
+    return rank.settings.slice if rank and rank.settings else None
+
+
+async def until_over(node: Node, gang: str) -> SettingsSlice:
+    await eventually(lambda: (seen := slice_of(node, gang)) is not None and seen.over)
+    found = slice_of(node, gang)
+    assert found is not None
+    return found
+
+
 async def test_a_gang_that_is_measured_is_counted_from_report_to_report(node: Node) -> None:
     await node.start()
     gang = await node.run(sys.executable, "-c", WORKING, devices=[0])
-    await node.set(gang, 1, w=200.0, measure=True)
+    await node.set(gang, 1, w=200.0, slice_s=1.0)
 
-    def seen() -> Any:
-        rank = node.plane.rank(gang)
-        return rank and rank.settings and rank.settings.slice
-
-    await eventually(lambda: seen() and seen().marks >= 5)
-    assert seen().local_batch == 32
-    assert seen().work > 0
-    assert 0 < seen().gpu_energy_j / seen().elapsed_s < 220.0, "the limit's draw, and not the default's"
+    found = await until_over(node, gang)
+    assert found.local_batch == 32
+    assert found.work >= found.marks - 1 >= 1
+    assert found.elapsed_s >= 1.0
+    assert 0 < found.gpu_energy_j / found.elapsed_s < 220.0, "the limit's draw, and not the default's"
+    heard = len(node.plane.heartbeats)
+    await eventually(lambda: len(node.plane.heartbeats) > heard + 1)
+    assert slice_of(node, gang) == found, "it stays as it is"
     await node.set(gang, 2)
     await eventually(lambda: in_force(node, gang) == (2, None, None))
-    assert seen() is None, "nobody asks any more"
+    assert slice_of(node, gang) is None, "nobody asks any more"
+
+
+async def test_an_agent_killed_within_a_slice_begins_it_anew_and_harms_no_job(node: Node) -> None:
+    await node.start()
+    default = devices(node)
+    gang = await node.run(sys.executable, "-c", WORKING, devices=[0])
+    await node.set(gang, 1, w=200.0, slice_s=600.0)
+    await eventually(lambda: (seen := slice_of(node, gang)) is not None and seen.marks >= 8)
+    workers = {process.pid for process in node.processes()}
+    node.kill()
+    assert devices(node)[0][0] == 200.0, "nobody was there to take it back"
+    heard = len(node.plane.heartbeats)
+    await node.start()
+    await eventually(lambda: slice_of(node, gang) is not None and len(node.plane.heartbeats) > heard + 1)
+    of_gang = [rank for beat in node.plane.heartbeats[heard:] for rank in beat.ranks if rank.settings]
+    first = next(rank.settings.slice for rank in of_gang if rank.settings and rank.settings.slice)
+    assert first.marks < 8, "of the slice before nothing is left"
+    assert {process.pid for process in node.processes()} == workers, "the same processes, no twin"
+    await node.set(gang, 2)  # the measurement goes on or ends: either way there is a next revision
+    await eventually(lambda: devices(node) == default)
+    assert node.plane.state(gang) == "running"

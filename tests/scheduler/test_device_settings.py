@@ -88,7 +88,7 @@ async def test_a_gang_is_set_with_the_plan_that_starts_it(world: World, setter: 
     assert [type(command) for _, command in commands] == [StartGang, StartGang, SetDevices, SetDevices]
     asked = [command for _, command in commands if isinstance(command, SetDevices)]
     assert [command.settings.model_dump() for command in asked] == [
-        {"revision": 1, "power_limit_w": 150.0, "clock_mhz": 1_200, "measure": False}
+        {"revision": 1, "power_limit_w": 150.0, "clock_mhz": 1_200, "measure": False, "slice_s": 0.0}
     ] * 2
     assert await world.events(job) == ["starting", "set"]
     (plan,) = await world.fetch("SELECT actions FROM plans ORDER BY round DESC LIMIT 1")
@@ -138,7 +138,7 @@ async def test_a_setting_that_is_refused_goes_back_to_the_default_and_is_not_ask
     assert event["data"]["detail"] == "n2: device 0: it takes root"
     last = [command for _, command in await world.outbox()][-2:]
     assert [c.settings.model_dump() for c in last if isinstance(c, SetDevices)] == [
-        {"revision": 2, "power_limit_w": None, "clock_mhz": 1_200, "measure": False}
+        {"revision": 2, "power_limit_w": None, "clock_mhz": 1_200, "measure": False, "slice_s": 0.0}
     ] * 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from services.core.domain.settings import SettingKind
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.kit.identity import identity_headers
 from services.scheduler import loop
+from services.scheduler.measuring import Point, Sweep, sweep_after
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_settings import active_round, set_of
 from tests.scheduler.world import World
@@ -62,7 +64,7 @@ async def slice_over(world: World) -> None:
     await world.fetch("UPDATE setting_measurements SET slice_since = slice_since - interval '31 s' RETURNING 1")
 
 
-async def works(world: World, gang: str, nodes: dict[str, int]) -> None:
+async def works(world: World, gang: str, nodes: dict[str, int], marks: int = 10) -> None:
     """Have the nodes say what the gang did at its present settings, as the board's model has it."""
     power_limit_w, _, revision = await set_of(world, gang)
     clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, power_limit_w or 400.0)
@@ -71,7 +73,8 @@ async def works(world: World, gang: str, nodes: dict[str, int]) -> None:
             "elapsed_s": 20.0,
             "work": 20.0 / STEP_S * BOARD.relative_speed(clock_mhz) if node == "n1" else 0.0,
             "gpu_energy_j": 20.0 * gpus * BOARD.power_w(0.9, clock_mhz),
-            "marks": 10 if node == "n1" else 0,
+            "marks": marks if node == "n1" else 0,
+            "over": node == "n1",
             "local_batch": 64.0 if node == "n1" else None,
         }
         said = {"revision": revision, "power_limit_w": power_limit_w, "measure": True, "refused": {}, "slice": seen}
@@ -164,6 +167,64 @@ async def test_a_job_that_reports_nothing_keeps_the_default_and_is_left_alone(wo
     assert event["data"]["detail"] == "It has reported no progress twice within 240 s."
     assert await world.state(job) == "running"
     assert not await world.fetch("SELECT FROM setting_profiles")
+
+
+async def test_a_setting_without_two_reports_in_its_slice_is_left_out_and_the_event_names_it(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2)
+    await world.scheduler.turn()
+    for limit_w in LIMITS:
+        rare = limit_w in (314.0, 100.0)
+        await works(world, gang, {"n1": 2}, marks=1 if rare else 10)
+        if rare:
+            await slice_over(world)
+        await world.scheduler.turn()
+
+    assert await world.events(job) == ["starting", "profiling", "running", "profiled"]
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiled'")
+    assert event["data"]["detail"] == "Too few reports of progress at 314, 100."
+    points = await world.fetch("SELECT value FROM setting_points ORDER BY value DESC")
+    assert [row["value"] for row in points] == [400.0, 357.0, 271.0, 229.0, 186.0, 143.0]
+
+
+async def test_rare_reports_leave_time_for_fewer_settings_and_too_rare_ones_for_none(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1")
+    _, gang = await started(world, 2)
+    await world.scheduler.turn()
+    await works(world, gang, {"n1": 2}, marks=2)  # a report every 20 s
+    await world.scheduler.turn()
+    (row,) = await world.fetch("SELECT settings, window_s FROM setting_measurements")
+    assert row["settings"] == [400.0, 271.0, 100.0], "the default, and down to the lowest as before"
+    assert 2 * row["window_s"] + 20.0 <= 240.0
+
+    sweep = Sweep(LIMITS, 30.0, 15.0)
+    default = Point(10.0, 300.0, 60.0, 0.0, report_s=60.0, over=True)
+    assert sweep_after(sweep, default) is None
+    often = sweep_after(sweep, replace(default, elapsed_s=15.0, report_s=0.5))
+    assert often is not None
+    assert often.settings == LIMITS
+    assert often.share_s < often.window_s <= 30.0
+
+
+async def test_a_job_that_reports_too_rarely_keeps_the_default_and_its_event_says_so(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2)
+    await world.scheduler.turn()
+    await world.fetch("UPDATE setting_measurements SET window_s = 10 RETURNING 1")  # 80 s for all of them
+    await works(world, gang, {"n1": 2}, marks=2)
+    await world.scheduler.turn()
+    await active_round(world)
+
+    assert (await set_of(world, gang))[:2] == (None, None)
+    assert await world.events(job) == ["starting", "profiling", "running", "profiling_failed"]
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
+    assert event["data"]["detail"] == "It reports progress every 20 s: too rarely for a second setting."
 
 
 async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: World, policy: Profiler) -> None:
