@@ -34,11 +34,11 @@ LONGEST_S = 240.0
 """All slices together (PowerFlow's four minutes), and how long a job may take to report for the first time."""
 LEAST_SHARE = 0.4
 """The lowest power limit that is tried on a board that does not name its own, as a share of its default."""
-LAG_S = 4.0
-"""Between a slice's end and the next setting in force, at most: two heartbeats."""
-REPORTS = 4.0
+REPORTS = 3.0
 """Intervals between reports, at the default, that a slice leaves room for: it waits for its first and its last one,
 which may come half as often at its setting."""
+SHARE = 0.8
+"""Of the rest, what is measured; what is left is for the nodes to set their devices and to be heard."""
 TOO_RARE = "It reports progress every {:.0f} s: too rarely for a second setting."
 
 GANGS = """
@@ -202,15 +202,15 @@ def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
 
     Where the job reports too rarely for all settings, fewer are tried, still down to the lowest.
     """
-    least_s = REPORTS * default.report_s + LAG_S
+    least_s = REPORTS * default.report_s
     others = sweep.settings[1:]
-    left_s = sweep.window_s * len(sweep.settings) - default.elapsed_s - LAG_S
+    left_s = sweep.window_s * len(sweep.settings) - default.elapsed_s
     count = min(len(others), int(left_s / least_s))
     if count < 1:
         return None
     picked = np.linspace(-1, len(others) - 1, count + 1)[1:].round().astype(np.int64)
     window_s = min(left_s / count, max(sweep.window_s, least_s))
-    share_s = max(window_s - REPORTS * default.report_s - LAG_S, 0.0)
+    share_s = max(window_s - least_s, 0.0) * SHARE
     return Sweep([sweep.settings[0], *(others[at] for at in picked.tolist())], window_s, share_s)
 
 

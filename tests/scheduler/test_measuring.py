@@ -198,11 +198,11 @@ async def test_rare_reports_leave_time_for_fewer_settings_and_too_rare_ones_for_
     await works(world, gang, {"n1": 2}, marks=2)  # a report every 20 s
     await world.scheduler.turn()
     (row,) = await world.fetch("SELECT settings, window_s FROM setting_measurements")
-    assert row["settings"] == [400.0, 271.0, 100.0], "the default, and down to the lowest as before"
-    assert 2 * row["window_s"] + 20.0 <= 240.0
+    assert row["settings"] == [400.0, 314.0, 186.0, 100.0], "the default, and down to the lowest as before"
+    assert 3 * row["window_s"] + 20.0 <= 240.0
 
     sweep = Sweep(LIMITS, 30.0, 15.0)
-    default = Point(10.0, 300.0, 60.0, 0.0, report_s=60.0, over=True)
+    default = Point(10.0, 300.0, 90.0, 0.0, report_s=90.0, over=True)
     assert sweep_after(sweep, default) is None
     often = sweep_after(sweep, replace(default, elapsed_s=15.0, report_s=0.5))
     assert often is not None
@@ -216,7 +216,7 @@ async def test_a_job_that_reports_too_rarely_keeps_the_default_and_its_event_say
     await settable(world, "n1")
     job, gang = await started(world, 2)
     await world.scheduler.turn()
-    await world.fetch("UPDATE setting_measurements SET window_s = 10 RETURNING 1")  # 80 s for all of them
+    await world.fetch("UPDATE setting_measurements SET window_s = 8 RETURNING 1")  # 64 s for all of them
     await works(world, gang, {"n1": 2}, marks=2)
     await world.scheduler.turn()
     await active_round(world)
