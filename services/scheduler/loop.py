@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -96,6 +97,7 @@ class Scheduler:
         self._seen: tuple[Any, ...] | None = None
         self._last_hint = f"{time.time_ns() // 1_000_000}-0"
         self._passive_at_s = 0.0
+        self._look_again_at_s = math.inf
 
     async def run(self) -> None:
         """Decide until cancelled, whenever this process leads."""
@@ -136,7 +138,10 @@ class Scheduler:
             self._prepared = True
 
     async def turn(self) -> None:
-        """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change."""
+        """Fold reports, then hold the round that is due: an active one by the clock, a passive one after a change.
+
+        A passive one is due as well when the last plan asked to look again.
+        """
         await self.prepare()
         ingested = await self._ingest.look(time.monotonic())
         measured = await self._measuring.look()
@@ -154,7 +159,7 @@ class Scheduler:
         elif self._power.is_due(time.monotonic()):
             await self.hold(self._power.trigger)
             self._passive_at_s = time.monotonic()
-        elif now != self._seen:
+        elif now != self._seen or time.monotonic() >= self._look_again_at_s:
             await self.hold(Trigger.PASSIVE)
             self._passive_at_s = time.monotonic()
             self._seen = now  # as it was before the round: what the round itself changed is looked at once more
@@ -179,6 +184,8 @@ class Scheduler:
                 log.info("plan.stale", reason=str(error))
                 continue
             self._relay.wake()
+            again_s = math.inf if decided.plan.look_again_s is None else decided.plan.look_again_s
+            self._look_again_at_s = time.monotonic() + max(again_s - loaded.snapshot.now_s, 0.0)
             self._power.note(loaded.snapshot, self._built, changed=applied.changes > 0, now_s=time.monotonic())
             ended = time.perf_counter()
             done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)
@@ -248,7 +255,8 @@ class Scheduler:
         """Return at the next hint, and at the latest when it is time to look anyway."""
         async with self._pool.connection() as connection:
             due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
-        wait_s = min(self._settings.tick_s, max(due_in_s or 0.0, 0.01))
+        again_in_s = self._look_again_at_s - time.monotonic()
+        wait_s = min(self._settings.tick_s, max(min(due_in_s or 0.0, again_in_s), 0.01))
         try:
             answer: Any = await self._redis.xread({HINTS_STREAM: self._last_hint}, block=max(1, int(wait_s * 1e3)))
         except RedisError as error:

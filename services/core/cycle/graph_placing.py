@@ -13,6 +13,7 @@ Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -46,20 +47,50 @@ def _place(
 ) -> Placement | None:
     if gpus == 1:
         return consolidated(snapshot, job, gpus, gpu_model, free)
-    graph = snapshot.graphs.get(snapshot.jobs.ids[job])
-    mapper = mapper_of(graph, gpus, snapshot.network)
-    nodes = np.flatnonzero((snapshot.nodes.gpu_model == gpu_model) & (free.count > 0))
-    counts = free.count[nodes]
-    heavy = is_heavy(mapper)
+    mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
+    found = seats(snapshot, mapper, gpu_model, free.count, method, heavy=is_heavy(mapper))
+    return None if found is None else free.take(list(found.shares))
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Where a gang would sit: (node, how many GPUs) in the order of the first replica there, and its iteration time."""
+
+    shares: tuple[tuple[int, int], ...]
+    time_s: float
+
+
+def seats(
+    snapshot: Snapshot, mapper: Mapper, gpu_model: int, count: Ints, method: Method, *, heavy: bool
+) -> Seats | None:
+    """Return where a gang would sit; None: its tensor groups do not fit whole.
+
+    Args:
+        snapshot: The cluster.
+        mapper: Of the job at its size.
+        gpu_model: The model it gets.
+        count: (n_nodes,) free devices.
+        method: How replicas are mapped.
+        heavy: Whether it gets the fewest nodes, or those with the fewest free devices.
+    """
+    gpus = mapper.graph.gpus
+    nodes = np.flatnonzero((snapshot.nodes.gpu_model == gpu_model) & (count > 0))
+    counts = count[nodes]
     order = np.lexsort((nodes, -counts if heavy else counts))
-    tightest = np.flatnonzero(counts >= gpus)
-    if heavy and tightest.size:  # one node holds it all
-        order = tightest[[counts[tightest].argmin()]]
+    if heavy:
+        tightest = np.flatnonzero(counts >= gpus)
+        if tightest.size:  # one node holds it all
+            order = tightest[[counts[tightest].argmin()]]
     spare = SPARE_NODES if heavy and method is Method.REFINED else 0
-    found = _shares(mapper, tuple(counts[order].tolist()), method, spare)
+    ordered = counts[order]
+    width = mapper.narrowest
+    enough = int(np.searchsorted(np.cumsum(ordered // width * width), gpus)) + 1 + spare
+    found = _found(mapper, tuple(ordered[:enough].tolist()), method, spare)
+    if found is None and enough < ordered.size:  # groups of several widths leave gaps
+        found = _found(mapper, tuple(ordered.tolist()), method, spare)
     if found is None:
         return None
-    return free.take([(int(nodes[order[at]]), taken) for at, taken in found])
+    return Seats(tuple((int(nodes[order[at]]), taken) for at, taken in found.shares), found.time_s)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -69,16 +100,25 @@ def mapper_of(graph: JobGraph | None, gpus: int, network: Network) -> Mapper:
 
 
 @lru_cache(maxsize=1 << 12)
-def is_heavy(mapper: Mapper) -> bool:
-    """Return whether the worst placement takes ``COMM_HEAVY`` times the best estimate, or longer."""
+def extremes_s(mapper: Mapper) -> tuple[float, float]:
+    """Return the best estimate of the iteration time and the worst, ``alpha~min`` and ``alpha_max``.
+
+    Both are infinite where a tensor group fits no server.
+    """
     if int(mapper.graph.size.max()) > mapper.model.network.server_gpus:
-        return True  # fits nowhere
-    return mapper.model.worst_s >= COMM_HEAVY * mapper.least_s()
+        return np.inf, np.inf
+    return mapper.least_s(), mapper.model.worst_s
+
+
+def is_heavy(mapper: Mapper, ratio: float = COMM_HEAVY) -> bool:
+    """Return whether the worst placement takes ``ratio`` times the best estimate, or longer."""
+    least_s, worst_s = extremes_s(mapper)
+    return worst_s >= ratio * least_s
 
 
 @lru_cache(maxsize=1 << 14)
-def _shares(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> tuple[tuple[int, int], ...] | None:
-    """Return which of the servers give how many GPUs, in the order of the first replica there; None: it waits.
+def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> Seats | None:
+    """Return which of the servers give how many GPUs; None: it waits.
 
     Args:
         mapper: Of the job.
@@ -86,7 +126,7 @@ def _shares(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int)
         method: How replicas are mapped.
         spare: Servers beyond the necessary ones that may be used where that is faster.
     """
-    width = int(mapper.graph.size.min())
+    width = mapper.narrowest
     room = np.array(counts, dtype=np.int64) // width * width
     enough = np.flatnonzero(np.cumsum(room) >= mapper.graph.gpus)
     if not enough.size:
@@ -109,4 +149,4 @@ def _shares(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int)
         return None
     taken = mapper.graph.class_size @ best
     first = np.unique(vertices_of(best), return_index=True)
-    return tuple((at, int(taken[at])) for at in first[0][np.argsort(first[1])].tolist())
+    return Seats(tuple((at, int(taken[at])) for at in first[0][np.argsort(first[1])].tolist()), best_s)

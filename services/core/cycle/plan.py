@@ -37,6 +37,10 @@ class Reason(StrEnum):
     """Its tenant holds as many GPUs as it may."""
     GREENER_HOURS = "greener_hours"
     """The policy keeps it for hours of lower carbon intensity."""
+    SHORTER_FIRST = "shorter_first"
+    """Jobs that are predicted to need less of the cluster come before it."""
+    BETTER_PLACEMENT = "better_placement"
+    """GPUs are free, but so spread that it would run much slower: it waits a while for better ones."""
     # settings
     LEAST_COST = "least_cost"
     """Its energy and its time together cost least at this setting."""
@@ -161,8 +165,12 @@ class PowerNode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to one snapshot. Jobs without an action go on as they are, nodes without one stay as they are."""
+    """The answer to one snapshot. Jobs without an action go on as they are, nodes without one stay as they are.
+
+    ``look_again_s``: when the policy wants to be asked again, even if nothing changes until then; UTC seconds.
+    """
 
     snapshot_version: int
     actions: tuple[Action, ...]
     nodes: tuple[PowerNode, ...] = ()
+    look_again_s: float | None = None

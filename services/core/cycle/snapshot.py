@@ -246,7 +246,10 @@ class Snapshot:
         reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
         contenders: (n,) indices of the jobs to rank in a round that stops nobody and gives no reasons: every job that
             is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
-            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them. None: not sorted out.
+            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
+            (``PolicyEntry.keeps_queue``). None: not sorted out.
+        newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
+            own queue; given only where nobody ceases to wait but by a start. None: not sorted out.
     """
 
     version: int
@@ -272,6 +275,7 @@ class Snapshot:
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
     reasons: bool = True
     contenders: Ints | None = None
+    newly_waiting: Ints | None = None
 
     def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:
         """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""

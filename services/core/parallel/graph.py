@@ -82,10 +82,23 @@ class JobGraph:
         if not self.stages:
             raise DomainError("a job has at least one stage")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, because placers look up by the graph in every round."""
+        return hash((self.stages, self.all_reduce is AllReduce.RING))
+
     @cached_property
     def gpus(self) -> int:
         """GPUs of the gang."""
         return sum(stage.gpus for stage in self.stages)
+
+    @cached_property
+    def has_tensor_groups(self) -> bool:
+        """Whether some replica is of several GPUs, all on one server."""
+        return any(stage.tensor_parallel > 1 for stage in self.stages)
 
     @cached_property
     def first(self) -> Ints:

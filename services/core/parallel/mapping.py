@@ -54,6 +54,8 @@ class Mapper:
         self.graph = graph
         self.model = IterationModel(graph, network)
         self.edges: Edges = edges_of(graph)
+        self.narrowest = int(graph.size.min())
+        """GPUs of its smallest replica."""
 
     def counts(self, servers: Ints, method: Method) -> Ints | None:
         """Return replicas by class and server, (n_classes, n_servers), or None where tensor groups do not fit.

@@ -8,10 +8,12 @@ from typing import Any
 
 from services.core.cycle.policy import Policy
 from services.core.domain.errors import PolicyConfigError
+from services.core.policies.asrpt.policy import Asrpt, AsrptConfig
 from services.core.policies.baselines.afs import Afs, AfsConfig
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig
 from services.core.policies.baselines.las import Las, LasConfig
+from services.core.policies.baselines.predicted_order import PredictedOrderConfig, in_order
 from services.core.policies.baselines.shortest import ShortestConfig, Sjf, Srtf
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig
@@ -41,6 +43,8 @@ class PolicyEntry:
             power down.
         waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
             priorities and before ids; none where the order is another or depends on more.
+        keeps_queue: Whether it keeps its own queue of those that wait: a simulation then tells it who is new there,
+            rather than who may start.
         tunes_batch: Whether it takes jobs to tune their batch size to the gang they get.
     """
 
@@ -52,6 +56,7 @@ class PolicyEntry:
     preempts: bool = True
     replans: bool = False
     waits_by: tuple[str, ...] = ()
+    keeps_queue: bool = False
     tunes_batch: bool = False
 
 
@@ -65,7 +70,18 @@ class PolicyDescription:
     parameters: tuple[ParameterDescription, ...]
 
 
+PREDICTION = "Luo et al., Prediction-Assisted Online Distributed Deep Learning Workload Scheduling in GPU Clusters"
+
 POLICIES: dict[str, PolicyEntry] = {
+    "a-srpt": PolicyEntry(
+        summary="Jobs queue in the order in which one machine as fast as the cluster would finish them, shortest "
+        "remaining first; gangs that would suffer from a bad placement wait a while for a good one.",
+        paper=f"{PREDICTION} (A-SRPT)",
+        config=AsrptConfig,
+        build=Asrpt,
+        preempts=False,
+        keeps_queue=True,
+    ),
     "afs": PolicyEntry(
         summary="Each GPU goes where it shortens the mean completion time most, shorter and longer jobs compared.",
         paper="Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21",
@@ -148,6 +164,22 @@ POLICIES: dict[str, PolicyEntry] = {
         preempts=False,
         waits_by=("remaining_s", "submitted_s"),
     ),
+    "spjf": PolicyEntry(
+        summary="The job predicted to be shortest starts first, and nobody passes it.",
+        paper=f"{PREDICTION}, a baseline",
+        config=PredictedOrderConfig,
+        build=in_order("spjf", "duration", backfill=False),
+        preempts=False,
+        waits_by=("remaining_s", "submitted_s"),
+    ),
+    "spwf": PolicyEntry(
+        summary="The job predicted to take the fewest GPU hours starts first, and nobody passes it.",
+        paper=f"{PREDICTION}, a baseline",
+        config=PredictedOrderConfig,
+        build=in_order("spwf", "workload", backfill=False),
+        preempts=False,
+        waits_by=("remaining_s", "submitted_s"),
+    ),
     "srtf": PolicyEntry(
         summary="The job that will be done first runs; with perfect knowledge, a bound.",
         paper="",
@@ -160,6 +192,30 @@ POLICIES: dict[str, PolicyEntry] = {
         "Cloud, Middleware'21",
         config=WaitAwhileConfig,
         build=WaitAwhile,
+    ),
+    "wcs-duration": PolicyEntry(
+        summary="Whoever fits starts, the job predicted to be shortest first.",
+        paper=f"{PREDICTION}, a baseline",
+        config=PredictedOrderConfig,
+        build=in_order("wcs-duration", "duration", backfill=True),
+        preempts=False,
+        waits_by=("remaining_s", "submitted_s"),
+    ),
+    "wcs-subtime": PolicyEntry(
+        summary="Whoever fits starts, in order of submission.",
+        paper=f"{PREDICTION}, a baseline",
+        config=PredictedOrderConfig,
+        build=in_order("wcs-subtime", "submission", backfill=True),
+        preempts=False,
+        waits_by=("submitted_s",),
+    ),
+    "wcs-workload": PolicyEntry(
+        summary="Whoever fits starts, the job predicted to take the fewest GPU hours first.",
+        paper=f"{PREDICTION}, a baseline",
+        config=PredictedOrderConfig,
+        build=in_order("wcs-workload", "workload", backfill=True),
+        preempts=False,
+        waits_by=("remaining_s", "submitted_s"),
     ),
     "zeus+las": PolicyEntry(
         summary="LAS decides what runs; each job at the power limit where its energy and time together cost least.",

@@ -3,7 +3,7 @@
 Events are ordered by ``(time_s, kind, sequence)``. At each instant everything that happens is taken in, then at most
 one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
 left out only where it could change nothing: nobody waits, or fewer devices are free than the smallest waiting gang.
-Then a policy that never preempts is not asked by the clock either.
+Then a policy that never preempts is not asked by the clock either. One more round is held when a plan asks for it.
 
 Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``), a job that can goes through stages of
 its work, each with its own speed and power.
@@ -115,7 +115,8 @@ class Simulation:
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._version = 0
-        self._waiting = Waiting(self.live, waits_by)
+        self._waiting = Waiting(self.live, waits_by, policy_keeps=entry is not None and entry.keeps_queue)
+        self._look_again_s = math.inf
         self._jobs_w = 0.0
         self._peak_w = 0.0
         self._sums = [0.0, 0.0, 0.0, 0.0]
@@ -145,10 +146,14 @@ class Simulation:
                 time_s = self._heap[0][0]
             if arrived < len(submitted) and submitted[arrived] < time_s:
                 time_s = submitted[arrived]
+            time_s = min(time_s, self._look_again_s)
             if time_s > until_s:
                 break
             self._advance(time_s)
             changed = self._take_events()
+            if time_s >= self._look_again_s:
+                self._look_again_s = math.inf
+                changed = True
             while arrived < len(submitted) and submitted[arrived] <= time_s:
                 slot = self.live.arrive(self._arrivals[arrived])
                 self._waiting.add(slot)
@@ -196,6 +201,7 @@ class Simulation:
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             reasons=False,
             contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
+            newly_waiting=self._waiting.newly(),
         )
         return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)
 
@@ -231,6 +237,7 @@ class Simulation:
         self._learned = False
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
         self.memory = result.memory
+        self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)
 
     def _carry_out(self, plan: Plan) -> None:

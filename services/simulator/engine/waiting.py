@@ -4,7 +4,8 @@ In a round that stops nobody, only jobs without devices are ranked. Where a poli
 (``PolicyEntry.waits_by``), most of those can be left out, too. Jobs that ask for the same sizes on the same GPU models
 are alike: with room for r GPUs and gangs of at least g, ``floor(r / g)`` of them either take all the room or do not fit
 in what is left, and then nor does the next; that one may still block others where the policy does not backfill. So the
-first ``floor(r / g) + 1`` of each kind decide the round. ``tests/simulator/test_waiting.py`` compares with rounds that
+first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
+(``PolicyEntry.keeps_queue``) is told who is new in it. ``tests/simulator/test_waiting.py`` compares with rounds that
 rank everybody.
 """
 
@@ -31,9 +32,10 @@ COLUMNS = {"submitted_s": F.SUBMITTED, "remaining_s": F.REMAINING}
 class Waiting:
     """The live jobs without devices, and those that are stopping."""
 
-    def __init__(self, live: LiveJobs, waits_by: tuple[str, ...]) -> None:
-        """Keep them by these columns of the job table; without any, in no order."""
+    def __init__(self, live: LiveJobs, waits_by: tuple[str, ...], *, policy_keeps: bool = False) -> None:
+        """Keep them by these columns of the job table; without any, in no order. ``policy_keeps``: it has the queue."""
         self._live = live
+        self._new: list[JobId] | None = [] if policy_keeps else None
         self._columns = [COLUMNS[name] for name in waits_by]
         self._key: dict[JobId, Key] = {}
         self._kinds: dict[Kind, list[Key]] = {}
@@ -47,6 +49,8 @@ class Waiting:
         size = self._live.ints.item(I.MIN, slot)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self._key[job_id] = ()
+        if self._new is not None:
+            self._new.append(job_id)
         if self._columns:
             self._stand(job_id, slot)
 
@@ -81,11 +85,21 @@ class Waiting:
         """Whether somebody waits whose smallest gang would fit so many devices."""
         return bool(self._sizes) and free_gpus >= min(self._sizes)
 
+    def newly(self) -> Ints | None:
+        """Return the slots of the jobs that began to wait since the last call, for a policy that keeps its queue."""
+        if self._new is None:
+            return None
+        slots = np.array([self._live.slot[job_id] for job_id in self._new], dtype=np.int64)
+        self._new.clear()
+        return slots
+
     def contenders(self, free_gpus: int) -> Ints | None:
         """Return the slots of the jobs that a round without stops has to rank; None where all are to be looked at."""
         slot = self._live.slot
         stopping = [slot[job_id] for job_id in self._stopping]
-        if self._columns:
+        if self._new is not None:
+            found: list[int] = []
+        elif self._columns:
             gpus = self._live.ints[I.GPUS]
             room = free_gpus + sum(int(gpus[at]) for at in stopping)
             found = [slot[job_id] for kind, heap in self._kinds.items() for job_id in self._first(heap, kind, room)]

@@ -1,0 +1,314 @@
+"""The policy: the head of the queue starts when its GPUs are free, and nobody passes it.
+
+A job that begins to wait goes onto the virtual machine; when it ends there it joins the queue. A gang whose worst
+placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be so
+much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than what
+it was first offered. Any other takes what the emptiest servers have left, at once. Never preempts.
+
+As printed, everybody waits behind a gang that waits for better servers. What the paper leaves open, and we fill in:
+
+- users' priorities come before lengths, on the machine and in the queue;
+- on several GPU models, the queue is held up on those that its head may use; a tenant over its quota, and a gang that
+  could not sit on the empty cluster, hold up nobody;
+- a job that comes back, because its node failed, is a new arrival; a job without a prediction counts as length 0, as
+  the paper's unseen groups do; a job without a graph is placed as pure data parallelism.
+
+Source: A-SRPT, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from services.core.cycle.capacity import Capacity
+from services.core.cycle.graph_placing import COMM_HEAVY, extremes_s, is_heavy, mapper_of, seats
+from services.core.cycle.placing import FreeDevices, consolidated
+from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.snapshot import QUEUED, Ints, Snapshot
+from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
+from services.core.parallel.mapping import Method
+from services.core.policies.asrpt.heap import Heap
+from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
+from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class AsrptConfig:
+    """Parameters of A-SRPT."""
+
+    comm_heavy: Annotated[
+        float,
+        Parameter(
+            "A gang whose worst placement takes so many times its best, or longer, is communication-heavy. Default: "
+            "the paper.",
+            minimum=1.0,
+        ),
+    ] = COMM_HEAVY
+    tau: Annotated[
+        float,
+        Parameter(
+            "A communication-heavy gang waits up to so many times its length on the virtual machine for a better "
+            "placement; 0: it never does, as on the paper's testbed. Default: ours, the paper prints none.",
+            minimum=0.0,
+        ),
+    ] = 1.0
+    placement: Annotated[
+        Literal["heavy-edge", "refined"], Parameter("How replicas are mapped to GPUs. Default: the paper.")
+    ] = "heavy-edge"
+    gang: GangParameter = "min"
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a gang that waits for better servers was first offered.
+
+    Attributes:
+        iteration_s: Its iteration time there, ``kappa``.
+        until_s: When it takes what there is, UTC seconds.
+    """
+
+    iteration_s: float
+    until_s: float
+
+
+@dataclass(frozen=True)
+class AsrptMemory:
+    """The jobs that wait: on the virtual machine, or in the queue it makes.
+
+    Attributes:
+        machine: The virtual machine.
+        queue: Jobs that ended on it.
+        offers: Of those, the gangs that wait for better servers.
+    """
+
+    machine: VirtualMachine = field(default_factory=VirtualMachine)
+    queue: Heap[EndedJob] = field(default_factory=Heap[EndedJob])
+    offers: Mapping[JobId, Offer] = field(default_factory=dict[JobId, Offer])
+
+
+class Asrpt:
+    """Adaptive shortest remaining processing time first."""
+
+    name = "a-srpt"
+
+    def __init__(self, config: AsrptConfig) -> None:
+        self.config = config
+
+    def initial(self) -> AsrptMemory:
+        """Return the memory of a policy that has seen no job."""
+        return AsrptMemory()
+
+    def decide(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[Plan, AsrptMemory]:
+        """Move the virtual machine up to now, and start what the queue's order and the free GPUs allow."""
+        machine, queue = self._moved(snapshot, memory)
+        if not queue and not snapshot.reasons:
+            again_s = self._look_again_s(snapshot, machine, queue, {})
+            return Plan(snapshot.version, (), look_again_s=again_s), AsrptMemory(machine, queue)
+        line, behind = self._line(snapshot, queue)
+        placer = _Placer(snapshot, self.config, memory.offers, {job.job_id: job.length_s for job in line})
+        plan = Plan(snapshot.version, ())
+        if line or snapshot.reasons:
+            index = snapshot.jobs.index
+            which = [index[job.job_id] for job in line]
+            nowhere = [job for job in which if self._fits_nowhere(snapshot, job)]
+            placer.declined.update((snapshot.jobs.ids[job], Reason.NO_ELIGIBLE_NODE) for job in nowhere)
+            order = np.array([job for job in which if job not in nowhere], dtype=np.int64)
+            ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang, order), Reason.SHORTER_FIRST)
+            plan = reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
+        started = {action.job_id for action in plan.actions if isinstance(action, Start)}
+        if started:
+            queue = behind
+            for job in line:
+                if job.job_id not in started:
+                    queue = queue.with_item(job)
+        actions = tuple(map(placer.told, plan.actions)) if placer.declined else plan.actions
+        again_s = self._look_again_s(snapshot, machine, queue, placer.offers)
+        return Plan(snapshot.version, actions, look_again_s=again_s), AsrptMemory(machine, queue, placer.offers)
+
+    def dump(self, memory: AsrptMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        machine = memory.machine
+        return {
+            "now_s": machine.now_s,
+            "running": None if machine.running is None else list(machine.running),
+            "ends_s": machine.ends_s,
+            "waiting": [list(job) for job in sorted(machine.waiting)],
+            "queue": [list(job) for job in sorted(memory.queue)],
+            "offers": {job_id: [offer.iteration_s, offer.until_s] for job_id, offer in memory.offers.items()},
+        }
+
+    def load(self, stored: dict[str, Any]) -> AsrptMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        running = stored.get("running")
+        machine = VirtualMachine(
+            float(stored.get("now_s", 0.0)),
+            None if running is None else VirtualJob(*running),
+            float(stored.get("ends_s", 0.0)),
+            Heap(VirtualJob(*job) for job in stored.get("waiting", [])),
+        )
+        offers = {JobId(job_id): Offer(*offer) for job_id, offer in stored.get("offers", {}).items()}
+        return AsrptMemory(machine, Heap(EndedJob(*job) for job in stored.get("queue", [])), offers)
+
+    def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
+        """Return machine and queue now: with the jobs that began to wait, without those that no longer do."""
+        queue = memory.queue
+        gone: set[JobId] = set()
+        if snapshot.newly_waiting is not None:
+            new: list[int] = snapshot.newly_waiting.tolist()
+        else:
+            ids = snapshot.jobs.ids
+            queued: list[int] = np.flatnonzero(snapshot.jobs.phase == QUEUED).tolist()
+            known = memory.machine.job_ids().union(job.job_id for job in queue)
+            new = [job for job in queued if ids[job] not in known]
+            gone = known.difference(ids[job] for job in queued)
+        machine, ended = memory.machine.run(self._arrivals(snapshot, new), snapshot.now_s)
+        for job in ended:
+            queue = queue.with_item(job)
+        if gone:
+            machine = machine.without(gone)
+            queue = Heap(job for job in queue if job.job_id not in gone)
+        return machine, queue
+
+    def _arrivals(self, snapshot: Snapshot, new: Sequence[int]) -> list[tuple[float, VirtualJob]]:
+        """Return when these jobs come to the machine, and as what; sorted."""
+        if not new:
+            return []
+        jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1)
+        sizes = fixed_sizes(snapshot, self.config.gang, np.array(new))
+        arrivals: list[tuple[float, VirtualJob]] = []
+        for job, gpus in zip(new, sizes.tolist(), strict=True):
+            predicted_s = float(jobs.remaining_s[job])
+            length_s = 0.0 if math.isnan(predicted_s) else predicted_s * gpus / total
+            since_s = min(float(jobs.waiting_since_s[job]), snapshot.now_s)
+            rank, submitted_s = -int(jobs.priority[job]), float(jobs.submitted_s[job])
+            arrivals.append((since_s, VirtualJob(rank, length_s, submitted_s, jobs.ids[job], length_s)))
+        return sorted(arrivals)
+
+    def _line(self, snapshot: Snapshot, queue: Heap[EndedJob]) -> tuple[list[EndedJob], Heap[EndedJob]]:
+        """Return the jobs of the queue that may start in this round, in order, and the queue behind them.
+
+        On one GPU model and without quotas those are the first ones that fit together; else, and where everybody is to
+        be told why it waits, all of them.
+        """
+        line: list[EndedJob] = []
+        everybody = snapshot.reasons or len(snapshot.gpu_models) > 1 or bool(snapshot.tenant_gpu_quota)
+        if everybody:
+            return sorted(queue), Heap()
+        index, total = snapshot.jobs.index, snapshot.total_gpus
+        room = sum(Capacity(snapshot).room)
+        while queue:
+            first = queue.first
+            job = index[first.job_id]
+            gpus = int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
+            if gpus <= total and snapshot.jobs.eligible[job, 0] and not self._fits_nowhere(snapshot, job):
+                if gpus > room:
+                    break
+                room -= gpus
+            line.append(first)
+            queue = queue.without_first()
+        return line, queue
+
+    def _fits_nowhere(self, snapshot: Snapshot, job: int) -> bool:
+        """Whether a gang's tensor groups would not even fit the empty cluster."""
+        graph = snapshot.graphs.get(snapshot.jobs.ids[job])
+        if graph is None or not graph.has_tensor_groups:
+            return False
+        gpus = int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
+        mapper, nodes = mapper_of(graph, gpus, snapshot.network), snapshot.nodes
+        empty: Ints = np.where(nodes.schedulable, nodes.gpus, 0)
+        models = np.flatnonzero(snapshot.jobs.eligible[job]).tolist()
+        method = Method(self.config.placement)
+        return all(seats(snapshot, mapper, model, empty, method, heavy=True) is None for model in models)
+
+    def _look_again_s(
+        self, snapshot: Snapshot, machine: VirtualMachine, queue: Heap[EndedJob], offers: Mapping[JobId, Offer]
+    ) -> float | None:
+        """Return when something may start that now may not, though nothing else happens; UTC seconds."""
+        times = [offer.until_s for offer in offers.values()]
+        if machine.running is not None:
+            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota
+            if not (queue and blocked and queue.first.rank <= machine.running.rank):
+                times.append(machine.ends_s)
+        return min((time_s for time_s in times if time_s > snapshot.now_s), default=None)
+
+
+class _Placer:
+    """Places gangs in the order of the queue, until one waits for better servers: nobody of its GPU model passes it.
+
+    Attributes:
+        offers: To gangs that wait for better servers.
+        declined: Why a gang was not placed that could have been.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        config: AsrptConfig,
+        offers: Mapping[JobId, Offer],
+        length_s: Mapping[JobId, float],
+    ) -> None:
+        self._snapshot = snapshot
+        self._config = config
+        self._method = Method(config.placement)
+        self._length_s = length_s
+        self._before = offers
+        self._closed: set[int] = set()
+        self.offers: dict[JobId, Offer] = {}
+        self.declined: dict[JobId, Reason] = {}
+
+    def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+        """Place one gang, as a ``Placer`` does."""
+        job_id = snapshot.jobs.ids[job]
+        if gpu_model in self._closed:
+            self.declined[job_id] = Reason.SHORTER_FIRST
+            return None
+        if gpus == 1:
+            return consolidated(snapshot, job, gpus, gpu_model, free)
+        mapper = mapper_of(snapshot.graphs.get(job_id), gpus, snapshot.network)
+        heavy = is_heavy(mapper, self._config.comm_heavy)
+        found = seats(snapshot, mapper, gpu_model, free.count, self._method, heavy=heavy)
+        if found is None:
+            self._decline(job_id, gpu_model)
+            return None
+        if (
+            heavy
+            and found.time_s > self._config.comm_heavy * extremes_s(mapper)[0]
+            and self._waits(job_id, found.time_s)
+        ):
+            self._decline(job_id, gpu_model)
+            return None
+        return free.take(list(found.shares))
+
+    def told(self, action: Action) -> Action:
+        """Return an action of the plan with the reason that only the placer knows."""
+        if not isinstance(action, Hold) or action.job_id not in self.declined:
+            return action
+        offer = self.offers.get(action.job_id)
+        return Hold(action.job_id, self.declined[action.job_id], None if offer is None else offer.until_s)
+
+    def _waits(self, job_id: JobId, iteration_s: float) -> bool:
+        """Return whether a gang waits for something better than this."""
+        now_s = self._snapshot.now_s
+        offer = self._before.get(job_id)
+        if offer is None:
+            offer = Offer(iteration_s, now_s + self._config.tau * self._length_s[job_id])
+        if iteration_s < offer.iteration_s or now_s >= offer.until_s:
+            return False
+        self.offers[job_id] = offer
+        return True
+
+    def _decline(self, job_id: JobId, gpu_model: int) -> None:
+        self._closed.add(gpu_model)
+        self.declined[job_id] = Reason.BETTER_PLACEMENT

@@ -1,0 +1,107 @@
+"""One machine as fast as the cluster, which runs the shortest remaining job and may put it aside for a shorter one.
+
+It decides an order, nothing runs on it. Between two rounds it moves event by event, arrival by arrival and end by end,
+and it keeps when its running job ends instead of what that job has left: what it has done by an instant does not depend
+on how often it was looked at.
+
+Source: A-SRPT section IV-C, instance A~1; SRPT is optimal there for the sum of completion times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.core.domain.ids import JobId
+from services.core.policies.asrpt.heap import Heap
+
+
+class VirtualJob(NamedTuple):
+    """A job that waits for the machine; the fields stand in the order in which they compare.
+
+    Attributes:
+        rank: Minus the user's priority.
+        remaining_s: What the machine has still to do of it.
+        submitted_s: UTC seconds.
+        job_id: Ends all ties.
+        length_s: What the machine had to do of it, ``g/G n~ alpha~min``.
+    """
+
+    rank: int
+    remaining_s: float
+    submitted_s: float
+    job_id: JobId
+    length_s: float
+
+
+class EndedJob(NamedTuple):
+    """A job that has ended on the machine, and now waits for GPUs; compares in the order of the queue."""
+
+    rank: int
+    ended_s: float
+    submitted_s: float
+    job_id: JobId
+    length_s: float
+
+
+@dataclass(frozen=True)
+class VirtualMachine:
+    """The machine at one instant.
+
+    Attributes:
+        now_s: That instant, UTC seconds.
+        running: The job on it, None while it idles; ``remaining_s`` is as of when it last began.
+        ends_s: When that job ends if nothing shorter arrives.
+        waiting: The others.
+    """
+
+    now_s: float = 0.0
+    running: VirtualJob | None = None
+    ends_s: float = 0.0
+    waiting: Heap[VirtualJob] = field(default_factory=Heap[VirtualJob])
+
+    def run(self, arrivals: Sequence[tuple[float, VirtualJob]], now_s: float) -> tuple[VirtualMachine, list[EndedJob]]:
+        """Return the machine at ``now_s``, and the jobs that ended on it by then, in order.
+
+        Args:
+            arrivals: When each new job comes, UTC seconds, ascending. One from before this machine's instant, which
+                others were not told of in time, comes at that instant.
+            now_s: UTC seconds.
+        """
+        running, ends_s, waiting = self.running, self.ends_s, self.waiting
+        ended: list[EndedJob] = []
+        for at_s, job in (*arrivals, (now_s, None)):
+            time_s = max(at_s, self.now_s)
+            while running is not None and ends_s <= time_s:
+                ended.append(EndedJob(running.rank, ends_s, running.submitted_s, running.job_id, running.length_s))
+                running = None
+                if waiting:
+                    running, waiting = waiting.first, waiting.without_first()
+                    ends_s += running.remaining_s
+            if job is None:
+                continue
+            if running is None:
+                running, ends_s = job, time_s + job.remaining_s
+            elif (job.rank, job.remaining_s) < (running.rank, ends_s - time_s):
+                waiting = waiting.with_item(running._replace(remaining_s=ends_s - time_s))
+                running, ends_s = job, time_s + job.remaining_s
+            else:
+                waiting = waiting.with_item(job)
+        return VirtualMachine(max(now_s, self.now_s), running, ends_s if running is not None else 0.0, waiting), ended
+
+    def without(self, gone: Iterable[JobId]) -> VirtualMachine:
+        """Return the machine without these jobs; where it ran one, the next begins now."""
+        left = set(gone)
+        waiting = Heap(job for job in self.waiting if job.job_id not in left)
+        if self.running is None or self.running.job_id not in left:
+            return VirtualMachine(self.now_s, self.running, self.ends_s, waiting)
+        if not waiting:
+            return VirtualMachine(self.now_s)
+        first = waiting.first
+        return VirtualMachine(self.now_s, first, self.now_s + first.remaining_s, waiting.without_first())
+
+    def job_ids(self) -> set[JobId]:
+        """Return every job on the machine."""
+        ids = {job.job_id for job in self.waiting}
+        return ids if self.running is None else ids | {self.running.job_id}

@@ -1,0 +1,80 @@
+"""What A-SRPT is compared with: queues by prediction, strict or work-conserving, with gangs placed by their graphs.
+
+=============== ======================================== =================================================
+policy          order                                    when the next gang does not fit
+=============== ======================================== =================================================
+spjf            predicted duration                       everybody waits for it
+spwf            predicted duration times GPUs            everybody waits for it
+wcs-duration    predicted duration                       those behind it that fit start
+wcs-workload    predicted duration times GPUs            those behind it that fit start
+wcs-subtime     submission                               those behind it that fit start
+=============== ======================================== =================================================
+
+Users' priorities come first, jobs without a prediction last. None preempts.
+
+Source: A-SRPT section V-A, 1-d; the paper takes SPJF from Weng et al. (NSDI'22), SPWF from Tiresias (NSDI'19), and
+work-conserving scheduling from Zheng et al. (INFOCOM'15). It calls SPJF rigid, which we read as strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from services.core.cycle.placers import PLACERS
+from services.core.cycle.plan import Plan
+from services.core.cycle.ranking import rank_waiting, waiting
+from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.snapshot import Snapshot
+from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.baselines.shortest import Forgetful, NoMemory
+from services.core.policies.parameters import Parameter, check_parameters
+
+Key = Literal["duration", "workload", "submission"]
+
+
+@dataclass(frozen=True)
+class PredictedOrderConfig:
+    """Parameters of all five."""
+
+    placement: Annotated[
+        Literal["heavy-edge", "refined", "consolidated", "buddy"],
+        Parameter("How gangs are placed. Default: A-SRPT, which places its baselines as itself."),
+    ] = "heavy-edge"
+    gang: GangParameter = "min"
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+class PredictedOrder(Forgetful):
+    """One of the five, by its key and by whether it backfills."""
+
+    def __init__(self, config: PredictedOrderConfig, name: str, key: Key, *, backfill: bool) -> None:
+        self.config = config
+        self.name = name
+        self._key = key
+        self._backfill = backfill
+
+    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+        """Return the starts that free devices allow, in order."""
+        waits, jobs = waiting(snapshot), snapshot.jobs
+        sizes = fixed_sizes(snapshot, self.config.gang, waits)
+        submitted_s = jobs.submitted_s[waits]
+        predicted_s = np.where(np.isnan(jobs.remaining_s[waits]), np.inf, jobs.remaining_s[waits])
+        keys = {
+            "duration": (predicted_s, submitted_s),
+            "workload": (predicted_s * sizes, predicted_s, submitted_s),  # two lengths may round to one workload
+            "submission": (submitted_s,),
+        }[self._key]
+        ranking = rank_waiting(snapshot, waits, sizes, *keys, backfill=self._backfill)
+        place = PLACERS[self.config.placement]
+        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=place, backfill=self._backfill), memory
+
+
+def in_order(name: str, key: Key, *, backfill: bool) -> Callable[[PredictedOrderConfig], PredictedOrder]:
+    """Return what makes the policy of that name."""
+    return lambda config: PredictedOrder(config, name, key, backfill=backfill)

@@ -1,0 +1,220 @@
+"""A-SRPT's queue: order, heads of the line, gangs that wait for better servers, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.core.cycle.plan import Hold
+from services.core.cycle.run_cycle import CycleResult, run_cycle
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.ids import JobId
+from services.core.parallel.graph import JobGraph, Stage, data_parallel
+from services.core.parallel.iteration import Network
+from services.core.policies.registry import POLICIES, build_policy
+from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, story
+
+SERVERS = [a_node("n0", gpus=4), a_node("n1", gpus=4)]
+HEAVY = data_parallel(4, 4e8, 0.1)
+LIGHT = data_parallel(4, 1e3, 0.1)
+
+
+def shown(
+    jobs: Sequence[JobRow],
+    nodes: Sequence[NodeRow] = SERVERS,
+    *,
+    at_s: float = 0.0,
+    needs_s: Mapping[str, float] | None = None,
+    graphs: Mapping[str, JobGraph] | None = None,
+) -> Snapshot:
+    """Return a snapshot ``at_s`` after noon; ``needs_s``: predicted seconds, NaN where not given."""
+    snapshot = a_snapshot(jobs, nodes, now_s=NOON_S + at_s)
+    predicted = np.array([(needs_s or {}).get(job.name, np.nan) for job in jobs])
+    table = replace(snapshot.jobs, remaining_s=predicted)
+    by_id = {JobId(name): graph for name, graph in (graphs or {}).items()}
+    return replace(snapshot, jobs=table, graphs=by_id, network=Network(server_gpus=4))
+
+
+def waiting(name: str, gpus: int = 1, *, at_s: float = 0.0, **columns: Any) -> JobRow:
+    """Return a job that waits since ``at_s`` after noon."""
+    since = NOON_S + at_s
+    return a_job(name, min_gpus=gpus, submitted_s=since, waiting_since_s=since, **columns)
+
+
+def rounds(snapshots: Sequence[Snapshot], **parameters: object) -> list[CycleResult[Any]]:
+    """Return the outcome of one round after the other."""
+    policy = build_policy("a-srpt", parameters)
+    memory, found = policy.initial(), list[CycleResult[Any]]()
+    for snapshot in snapshots:
+        found.append(run_cycle(policy, snapshot, memory))
+        memory = found[-1].memory
+    return found
+
+
+def test_a_job_waits_until_the_virtual_machine_has_done_it() -> None:
+    """Four GPUs of eight for 100 s are 50 s of the virtual machine."""
+    jobs, needs = [waiting("a", 4)], {"a": 100.0}
+
+    early, due = rounds([shown(jobs, at_s=at, needs_s=needs) for at in (10.0, 50.0)])
+
+    assert story(early.plan) == {"a": "hold shorter_first"}
+    assert early.plan.look_again_s == NOON_S + 50.0
+    assert story(due.plan) == {"a": "start n0:0,1,2,3"}
+    assert due.plan.look_again_s is None
+
+
+def test_a_job_without_a_prediction_runs_at_once() -> None:
+    (result,) = rounds([shown([waiting("a"), waiting("b")], needs_s={"b": 80.0})])
+
+    assert story(result.plan) == {"a": "start n0:0", "b": "hold shorter_first"}
+
+
+def test_a_shorter_job_passes_on_the_virtual_machine_and_nobody_in_the_queue() -> None:
+    """a (30 s) is put aside for b (10 s); when both are through, two GPUs are free: b's. c does not pass a."""
+    running = a_job("r", gpus=6)
+    at_first, later = [running, waiting("a", 6)], waiting("b", 2, at_s=5.0)
+    needs = {"a": 40.0, "b": 40.0}
+
+    _, passed, both = rounds(
+        [
+            shown(at_first, at_s=0.0, needs_s=needs),
+            shown([*at_first, later], at_s=15.0, needs_s=needs),
+            shown([*at_first, waiting("c", 2, at_s=50.0)], at_s=60.0, needs_s=needs),
+        ]
+    )
+
+    assert story(passed.plan) == {"a": "hold shorter_first", "b": "start n1:2,3"}
+    assert story(both.plan) == {"a": "hold not_enough_free_gpus", "c": "hold not_enough_free_gpus"}
+
+
+def test_priorities_come_before_lengths() -> None:
+    jobs = [waiting("long", priority=1), waiting("short")]
+
+    (result,) = rounds([shown(jobs, at_s=8.0, needs_s={"long": 64.0, "short": 8.0})])
+
+    assert story(result.plan) == {"long": "start n0:0", "short": "hold shorter_first"}
+
+
+def test_a_light_gang_takes_what_the_emptiest_servers_leave_and_a_heavy_one_the_fullest() -> None:
+    nodes = [a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4)]
+    for graph, placed in ((LIGHT, "start n0:0,1 n1:0,1"), (HEAVY, "start n2:0,1,2,3")):
+        (result,) = rounds([shown([waiting("a", 4)], nodes, graphs={"a": graph})])
+        assert story(result.plan) == {"a": placed}
+
+
+def spread_out(at_s: float, *, freed: bool = False) -> Snapshot:
+    """Return a cluster with two GPUs free on each server, where gang ``a`` and then ``b`` wait; or n1 as well."""
+    holders = [a_job("r0", on={"n0": (0, 1)}), *([] if freed else [a_job("r1", on={"n1": (0, 1)})])]
+    jobs = [*holders, waiting("a", 4), waiting("b", 1, at_s=30.0)]
+    return shown(jobs, at_s=at_s, needs_s={"a": 60.0, "b": 8.0}, graphs={"a": HEAVY})
+
+
+def test_a_heavy_gang_waits_for_better_servers_and_holds_up_the_queue() -> None:
+    """On the virtual machine a ends at 30 s, b at 31 s; a may wait tau times its 30 s, until 60 s."""
+    first, second, in_time = rounds([spread_out(30.0), spread_out(40.0), spread_out(45.0, freed=True)])
+
+    assert story(first.plan) == {"a": "hold better_placement", "b": "hold shorter_first"}
+    assert story(second.plan) == {"a": "hold better_placement", "b": "hold not_enough_free_gpus"}
+    assert [hold.expected_start_s for hold in second.plan.actions if isinstance(hold, Hold)] == [NOON_S + 60.0, None]
+    assert second.plan.look_again_s == NOON_S + 60.0
+    assert story(in_time.plan) == {"a": "start n1:0,1,2,3", "b": "start n0:2"}
+    assert not in_time.memory.offers
+
+
+def test_a_heavy_gang_takes_what_there_is_when_its_time_is_over() -> None:
+    _, over = rounds([spread_out(30.0), spread_out(60.0)])
+    (at_once,) = rounds([spread_out(30.0)], tau=0.0)
+
+    assert story(over.plan)["a"] == "start n0:2,3 n1:2,3"
+    assert story(at_once.plan)["a"] == "start n0:2,3 n1:2,3"
+
+
+def test_a_gang_that_fits_no_server_holds_up_nobody() -> None:
+    """A tensor group of eight on servers of four, and a gang wider than the cluster."""
+    graph = JobGraph((Stage(1, tensor_parallel=8, tensor_bytes=1e6),))
+    jobs = [waiting("torn", 8), waiting("wide", 9), waiting("a"), waiting("z")]
+
+    (result,) = rounds([shown(jobs, graphs={"torn": graph})])
+
+    nowhere = "hold no_eligible_node"
+    assert story(result.plan) == {"torn": nowhere, "wide": nowhere, "a": "start n0:0", "z": "start n0:1"}
+
+
+def test_a_tensor_group_waits_for_a_whole_server_and_holds_up_the_queue() -> None:
+    graph = JobGraph((Stage(1, tensor_parallel=4, tensor_bytes=1e6),))
+    jobs = [a_job("r0", on={"n0": (0,)}), a_job("r1", on={"n1": (0,)}), waiting("a", 4), waiting("b", at_s=1.0)]
+
+    (result,) = rounds([shown(jobs, at_s=1.0, graphs={"a": graph})])
+
+    assert story(result.plan) == {"a": "hold better_placement", "b": "hold shorter_first"}
+
+
+def test_jobs_that_leave_are_forgotten_and_one_that_comes_back_is_new() -> None:
+    needs = {"a": 100.0, "b": 200.0}
+    gone = shown([waiting("b", 4)], at_s=20.0, needs_s=needs)
+    back = shown([waiting("a", 4, at_s=30.0), waiting("b", 4)], at_s=30.0, needs_s=needs)
+
+    _, without, again = rounds([shown([waiting("a", 4), waiting("b", 4)], needs_s=needs), gone, back])
+
+    assert without.memory.machine.running.job_id == "b"
+    assert without.memory.machine.ends_s == NOON_S + 120.0  # b begins where a's going was noticed
+    assert again.memory.machine.running.job_id == "a"
+    assert again.memory.machine.ends_s == NOON_S + 80.0
+
+
+def test_memory_goes_through_json_with_offers_and_a_machine_at_work() -> None:
+    policy = build_policy("a-srpt", {})
+    (result,) = rounds([spread_out(30.5)])
+
+    assert result.memory.offers
+    assert result.memory.machine.running is not None
+    assert policy.load(json.loads(json.dumps(policy.dump(result.memory)))) == result.memory
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("spjf", set[str]()),
+        ("spwf", {"wide"}),
+        ("wcs-duration", {"c"}),
+        ("wcs-workload", {"wide"}),
+        ("wcs-subtime", {"b"}),
+    ],
+)
+def test_the_baselines_differ_in_their_order_and_in_who_may_pass(name: str, starts: set[str]) -> None:
+    """Six GPUs: ``short`` (10 s on 8, nowhere to sit until others end) is first by duration, ``wide`` by workload."""
+    nodes = [a_node("n0", gpus=4), a_node("n1", gpus=4)]
+    jobs = [
+        a_job("r", on={"n0": (0, 1)}),
+        waiting("b", 5, at_s=0.0),
+        waiting("c", 4, at_s=1.0),
+        waiting("short", 8, at_s=2.0),
+        waiting("wide", 3, at_s=3.0),
+    ]
+    snapshot = shown(jobs, nodes, at_s=5.0, needs_s={"short": 10.0, "c": 19.0, "wide": 20.0, "b": 30.0})
+
+    plan = run_cycle(build_policy(name, {}), snapshot, build_policy(name, {}).initial()).plan
+
+    assert {job for job, phrase in story(plan).items() if phrase.startswith("start")} == starts
+    assert POLICIES[name].waits_by
+
+
+def test_the_baselines_place_by_the_graph_unless_told_otherwise() -> None:
+    nodes = [a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4)]
+    snapshot = shown([waiting("a", 4)], nodes, needs_s={"a": 1.0}, graphs={"a": LIGHT})
+    for placement, placed in (("heavy-edge", "start n0:0,1 n1:0,1"), ("consolidated", "start n2:0,1,2,3")):
+        policy = build_policy("wcs-duration", {"placement": placement})
+        assert story(run_cycle(policy, snapshot, policy.initial()).plan) == {"a": placed}
+
+
+def test_a_job_that_is_stopping_is_not_in_the_queue() -> None:
+    jobs = [a_job("p", on={"n0": (0, 1, 2, 3)}, phase=Phase.PREEMPTING), waiting("a", 8), waiting("b", 2, at_s=1.0)]
+
+    (result,) = rounds([shown(jobs, at_s=1.0)])
+
+    assert story(result.plan) == {"a": "hold waiting_for_release", "b": "hold not_enough_free_gpus"}
