@@ -60,11 +60,20 @@ class GangTable:
 
 
 class StackedTables:
-    """Many tables to look gangs up in at once: those with the same sizes, and as many settings, are one array."""
+    """Many tables to look gangs up in at once: those with the same sizes, and as many settings, are one array.
+
+    Attributes:
+        kinds: Of each table.
+        values: (n_tables, n_settings) as the tables', inf beyond a table's own.
+        n_values: (n_tables,) how many settings each has.
+    """
 
     def __init__(self, tables: Sequence[GangTable]) -> None:
-        self.n_tables = len(tables)
-        self.n_settings = max((table.values.size for table in tables), default=1)
+        self.kinds = [table.kind for table in tables]
+        self.n_values: Ints = np.array([table.values.size for table in tables], dtype=np.int64)
+        self.values: Floats = np.full((len(tables), int(self.n_values.max(initial=1))), np.inf)
+        for row, table in enumerate(tables):
+            self.values[row, : table.values.size] = table.values
         alike: dict[tuple[bytes, int], list[int]] = defaultdict(list)
         for at, table in enumerate(tables):
             alike[table.gpus.tobytes(), table.values.size].append(at)
@@ -87,7 +96,7 @@ class StackedTables:
         """
         if len(self._stacks) == 1:
             return self._of(0, self._place[tables], gpus, default)
-        speed, power_w = np.zeros((2, *gpus.shape, 1 if default else self.n_settings))
+        speed, power_w = np.zeros((2, *gpus.shape, 1 if default else self.values.shape[1]))
         group = self._group[tables]
         for each in np.unique(group).tolist():
             rows = np.flatnonzero(group == each)

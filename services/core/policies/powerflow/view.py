@@ -31,7 +31,7 @@ class Tables:
     _rows: dict[tuple[int, int], tuple[Floats, Floats]] = field(
         default_factory=dict[tuple[int, int], tuple[Floats, Floats]]
     )
-    _stacked: StackedTables = field(default_factory=lambda: StackedTables(()))
+    stacked: StackedTables = field(default_factory=lambda: StackedTables(()))
 
     def of(self, job: int, gpu_model: int) -> GangTable:
         """Return what is known or assumed of a job on a GPU model."""
@@ -53,19 +53,22 @@ class Tables:
             gpu_models: (n,) what each runs on.
             gpus: (n, n_sizes) sizes, at least 1.
         """
-        places = self._places(jobs, gpu_models)
-        return self._stacked.at(places, gpus)
+        places = self.places(jobs, gpu_models)
+        return self.stacked.at(places, gpus)
 
     def default_speed(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> Floats:
         """Return the speed of one gang each at its default setting; all are (n,)."""
-        places = self._places(jobs, gpu_models)
-        return self._stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
+        places = self.places(jobs, gpu_models)
+        return self.stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
 
-    def _places(self, jobs: Ints, gpu_models: Ints) -> Ints:
-        place = self._place
-        places = np.fromiter(map(place, jobs.tolist(), gpu_models.tolist()), np.int64, jobs.size)
-        if self._stacked.n_tables != len(self._known):
-            self._stacked = StackedTables(self._known)
+    def places(self, jobs: Ints, gpu_models: Ints) -> Ints:
+        """Return where ``stacked`` has the tables of jobs on GPU models; all are (n,)."""
+        kinds = self.snapshot.jobs.setting_curve[jobs]
+        places = self._of_kind[np.where(kinds < len(self.snapshot.gangs), kinds, -1), gpu_models]
+        for row in np.flatnonzero(places < 0).tolist():
+            places[row] = self._place(int(jobs[row]), int(gpu_models[row]))
+        if len(self.stacked.kinds) != len(self._known):
+            self.stacked = StackedTables(self._known)
         return places
 
     def _place(self, job: int, gpu_model: int) -> int:
@@ -80,7 +83,14 @@ class Tables:
         if place is None:
             place = self._of_key[key] = len(self._known)
             self._known.append(self._look_up(job, gpu_model, known=len(key) == 2))
+            if len(key) == 2:
+                self._of_kind[kind, gpu_model] = place
         return place
+
+    @cached_property
+    def _of_kind(self) -> Ints:
+        """Where ``stacked`` has the table of each kind on each GPU model: -1 as yet, and in the last row: no kind."""
+        return np.full((len(self.snapshot.gangs) + 1, len(self.snapshot.gpu_models)), -1)
 
     @cached_property
     def _kinds(self) -> list[int]:

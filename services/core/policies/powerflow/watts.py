@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Action, Hold, Plan, PowerNode, Preempt, Reason, Setting, Start, set_to
-from services.core.cycle.snapshot import Bools, Floats, Phase, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, Bools, Floats, Ints, Snapshot
 from services.core.domain.ids import JobId
+from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.allocate import known_work_s
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.settings import allocate_settings
@@ -23,29 +24,27 @@ from services.core.policies.powerflow.view import Tables
 
 
 @dataclass(frozen=True)
-class Gang:
-    """A gang that runs once the plan is carried out.
+class Draw:
+    """What draws power once a plan is carried out; columns are (n_gangs,): gangs that go on, then the plan's starts.
 
     Attributes:
-        job, model, gpus: The job's index, the GPU model's, and the size.
-        starts: Whether this plan starts it.
+        jobs, models, gpus: The job's index, the GPU model's, and the size.
+        starts: Whether this plan starts the gang.
         pinned: Whether its setting is not to be touched: it is being measured.
+        stopping_w: What gangs that stop draw on, watts.
     """
 
-    job: int
-    model: int
-    gpus: int
-    starts: bool
-    pinned: bool
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What a plan leads to, watts."""
-
-    gangs: list[Gang]
+    jobs: Ints
+    models: Ints
+    gpus: Ints
+    starts: Bools
+    pinned: Bools
     stopping_w: float
-    idle_w: float
+
+    def first(self, n_gangs: int) -> Draw:
+        """Return the same without the starts beyond the first gangs."""
+        at = slice(n_gangs)
+        return Draw(self.jobs[at], self.models[at], self.gpus[at], self.starts[at], self.pinned[at], self.stopping_w)
 
 
 def set_within(
@@ -73,143 +72,159 @@ def set_within(
         all_placed: Whether nobody waits for a node; else unused ones stay awake.
     """
     actions = list(plan.actions)
+    draw = draw_of(snapshot, actions, tables, pinned)
+    speed, power_w = _rows(snapshot, draw, tables)
+    lowest_w = np.where(speed > 0, power_w, np.inf).min(axis=1)
+    starts = [(at, action) for at, action in enumerate(actions) if isinstance(action, Start)]
+    idle = Idle(snapshot, [start for _, start in starts])
+    spare_nodes = config.spare_nodes if all_placed and config.power_down else None
+    going_on = len(draw.jobs) - len(starts)
     while True:
-        nodes = _unused(snapshot, actions, config) if all_placed else ()
-        draw = draw_of(snapshot, actions, nodes, tables, pinned)
-        speed, power_w = _rows(snapshot, draw.gangs, tables)
-        left_w = limit_w - draw.stopping_w - draw.idle_w
-        lowest_w = float(np.where(speed > 0, power_w, np.inf).min(axis=1).sum()) if draw.gangs else 0.0
-        last = next((action for action in reversed(actions) if isinstance(action, Start)), None)
-        if lowest_w <= left_w or last is None:
+        sleeps = idle.unused(spare_nodes)
+        left_w = limit_w - draw.stopping_w - idle.draw_w(sleeps)
+        n_gangs = going_on + len(starts)
+        if float(lowest_w[:n_gangs].sum()) <= left_w or not starts:
             break
-        at = actions.index(last)
+        at, last = starts.pop()
+        idle.give_back(last)
         actions[at : at + 1] = [Hold(last.job_id, Reason.POWER_LIMIT)] if snapshot.reasons else []
-    chosen = allocate_settings(speed, power_w, left_w, _weights(snapshot, draw.gangs, tables, config))
-    settings = [
-        action
-        for gang, index in zip(draw.gangs, chosen.tolist(), strict=True)
-        if (action := _setting(snapshot, tables, gang, index)) is not None
-    ]
-    return Plan(plan.snapshot_version, (*actions, *settings), nodes)
+    draw, speed, power_w = draw.first(n_gangs), speed[:n_gangs], power_w[:n_gangs]
+    chosen = allocate_settings(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
+    down: list[int] = sleeps.tolist()
+    nodes = tuple(PowerNode(snapshot.nodes.ids[node], False, Reason.UNUSED) for node in down)
+    return Plan(plan.snapshot_version, (*actions, *_settings(snapshot, draw, tables, chosen)), nodes)
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
     """Return what the models say that the cluster draws now, at the settings that gangs have."""
-    draw = draw_of(snapshot, (), (), tables)
-    gangs = (float(tables.gang(g.job, g.model, g.gpus)[1][_now(snapshot, tables, g)]) for g in draw.gangs)
-    return sum(gangs) + draw.stopping_w + draw.idle_w
+    draw = draw_of(snapshot, (), tables)
+    at_present_w = _at_present_w(snapshot, tables, draw.jobs, draw.models, draw.gpus)
+    return sum(at_present_w) + draw.stopping_w + Idle(snapshot, ()).draw_w()
 
 
-def draw_of(
-    snapshot: Snapshot,
-    actions: Collection[Action],
-    nodes: Collection[PowerNode],
-    tables: Tables,
-    pinned: Collection[JobId] = (),
-) -> Draw:
-    """Return what runs and what everything else draws once these actions are carried out."""
-    jobs, model_of = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
+def draw_of(snapshot: Snapshot, actions: Collection[Action], tables: Tables, pinned: Collection[JobId] = ()) -> Draw:
+    """Return what runs and what stopping gangs draw once these actions are carried out."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    where, ids = nodes.index, jobs.ids
+    holders = np.flatnonzero(jobs.gpus > 0)
+    sits = (jobs.placements[job] for job in holders.tolist())
+    first = [-1 if placement is None else where.get(placement.shares[0].node_id, -1) for placement in sits]
+    known = np.array(first, dtype=np.int64) >= 0  # the others' nodes are lost
+    holders, models = holders[known], nodes.gpu_model[np.array(first, dtype=np.int64)[known]]
     stops = {action.job_id for action in actions if isinstance(action, Preempt)}
-    starts = {action.job_id: action for action in actions if isinstance(action, Start)}
-    gangs: list[Gang] = []
-    stopping_w = 0.0
-    for job in np.flatnonzero(jobs.gpus > 0).tolist():
-        job_id, placement = jobs.ids[job], jobs.placements[job]
-        model = model_of.get(placement.shares[0].node_id) if placement is not None else None
-        if model is None:
-            continue  # its node is lost
-        gang = Gang(job, model, int(jobs.gpus[job]), False, job_id in pinned)
-        if job_id in stops or jobs.phase[job] == Phase.PREEMPTING:
-            stopping_w += float(tables.gang(job, model, gang.gpus)[1][_now(snapshot, tables, gang)])
-        else:
-            gangs.append(gang)
-    if starts:
-        index = {job_id: at for at, job_id in enumerate(jobs.ids) if job_id in starts}
-        gangs += [
-            Gang(index[job_id], model_of[start.placement.shares[0].node_id], start.gpus, True, job_id in pinned)
-            for job_id, start in starts.items()
-        ]
-    return Draw(gangs, stopping_w, idle_draw_w(snapshot, starts.values(), nodes))
+    stopping = jobs.phase[holders] == PREEMPTING
+    if stops:
+        stopping |= np.fromiter((ids[job] in stops for job in holders.tolist()), np.bool_, holders.size)
+    stopping_w = _at_present_w(snapshot, tables, holders[stopping], models[stopping], jobs.gpus[holders[stopping]])
+    goes_on, starts = holders[~stopping], [action for action in actions if isinstance(action, Start)]
+    of_starts = [jobs.index[start.job_id] for start in starts]
+    on = [where[start.placement.shares[0].node_id] for start in starts]
+    gangs = np.concatenate((goes_on, np.array(of_starts, dtype=np.int64)))
+    return Draw(
+        gangs,
+        np.concatenate((models[~stopping], nodes.gpu_model[np.array(on, dtype=np.int64)])),
+        np.concatenate((jobs.gpus[goes_on], np.array([start.gpus for start in starts], dtype=np.int64))),
+        np.arange(gangs.size) >= goes_on.size,
+        np.fromiter((ids[job] in pinned for job in gangs.tolist()), np.bool_, gangs.size),
+        sum(stopping_w),
+    )
 
 
-def idle_draw_w(snapshot: Snapshot, starts: Collection[Start], changes: Collection[PowerNode]) -> float:
-    """Return what devices that nobody holds draw on nodes that are awake, once starts and changes are carried out."""
-    if not snapshot.idle_w.size:
-        return 0.0
-    nodes, free = snapshot.nodes, snapshot.nodes.free_gpus.copy()
-    awake: Bools = ~nodes.asleep
-    if starts or changes:
-        where = dict(zip(nodes.ids, range(len(nodes)), strict=True))
-        for change in changes:
-            awake[where[change.node_id]] = change.on
+class Idle:
+    """The devices that nobody holds once starts are carried out, and the nodes that nobody uses."""
+
+    def __init__(self, snapshot: Snapshot, starts: Collection[Start]) -> None:
+        nodes = self._nodes = snapshot.nodes
+        self._idle_w = snapshot.idle_w[nodes.gpu_model] if snapshot.idle_w.size else None
+        self._free = nodes.free_gpus.copy()
+        self._starts_on = np.zeros(len(nodes), dtype=np.int64)
         for start in starts:
-            for share in start.placement.shares:
-                free[where[share.node_id]] -= len(share.devices)
-                awake[where[share.node_id]] = True
-    return float((free * snapshot.idle_w[nodes.gpu_model])[awake].sum())
+            self._count(start, 1)
+
+    def give_back(self, start: Start) -> None:
+        """Count a start no longer."""
+        self._count(start, -1)
+
+    def unused(self, spare_nodes: int | None) -> Ints:
+        """Return which nodes to power down: those nobody uses or starts on, but for the first few; None for no node."""
+        nodes = self._nodes
+        if spare_nodes is None:
+            return np.empty(0, dtype=np.int64)
+        empty = nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus) & (self._starts_on == 0)
+        return np.flatnonzero(empty)[spare_nodes:]
+
+    def draw_w(self, sleeps: Ints | None = None) -> float:
+        """Return what free devices draw on nodes that are awake, or wake for a start, watts."""
+        if self._idle_w is None:
+            return 0.0
+        awake = ~self._nodes.asleep
+        if sleeps is not None:
+            awake[sleeps] = False
+        awake |= self._starts_on > 0
+        return float((self._free * self._idle_w)[awake].sum())
+
+    def _count(self, start: Start, times: int) -> None:
+        for share in start.placement.shares:
+            node = self._nodes.index[share.node_id]
+            self._free[node] -= times * len(share.devices)
+            self._starts_on[node] += times
 
 
-def _unused(snapshot: Snapshot, actions: list[Action], config: PowerflowConfig) -> tuple[PowerNode, ...]:
-    """Return which nodes to power down: those nobody uses or starts on, but for the first few."""
-    nodes = snapshot.nodes
-    if not config.power_down or not nodes.may_sleep.any():
-        return ()
-    starts = (action for action in actions if isinstance(action, Start))
-    used = {share.node_id for start in starts for share in start.placement.shares}
-    empty = np.flatnonzero(nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus))
-    unused = [node for node in empty.tolist() if nodes.ids[node] not in used]
-    return tuple(PowerNode(nodes.ids[node], False, Reason.UNUSED) for node in unused[config.spare_nodes :])
-
-
-def _rows(snapshot: Snapshot, gangs: list[Gang], tables: Tables) -> tuple[Floats, Floats]:
+def _rows(snapshot: Snapshot, draw: Draw, tables: Tables) -> tuple[Floats, Floats]:
     """Return speed and power of every gang by setting, 0 where it has no such setting: (n_gangs, n_settings) each."""
-    found = [tables.gang(gang.job, gang.model, gang.gpus) for gang in gangs]
-    width = max((speed.size for speed, _ in found), default=1)
-    speed, power_w = np.zeros((2, len(gangs), width))
-    for row, (gang, (of_speed, of_power_w)) in enumerate(zip(gangs, found, strict=True)):
-        if gang.pinned:
-            at = _now_or_above(snapshot, tables, gang)
-            speed[row, at], power_w[row, at] = of_speed[at], of_power_w[: at + 1].max()
-        else:
-            speed[row, : of_speed.size], power_w[row, : of_speed.size] = of_speed, of_power_w
+    speed, power_w = (each[:, 0] for each in tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
+    for row in np.flatnonzero(draw.pinned).tolist():
+        at = _now_or_above(snapshot, tables, int(draw.jobs[row]), int(draw.models[row]), starts=bool(draw.starts[row]))
+        of_speed, most_w = speed[row, at], power_w[row, : at + 1].max()
+        speed[row], power_w[row] = 0.0, 0.0
+        speed[row, at], power_w[row, at] = of_speed, most_w
     return speed, power_w
 
 
-def _weights(snapshot: Snapshot, gangs: list[Gang], tables: Tables, config: PowerflowConfig) -> Floats | None:
+def _weights(snapshot: Snapshot, draw: Draw, tables: Tables, config: PowerflowConfig) -> Floats | None:
     if config.marginal != "power":
         return None
-    left_s = snapshot.jobs.remaining_s
-    work_s = [
-        left_s[gang.job] * tables.gang(gang.job, gang.model, int(snapshot.jobs.min_gpus[gang.job]))[0][-1]
-        for gang in gangs
-    ]
-    return known_work_s(np.array(work_s, dtype=np.float64))
+    least = snapshot.jobs.min_gpus[draw.jobs]
+    return known_work_s(snapshot.jobs.remaining_s[draw.jobs] * tables.default_speed(draw.jobs, draw.models, least))
 
 
-def _now(snapshot: Snapshot, tables: Tables, gang: Gang) -> int:
-    """Return the index of the setting a gang has; the default where none is set."""
-    table = tables.of(gang.job, gang.model)
-    value = float("nan") if table.kind is None or gang.starts else float(snapshot.jobs.setting(table.kind)[gang.job])
-    return table.values.size - 1 if np.isnan(value) else int(np.abs(table.values - value).argmin())
+def _values_now(snapshot: Snapshot, tables: Tables, places: Ints, jobs: Ints) -> Floats:
+    """Return the setting each job has of the kind its table is of, NaN at the default: (n,)."""
+    now = np.full(jobs.size, np.nan)
+    kinds = tables.stacked.kinds
+    for kind in SettingKind:
+        of_kind = np.fromiter((each is kind for each in kinds), np.bool_, len(kinds))[places]
+        now[of_kind] = snapshot.jobs.setting(kind)[jobs[of_kind]]
+    return now
 
 
-def _now_or_above(snapshot: Snapshot, tables: Tables, gang: Gang) -> int:
+def _at_present_w(snapshot: Snapshot, tables: Tables, jobs: Ints, models: Ints, gpus: Ints) -> list[float]:
+    """Return the draw of gangs at the settings they have; all are (n,)."""
+    places = tables.places(jobs, models)
+    now, known = _values_now(snapshot, tables, places, jobs), tables.stacked
+    nearest = np.abs(known.values[places] - now[:, None]).argmin(axis=1)
+    at = np.where(np.isnan(now), known.n_values[places] - 1, nearest)
+    return known.at(places, gpus[:, None])[1][np.arange(jobs.size), 0, at].tolist()
+
+
+def _now_or_above(snapshot: Snapshot, tables: Tables, job: int, model: int, *, starts: bool) -> int:
     """Return the index of the least known setting that is not below the one a gang has."""
-    table = tables.of(gang.job, gang.model)
-    value = float("nan") if table.kind is None or gang.starts else float(snapshot.jobs.setting(table.kind)[gang.job])
+    table = tables.of(job, model)
+    value = float("nan") if table.kind is None or starts else float(snapshot.jobs.setting(table.kind)[job])
     last = table.values.size - 1
     return last if np.isnan(value) else min(int(np.searchsorted(table.values, value - 1e-6)), last)
 
 
-def _setting(snapshot: Snapshot, tables: Tables, gang: Gang, index: int) -> Setting | None:
-    """Return the action that puts a gang to a setting, None where it has it."""
-    table = tables.of(gang.job, gang.model)
-    if table.kind is None or gang.pinned:
-        return None
-    default = index == table.values.size - 1
-    value = None if default else float(table.values[index])
-    now = float("nan") if gang.starts else float(snapshot.jobs.setting(table.kind)[gang.job])
-    if (value is None and np.isnan(now)) or value == now:
-        return None
-    reason = Reason.DEFAULT_SETTING if default else Reason.POWER_LIMIT
-    return set_to(snapshot.jobs.ids[gang.job], table.kind, value, reason)
+def _settings(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Setting]:
+    """Return the actions that put gangs to the settings chosen, where they have others."""
+    places, known = tables.places(draw.jobs, draw.models), tables.stacked
+    now = np.where(draw.starts, np.nan, _values_now(snapshot, tables, places, draw.jobs))
+    default, values = chosen == known.n_values[places] - 1, known.values[places, chosen]
+    changes = ~draw.pinned & np.where(default, ~np.isnan(now), values != now)
+    actions: list[Setting] = []
+    for row in np.flatnonzero(changes).tolist():
+        kind = known.kinds[int(places[row])]
+        if kind is not None:
+            value, reason = (None, Reason.DEFAULT_SETTING) if default[row] else (float(values[row]), Reason.POWER_LIMIT)
+            actions.append(set_to(snapshot.jobs.ids[int(draw.jobs[row])], kind, value, reason))
+    return actions
