@@ -36,6 +36,31 @@ BODIES: dict[str, Any] = {
     "patch_tenants_tenant_id": {"limits": {"max_gpus": 128}},
     "post_keys": {"tenant_id": "vision", "role": "user", "label": "CI"},
     "put_policies_active": {"name": "green", "parameters": {"mu": 2.0}},
+    "post_optimize_pools": {
+        "step_s": 1800,
+        "locations": [
+            {"name": "virginia", "gpus": {"A100": 8}, "intensity": [410]},
+            {"name": "ohio", "gpus": {"A100": 16, "H100": 4}, "intensity": [520]},
+        ],
+        "modes": [{"name": "A100-TP4", "gpus": {"A100": 4}}, {"name": "H100-TP4", "gpus": {"H100": 4}}],
+        "partitions": [
+            {
+                "name": "by-length",
+                "classes": [
+                    {
+                        "name": "short",
+                        "demand_qps": [20],
+                        "max_ttft_ms": 300,
+                        "profiles": [
+                            {"mode": "A100-TP4", "max_qps": 11.2, "power_w": 1466, "ttft_ms": 124},
+                            {"mode": "H100-TP4", "max_qps": 16.4, "power_w": 1295, "ttft_ms": 76},
+                        ],
+                    }
+                ],
+            }
+        ],
+        "running": [{"location": "virginia", "mode": "A100-TP4", "instances": 1}],
+    },
     "post_simulations": {
         "policy": ["las", "green"],
         "jobs": "green-day",

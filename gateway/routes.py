@@ -14,6 +14,7 @@ from services.contracts import (
     nodes,
     optimize,
     policies,
+    pools,
     profiles,
     queries,
     reports,
@@ -338,6 +339,15 @@ OPTIMIZER = (
     _route(
         *("POST", "/v1/optimize/carbon-bound", _O, "optimizer", "The least carbon any schedule could reach"),
         body=optimize.CarbonBoundRequest,
+        answer=optimize.SolveSummary,
+        status=202,
+        headers=(IDEMPOTENCY_HEADER,),
+        statuses=((200, "The same problem is solved already."),),
+        has_large_body=True,
+    ),
+    _route(
+        *("POST", "/v1/optimize/pools", _O, "optimizer", "LLM instances by place, mode and class of requests"),
+        body=pools.PoolsRequest,
         answer=optimize.SolveSummary,
         status=202,
         headers=(IDEMPOTENCY_HEADER,),

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service import carbon_bound
+from optimizer_service import carbon_bound, pools
 from optimizer_service.sources import Sources
-from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult, SolveOutcome
+from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
+from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.schema import Message
+from services.contracts.solver import SolveOutcome
 
 RequestT = TypeVar("RequestT", bound=Message)
 ProblemT = TypeVar("ProblemT", bound=Message)
@@ -50,6 +52,15 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             result=CarbonBoundResult,
             resolve=carbon_bound.resolve,
             solve=carbon_bound.solve,
+        ),
+        SolveKind(
+            name="pools",
+            summary="LLM instances by place, mode and class of requests",
+            request=PoolsRequest,
+            problem=PoolsProblem,
+            result=PoolsResult,
+            resolve=pools.resolve,
+            solve=pools.solve,
         ),
     )
 }

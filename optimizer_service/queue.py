@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import Celery
 
 from optimizer_service.settings import OptimizerSettings
-from services.contracts.optimize import MAX_SOLVER_TIME_S
+from services.contracts.solver import MAX_SOLVER_TIME_S
 from services.kit.celery import TaskLimits, create_celery
 
 QUEUE = "optimizer"

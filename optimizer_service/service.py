@@ -9,8 +9,9 @@ from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.sources import Sources
 from services.contracts.background import WorkFailure, WorkProblem
 from services.contracts.identity import Identity
-from services.contracts.optimize import Solve, SolveList, SolveOutcome, SolveQuery, SolveSummary
+from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.schema import Message
+from services.contracts.solver import SolveOutcome
 from services.kit.background.desk import Desk, sha256
 
 AnyKind = SolveKind[Any, Any, Any]

@@ -11,6 +11,7 @@ import typer
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.pools import pools
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ group = typer.Typer(help="Plan without a control plane.", no_args_is_help=True)
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.add_typer(group, name="plan")
+    group.command()(pools)
 
 
 @group.callback()

@@ -10,42 +10,22 @@ from pydantic import Field, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.carbon import Clock, IntensityPoint
+from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
+from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.carbon import CarbonCurve, Signal
-from services.core.solvers.model import Backend, SolveStatus
 
 MAX_STEPS = 20_000
 MAX_WORK = 20_000
 MAX_CELLS = 500_000
 """Most pairs of a class of work and a step of its window: the variables of a carbon bound."""
-MAX_SOLVER_TIME_S = 600.0
-
-Solver = Literal[Backend.HIGHS, Backend.CBC, Backend.GUROBI]
 
 
 def _storable(value: datetime | None) -> datetime | None:
     if value is not None and not 1970 <= value.year <= 9_000:
         raise ValueError("must lie between the years 1970 and 9000")
     return value
-
-
-class SolveOptions(Message):
-    """Who solves, and for how long."""
-
-    solver: Solver = Field(default=Backend.HIGHS, description="HiGHS stands in where another is missing or too small.")
-    time_limit_s: Real = Field(default=60, gt=0, le=MAX_SOLVER_TIME_S, description="For the solver alone.")
-
-
-class SolveOutcome(Message):
-    """What every kind of solve reports."""
-
-    status: SolveStatus
-    solver: Backend = Field(description="Who solved it in the end.")
-    objective: float | None = None
-    bound: float | None = Field(default=None, description="No solution is better, as far as is proven.")
-    gap: float | None = Field(default=None, description="(objective - bound) / |objective|.")
-    note: str = Field(default="", description="What a reader should know, such as that another solver stepped in.")
 
 
 class WorkClass(Message):
@@ -183,8 +163,8 @@ class CarbonBoundResult(SolveOutcome):
     schedule: list[ClassSchedule]
 
 
-Problem = CarbonBoundProblem
-Result = CarbonBoundResult
+Problem = Annotated[CarbonBoundProblem | PoolsProblem, Field(discriminator="kind")]
+Result = Annotated[CarbonBoundResult | PoolsResult, Field(discriminator="kind")]
 
 
 class SolveSummary(Message):

@@ -10,11 +10,14 @@ import httpx
 import psutil
 import pytest
 
+from gateway.examples import BODIES
 from services.contracts.identity import Role
 from services.contracts.problems import Problem
 from tests.optimizer.problems import START, a_bound, a_long_bound, points
 from tests.support.background import Installation
 from tests.support.servers import wait_until
+
+POOLS = "/v1/optimize/pools"
 
 
 def problem_of(answer: httpx.Response) -> Problem:
@@ -250,3 +253,27 @@ async def test_other_refusals_are_problems_too(optimizer: Installation) -> None:
         assert problem_of(await optimizer.call("GET", f"/v1/optimize/{missing}")).status == 404
     answer = await optimizer.submit(a_bound(), headers={"Idempotency-Key": "x" * 300})
     assert problem_of(answer).errors[0].pointer == "#Idempotency-Key"
+
+
+async def test_pools_are_planned_by_a_worker(optimizer: Installation) -> None:
+    body = BODIES["post_optimize_pools"]
+    solve = await optimizer.ended(await optimizer.accepted(body, path=POOLS))
+    assert (solve["kind"], solve["outcome"]["status"]) == ("pools", "optimal")
+    result = solve["result"]
+    serving = {(each["location"], each["mode"]): each["count"] for each in result["instances"]}
+    assert serving == {("virginia", "A100-TP4"): 2}
+    assert result["starts"] == [{"location": "virginia", "mode": "A100-TP4", "count": 1}]
+    assert result["emissions_kg"] == pytest.approx(2 * 1.466 * 0.5 * 0.410)
+    again = await optimizer.submit(body, path=POOLS)
+    assert (again.status_code, again.json()["id"]) == (200, solve["id"])
+
+
+async def test_pools_that_do_not_fit_together_are_refused(optimizer: Installation) -> None:
+    body = BODIES["post_optimize_pools"] | {"running": [{"location": "texas", "mode": "A100-TP4", "instances": 1}]}
+    answer = await optimizer.submit(body, path=POOLS)
+    assert answer.status_code == 422
+    assert "no location texas" in problem_of(answer).model_dump_json()
+    locked = [{"location": "virginia", "mode": "A100-TP4", "instances": 3, "up_s": 0}]
+    answer = await optimizer.submit(BODIES["post_optimize_pools"] | {"running": locked, "min_up_s": 60}, path=POOLS)
+    assert answer.status_code == 422
+    assert "more GPUs than there are" in problem_of(answer).detail

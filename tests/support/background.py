@@ -48,8 +48,8 @@ class Installation:
         headers = identity_headers(Identity(tenant_id=tenant, role=role, key_id="key_test"))
         return await self.http.request(method, path, headers={**headers, **options.pop("headers", {})}, **options)
 
-    async def submit(self, body: dict[str, Any], **options: Any) -> httpx.Response:
-        return await self.call("POST", self.submit_path, json=body, **options)
+    async def submit(self, body: dict[str, Any], path: str | None = None, **options: Any) -> httpx.Response:
+        return await self.call("POST", path or self.submit_path, json=body, **options)
 
     async def accepted(self, body: dict[str, Any], **options: Any) -> str:
         answer = await self.submit(body, **options)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
 
-def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -> Solution:
+def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None) -> Solution:
     """Return CBC's answer.
 
     PuLP says "Optimal" also when the time limit stopped CBC; only ``sol_status`` tells the two apart, and it leaves
@@ -29,16 +30,24 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
         program = pulp.PULP_CBC_CMD(
-            msg=False, threads=1, timeLimit=time_limit_s, gapRel=relative_gap, options=["randomCbcSeed 1"]
+            msg=False,
+            threads=1,
+            timeLimit=time_limit_s,
+            gapRel=relative_gap,
+            options=["randomCbcSeed 1"],
+            warmStart=start is not None,
         )
         if not program.available():
-            return highs.solve(model, time_limit_s, relative_gap, note=MISSING)
+            return highs.solve(model, time_limit_s, relative_gap, start, note=MISSING)
         problem, columns = _problem(pulp, model)
+        for column, value in zip(columns, [] if start is None else start.tolist(), strict=False):
+            column.setInitialValue(value, check=False)
         try:
             problem.solve(program)
         except pulp.PulpSolverError as error:
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=f"CBC broke off: {error}")
-    return _answer(pulp, model, problem, columns, time_limit_s, relative_gap)
+    found = _answer(pulp, model, problem, columns, time_limit_s, relative_gap)
+    return replace(found, solver_s=problem.solutionTime)
 
 
 def _answer(

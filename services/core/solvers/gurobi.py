@@ -3,28 +3,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
 
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
 
 
-def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -> Solution:
+def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None) -> Solution:
     """Return Gurobi's answer, or HiGHS's with a note where Gurobi is missing, unlicensed or refuses the size."""
     try:
         import gurobipy
     except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, note="Gurobi is not installed, so HiGHS solved it")
+        return highs.solve(model, time_limit_s, relative_gap, start, note="Gurobi is not installed, so HiGHS solved it")
     try:
         with gurobipy.Env(empty=True) as environment:
             environment.setParam("OutputFlag", 0)  # before the start, which prints a banner otherwise
             environment.start()
             with gurobipy.Model(env=environment) as problem:
-                return _solve(gurobipy, problem, model, time_limit_s, relative_gap)
+                found = _solve(gurobipy, problem, model, time_limit_s, relative_gap, start)
+                return replace(found, solver_s=problem.Runtime)
     except gurobipy.GurobiError as error:
         if error.errno == _SIZE_LIMIT:
             note = f"{model.variables} variables and {model.rows} rows are beyond Gurobi's licence, so HiGHS solved it"
@@ -32,17 +34,25 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float) -
             note = "Gurobi has no valid licence, so HiGHS solved it"
         else:
             return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=f"Gurobi broke off: {error}")
-        return highs.solve(model, time_limit_s, relative_gap, note=note)
+        return highs.solve(model, time_limit_s, relative_gap, start, note=note)
 
 
 def _solve(
-    gurobipy: Any, problem: Any, model: LinearModel, time_limit_s: float | None, relative_gap: float
+    gurobipy: Any,
+    problem: Any,
+    model: LinearModel,
+    time_limit_s: float | None,
+    relative_gap: float,
+    start: Floats | None,
 ) -> Solution:
     codes = gurobipy.GRB
     for name, value in {"Threads": 1, "Seed": 0, "MIPGap": relative_gap, "TimeLimit": time_limit_s}.items():
         if value is not None:
             problem.setParam(name, value)
     _fill(gurobipy, problem, model)
+    if start is not None:
+        problem.update()
+        problem.setAttr("Start", problem.getVars(), start.tolist())
     problem.optimize()
     if problem.Status == codes.INF_OR_UNBD:  # one of the two; without dual reductions the answer is definite
         problem.setParam("DualReductions", 0)

@@ -3,20 +3,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import highspy
 import numpy as np
 
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus
 _STOPPED = frozenset({_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt})
 
 
-def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, note: str = "") -> Solution:
+def solve(
+    model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None, note: str = ""
+) -> Solution:
     """Return HiGHS's answer; ``note`` says why another solver did not give it."""
     solver = _prepared(model, time_limit_s, relative_gap)
+    if start is not None:
+        known = highspy.HighsSolution()
+        known.col_value = start.tolist()
+        solver.setSolution(known)
     solver.run()
+    return replace(_answer(solver, model, note), solver_s=solver.getRunTime())
+
+
+def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:
     status = solver.getModelStatus()
     if status == _STATUS.kUnboundedOrInfeasible:  # presolve saw one of the two; without it the answer is definite
         solver.setOptionValue("presolve", "off")
@@ -28,7 +40,8 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, n
     values = np.array(solver.getSolution().col_value) if has_point else None
     if status == _STATUS.kOptimal:
         bound = info.mip_dual_bound if whole else info.objective_function_value
-        return solution_of(model, SolveStatus.OPTIMAL, Backend.HIGHS, values=values, bound=bound, note=note)
+        found = solution_of(model, SolveStatus.OPTIMAL, Backend.HIGHS, values=values, bound=bound, note=note)
+        return found if whole else replace(found, reduced_costs=np.array(solver.getSolution().col_dual))
     if status == _STATUS.kInfeasible:
         return solution_of(model, SolveStatus.INFEASIBLE, Backend.HIGHS, note=note)
     if status == _STATUS.kUnbounded:

@@ -5,7 +5,7 @@ The model is arrays, so that a hundred thousand variables are made and handed ov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -95,6 +95,10 @@ class LinearModel:
     def row_of_entry(self) -> Indices:
         """(entries,) the row each coefficient stands in."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
+
+    def relaxed(self) -> LinearModel:
+        """Return the model with fractions allowed everywhere."""
+        return replace(self, integer=np.zeros_like(self.integer))
 
     def objective(self, values: Floats) -> float:
         """Return the objective at ``values`` (n,)."""
@@ -205,6 +209,9 @@ class Solution:
         objective: At ``values``, computed from the model, so that it means the same whoever solved it.
         bound: No solution is better than this, as far as the solver has proven; none where nothing is.
         note: What a reader should know: that another solver stepped in, or how it failed.
+        solver_s: How long the solver took, by its own clock.
+        reduced_costs: (n,) of an optimum without whole variables, from HiGHS: what the objective loses per unit of a
+            variable that is not used; none otherwise.
     """
 
     status: SolveStatus
@@ -213,6 +220,8 @@ class Solution:
     objective: float | None = None
     bound: float | None = None
     note: str = ""
+    solver_s: float = 0.0
+    reduced_costs: Floats | None = None
 
     @property
     def gap(self) -> float | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from services.core.domain.errors import DomainError
 from services.core.solvers import cbc, exhaustive, gurobi, highs
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
 
 
 def solve(
@@ -15,6 +15,7 @@ def solve(
     *,
     time_limit_s: float | None = None,
     relative_gap: float = 1e-6,
+    start: Floats | None = None,
 ) -> Solution:
     """Solve ``model`` on one thread, reproducibly where no time limit stops it.
 
@@ -25,6 +26,7 @@ def solve(
         time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; none for no limit. The exhaustive
             search is limited by size instead.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
+        start: (n,) a solution to begin from, where one is known; the exhaustive search does not need it.
 
     Raises:
         DomainError: An unknown backend or a limit out of range, or a model the exhaustive search does not take.
@@ -33,6 +35,8 @@ def solve(
         raise DomainError(f"there is no solver called {backend!r}")
     if not (time_limit_s is None or time_limit_s > 0) or not 0 <= relative_gap < np.inf:
         raise DomainError("a solve needs a time limit above 0 and a finite gap that is not negative")
+    if start is not None and (start.shape != model.costs.shape or not np.isfinite(start).all()):
+        raise DomainError("a solution to begin from has one finite value for each variable")
     backend = Backend(backend)
     if _is_plainly_infeasible(model):
         return solution_of(model, SolveStatus.INFEASIBLE, backend)
@@ -40,11 +44,11 @@ def solve(
         return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
     match backend:
         case Backend.HIGHS:
-            return highs.solve(model, time_limit_s, relative_gap)
+            return highs.solve(model, time_limit_s, relative_gap, start)
         case Backend.CBC:
-            return cbc.solve(model, time_limit_s, relative_gap)
+            return cbc.solve(model, time_limit_s, relative_gap, start)
         case Backend.GUROBI:
-            return gurobi.solve(model, time_limit_s, relative_gap)
+            return gurobi.solve(model, time_limit_s, relative_gap, start)
         case Backend.EXHAUSTIVE:
             return exhaustive.solve(model)
 

@@ -1,0 +1,125 @@
+"""``wattshift plan pools``: LLM instances by place, mode and class of requests, without a control plane."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.output import console, print_json, table
+from services.core.domain.errors import DomainError
+from services.core.solvers.model import SolveStatus
+
+if TYPE_CHECKING:
+    from services.contracts.pools import PoolsRequest, PoolsResult
+
+ANY = "any"
+WHY = {
+    "no_mode": "no mode keeps its limits",
+    "gpus": "all GPUs together could not serve it",
+    "gpus_shared": "the GPUs do not suffice for it and the other classes",
+}
+
+
+def pools(
+    file: Annotated[Path, typer.Argument(help="Locations, modes and demand as JSON; docs/pools.md describes it.")],
+    objective: Annotated[str | None, typer.Option(help="carbon, energy or cost.")] = None,
+    solver: Annotated[str | None, typer.Option(help="highs, cbc or gurobi.")] = None,
+    negative_rates: Annotated[
+        str | None, typer.Option(help="frugal: no instance that could be dropped; paper: literally.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Only this one; any: choose, whatever the file says.")] = None,
+    gap: Annotated[
+        float | None,
+        typer.Option(help="Stop this close to the bound. [default: the optimum, 1 % where that takes long]"),
+    ] = None,
+    time_limit_s: Annotated[float | None, typer.Option(help="For solving. [default: 60]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Plan pools of LLM instances: how many, where, in which mode, for which class of requests.
+
+    Options stand above what the file says.
+    """
+    from services.contracts.pools import pools_result
+    from services.core.policies.freesh.pool_planning import plan_pools
+
+    given = {
+        "objective": objective,
+        "solver": solver,
+        "negative_rates": negative_rates,
+        "partition": partition,
+        "gap": gap,
+        "time_limit_s": time_limit_s,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if partition == ANY:
+        given["partition"] = None
+    request = _request(file, given)
+    began_s = time.perf_counter()
+    try:
+        problem = request.in_core()
+        plan = plan_pools(problem, request.solver, time_limit_s=request.time_limit_s, relative_gap=request.gap)
+    except DomainError as error:
+        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
+    solve_s = time.perf_counter() - began_s
+    result = pools_result(request, problem, plan)
+    if as_json:
+        print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
+    else:
+        _show(request, result, solve_s)
+
+
+def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
+    from pydantic import ValidationError
+
+    from services.contracts.pools import PoolsRequest
+
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
+    except ValueError as error:
+        raise CliError(f"{file} is no JSON: {error}", EXIT_USAGE) from None
+    if not isinstance(document, dict):
+        raise CliError(f"{file} is no JSON object", EXIT_USAGE)
+    try:
+        return PoolsRequest.model_validate(document | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        where = f"--{at.replace('_', '-')}" if at in given else f"{file}: {at}" if at else str(file)
+        # Pydantic shows an enumeration's member as Python does.
+        said = re.sub(r"<[^:]+: ('\w+')>", r"\1", first["msg"].removeprefix("Value error, "))
+        raise CliError(f"{where}: {said}", EXIT_USAGE) from None
+
+
+def _show(request: PoolsRequest, result: PoolsResult, solve_s: float) -> None:
+    if result.instances:
+        shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))
+        for each in result.instances:
+            power = f"{each.count * each.power_w / 1_000:.2f} kW"
+            shown.add_row(each.location, each.request_class or "kept", each.mode, str(each.count), power)
+        console.print(shown)
+    proven = result.gap is None or result.status is SolveStatus.OPTIMAL
+    gap = "" if proven else f", at most {100 * result.gap:.2g} % above the least possible"
+    partition = "" if result.partition is None else f", partition {result.partition}"
+    console.print(f"{result.status}{partition}{gap}, found in {solve_s:.2f} s")
+    if result.emissions_kg is not None and result.energy_kwh is not None:
+        hours = request.step_s * len(request.locations[0].intensity) / 3_600
+        cost = "" if result.cost is None else f", cost {result.cost:.2f}"
+        console.print(f"{result.emissions_kg:.3f} kgCO2, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")
+    for unserved in result.shortfall:
+        why = WHY[unserved.reason]
+        console.print(f"[red]{unserved.request_class}: {unserved.qps:.3g} requests/s are not served: {why}[/]")
+    if result.full:
+        console.print("no room left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
+    for verb, changes in (("start", result.starts), ("stop", result.stops)):
+        if changes and request.running:
+            console.print(f"{verb}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))
+    if result.note:
+        console.print(f"[dim]{result.note}[/]")

@@ -1,0 +1,401 @@
+"""Pools of LLM instances to be planned: the terms of ``POST /v1/optimize/pools`` and ``wattshift plan pools``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from services.contracts.schema import Int, Message, Name, Real
+from services.contracts.solver import SolveOptions, SolveOutcome
+from services.core.domain.units import J_PER_KWH
+from services.core.policies.freesh.pools import (
+    NegativeRates,
+    Partition,
+    PoolPlan,
+    PoolProblem,
+    Shortfall,
+    energy_j,
+    switches,
+    switching_j,
+)
+
+MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
+MAX_COLUMNS = 500_000
+"""Most combinations of location, class and mode of one partition."""
+GCO2_PER_KWH_OF_LB_PER_MWH = 0.45359237
+
+Objective = Literal["carbon", "energy", "cost"]
+Gpus = Annotated[dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]], Field(max_length=50)]
+Rates = Annotated[list[Annotated[Real, Field(ge=-1e7, le=1e7)]], Field(min_length=1, max_length=MAX_STEPS)]
+
+
+class PoolLocation(Message):
+    """A place with GPUs and a grid."""
+
+    name: Name
+    gpus: Gpus = Field(description="How many there are, by type.")
+    intensity: Rates = Field(description="Of each step, in `intensity_unit`; marginal rates may be negative.")
+    price_per_kwh: Rates | None = Field(default=None, description="Of each step, for the objective `cost`.")
+
+
+class PoolMode(Message):
+    """On what an instance runs."""
+
+    name: Name
+    gpus: Gpus = Field(description="That one instance takes, by type.")
+    idle_w: Real | None = Field(
+        default=None, ge=0, le=1e7, description="Without requests; by default its least power in any profile."
+    )
+    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a start costs.")
+    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a stop costs, such as its drain.")
+
+
+class ModeProfile(Message):
+    """How one mode serves one class of requests at its highest clock."""
+
+    mode: Name
+    max_qps: Real = Field(
+        ge=0, le=1e7, description="Requests per second of one instance; 0 where it cannot serve them."
+    )
+    power_w: Real = Field(ge=0, le=1e7, description="Of the whole instance at that load.")
+    latency_s: Real | None = Field(default=None, ge=0)
+    ttft_ms: Real | None = Field(default=None, ge=0)
+    tbt_ms: Real | None = Field(default=None, ge=0)
+
+
+class RequestClass(Message):
+    """Requests of one class, their limits, and who can serve them."""
+
+    name: Name
+    demand_qps: list[Annotated[Real, Field(ge=0, le=1e9)]] = Field(min_length=1, max_length=MAX_STEPS)
+    max_latency_s: Real | None = Field(default=None, gt=0)
+    max_ttft_ms: Real | None = Field(default=None, gt=0)
+    max_tbt_ms: Real | None = Field(default=None, gt=0)
+    profiles: list[ModeProfile] = Field(max_length=MAX_MODES, description="A mode without one cannot serve the class.")
+
+    def admits(self, profile: ModeProfile) -> bool:
+        """Return whether a profile keeps the limits; one that was not measured keeps none."""
+        pairs = (
+            (self.max_latency_s, profile.latency_s),
+            (self.max_ttft_ms, profile.ttft_ms),
+            (self.max_tbt_ms, profile.tbt_ms),
+        )
+        return all(limit is None or (found is not None and found <= limit) for limit, found in pairs)
+
+
+class RequestPartition(Message):
+    """One way to tell requests apart."""
+
+    name: Name
+    classes: list[RequestClass] = Field(min_length=1, max_length=MAX_CLASSES)
+
+
+class RunningInstances(Message):
+    """Instances that run already."""
+
+    location: Name
+    mode: Name
+    instances: Int = Field(ge=0, le=1_000_000)
+    up_s: Real | None = Field(default=None, ge=0, description="For how long; null: longer than `min_up_s`.")
+
+
+class PoolsRequest(SolveOptions):
+    """The pools of least carbon, energy or cost for the next steps (FREESH, equation 1).
+
+    Every instance runs for all the steps, and every class's greatest demand is met with head-room.
+    """
+
+    objective: Objective = "carbon"
+    step_s: Real = Field(default=300, gt=0, le=86_400)
+    head_room: Real = Field(default=1.1, gt=0, le=100, description="Alpha: serve so many times the demand.")
+    intensity_unit: Literal["gco2_per_kwh", "lb_per_mwh"] = "gco2_per_kwh"
+    negative_rates: NegativeRates = Field(
+        default=NegativeRates.FRUGAL,
+        description="`frugal`: no instance that could be dropped; `paper`: negative rates literally.",
+    )
+    gap: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Stop at a plan so close to the bound; null: the optimum if quickly found.",
+    )
+    partition: Name | None = Field(default=None, description="Only this one; null to choose.")
+    locations: list[PoolLocation] = Field(min_length=1, max_length=MAX_LOCATIONS)
+    modes: list[PoolMode] = Field(min_length=1, max_length=MAX_MODES)
+    partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
+    running: list[RunningInstances] = Field(default_factory=list[RunningInstances], max_length=MAX_COLUMNS)
+    min_up_s: Real = Field(default=0, ge=0, le=1e7, description="No instance is stopped before.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        _once("locations", (each.name for each in self.locations))
+        _once("modes", (each.name for each in self.modes))
+        _once("partitions", (each.name for each in self.partitions))
+        modes = {mode.name for mode in self.modes}
+        steps = len(self.locations[0].intensity)
+        for location in self.locations:
+            if len(location.intensity) != steps or len(location.price_per_kwh or location.intensity) != steps:
+                raise ValueError(f"location {location.name} does not have {steps} steps as the first one has")
+            if self.objective == "cost" and location.price_per_kwh is None:
+                raise ValueError(f"the objective is cost, and location {location.name} has no price_per_kwh")
+        for mode in self.modes:
+            if not any(mode.gpus.values()):
+                raise ValueError(f"mode {mode.name} takes no GPU")
+        for part in self.partitions:
+            _once(f"the classes of partition {part.name}", (each.name for each in part.classes))
+            for each in part.classes:
+                where = f"class {each.name} of partition {part.name}"
+                if len(each.demand_qps) != steps:
+                    raise ValueError(f"{where} has {len(each.demand_qps)} steps of demand, not {steps}")
+                _once(f"the profiles of {where}", (profile.mode for profile in each.profiles))
+                _known(where, (profile.mode for profile in each.profiles), modes, "mode")
+            if len(self.locations) * len(part.classes) * len(modes) > MAX_COLUMNS:
+                raise ValueError(f"partition {part.name} has more than {MAX_COLUMNS} combinations")
+        _known("running", (each.mode for each in self.running), modes, "mode")
+        _known("running", (each.location for each in self.running), {each.name for each in self.locations}, "location")
+        if self.partition is not None:
+            _known("the choice", [self.partition], {each.name for each in self.partitions}, "partition")
+        return self
+
+    @property
+    def chosen(self) -> list[RequestPartition]:
+        """The partitions to choose from."""
+        return [part for part in self.partitions if self.partition in (None, part.name)]
+
+    def in_core(self) -> PoolProblem:
+        """Return the problem as the core takes it.
+
+        Raises:
+            DomainError: Instances that may not be stopped take more GPUs than there are.
+        """
+        types = sorted({name for each in (*self.locations, *self.modes) for name in each.gpus})
+        running, locked = self._running()
+        return PoolProblem(
+            step_s=self.step_s,
+            rates=self._rates(),
+            gpus=_counts([each.gpus for each in self.locations], types),
+            mode_gpus=_counts([each.gpus for each in self.modes], types),
+            partitions=tuple(_partition(part, self.modes) for part in self.chosen),
+            head_room=self.head_room,
+            running=running,
+            locked=locked,
+            idle_w=np.array([self._idle_w(mode) for mode in self.modes]),
+            start_j=np.array([3_600 * mode.start_wh for mode in self.modes]),
+            stop_j=np.array([3_600 * mode.stop_wh for mode in self.modes]),
+            negative_rates=self.negative_rates,
+        )
+
+    def intensities(self) -> np.ndarray:
+        """Return the intensities in gCO2/kWh: (n_locations, n_steps)."""
+        scale = GCO2_PER_KWH_OF_LB_PER_MWH if self.intensity_unit == "lb_per_mwh" else 1.0
+        return scale * np.array([location.intensity for location in self.locations])
+
+    def _rates(self) -> np.ndarray:
+        match self.objective:
+            case "carbon":
+                return np.array([location.intensity for location in self.locations])
+            case "energy":
+                return np.ones((len(self.locations), len(self.locations[0].intensity)))
+            case "cost":
+                return np.array([location.price_per_kwh for location in self.locations], dtype=np.float64)
+
+    def _running(self) -> tuple[np.ndarray, np.ndarray]:
+        shape = (len(self.locations), len(self.modes))
+        running, locked = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        at_location = {each.name: index for index, each in enumerate(self.locations)}
+        at_mode = {each.name: index for index, each in enumerate(self.modes)}
+        for each in self.running:
+            place = at_location[each.location], at_mode[each.mode]
+            running[place] += each.instances
+            if each.up_s is not None and each.up_s < self.min_up_s:
+                locked[place] += each.instances
+        return running, locked
+
+    def _idle_w(self, mode: PoolMode) -> float:
+        if mode.idle_w is not None:
+            return mode.idle_w
+        classes = (each for part in self.partitions for each in part.classes)
+        powers = [found.power_w for each in classes for found in each.profiles if found.mode == mode.name]
+        return min(powers, default=0.0)
+
+
+class PoolsProblem(PoolsRequest):
+    """Pools as they are solved."""
+
+    kind: Literal["pools"] = "pools"
+
+
+class PlannedInstances(Message):
+    """Instances of one mode in one place for one class."""
+
+    location: str
+    request_class: str | None = Field(description="Null for instances kept running without requests.")
+    mode: str
+    count: int
+    power_w: float = Field(description="Of each.")
+
+
+class InstanceChange(Message):
+    """Instances to start or stop."""
+
+    location: str
+    mode: str
+    count: int
+
+
+class UnservedDemand(Message):
+    """Demand that no plan can serve."""
+
+    request_class: str
+    qps: float = Field(description="Of the greatest demand with head-room.")
+    reason: Literal["no_mode", "gpus", "gpus_shared"] = Field(
+        description="No mode keeps its limits; all GPUs together could not serve it; not with the other classes."
+    )
+
+
+class FullGpus(Message):
+    """GPUs of which the plan of least shortfall has no useful number left."""
+
+    location: str
+    gpu_type: str
+
+
+class PoolsResult(SolveOutcome):
+    """A plan. `infeasible` comes with what breaks it and the plan of least shortfall."""
+
+    kind: Literal["pools"] = "pools"
+    partition: str | None = None
+    instances: list[PlannedInstances] = Field(default_factory=list[PlannedInstances])
+    emissions_kg: float | None = Field(default=None, description="By the intensities as given, starts and stops too.")
+    energy_kwh: float | None = None
+    cost: float | None = Field(default=None, description="Where all locations have a price.")
+    starts: list[InstanceChange] = Field(default_factory=list[InstanceChange])
+    stops: list[InstanceChange] = Field(default_factory=list[InstanceChange])
+    shortfall: list[UnservedDemand] = Field(default_factory=list[UnservedDemand])
+    full: list[FullGpus] = Field(default_factory=list[FullGpus])
+
+
+def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> PoolsResult:
+    """Return a plan in the names of the request."""
+    outcome = {
+        "status": plan.status,
+        "solver": plan.solver,
+        "objective": plan.objective,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "note": plan.note,
+    }
+    if plan.partition is None:
+        return PoolsResult.model_validate(outcome)
+    part = request.chosen[plan.partition]
+    starts, stops = switches(problem, plan)
+    prices = [location.price_per_kwh for location in request.locations]
+    return PoolsResult.model_validate(
+        outcome
+        | {
+            "partition": part.name,
+            "instances": _instances(request, part, problem, plan),
+            "emissions_kg": _weighed(problem, plan, request.intensities()) / 1_000,
+            "energy_kwh": _weighed(problem, plan, np.ones_like(problem.rates)),
+            "cost": None if None in prices else _weighed(problem, plan, np.array(prices, dtype=np.float64)),
+            "starts": _changes(request, starts),
+            "stops": _changes(request, stops),
+            "shortfall": [] if plan.shortfall is None else _unserved(part, problem, plan, plan.shortfall),
+            "full": [] if plan.shortfall is None else _full(request, plan.shortfall),
+        }
+    )
+
+
+def _weighed(problem: PoolProblem, plan: PoolPlan, rates: np.ndarray) -> float:
+    """Return the plan's energy in kWh, each location's and step's weighed with its rate (n_locations, n_steps)."""
+    drawn, switched = energy_j(problem, plan), switching_j(problem, plan)
+    return float(drawn @ rates.sum(axis=1) + switched @ rates.mean(axis=1)) / J_PER_KWH
+
+
+def _instances(
+    request: PoolsRequest, part: RequestPartition, problem: PoolProblem, plan: PoolPlan
+) -> list[PlannedInstances]:
+    assert plan.partition is not None
+    power_w = problem.partitions[plan.partition].power_w
+    serving = [
+        PlannedInstances(
+            location=request.locations[location].name,
+            request_class=part.classes[pool].name,
+            mode=request.modes[mode].name,
+            count=int(plan.instances[location, pool, mode]),
+            power_w=float(power_w[pool, mode]),
+        )
+        for location, pool, mode in np.argwhere(plan.instances).tolist()
+    ]
+    kept = [
+        PlannedInstances(
+            location=request.locations[location].name,
+            request_class=None,
+            mode=request.modes[mode].name,
+            count=int(plan.kept[location, mode]),
+            power_w=float(problem.idle_w[mode]),
+        )
+        for location, mode in np.argwhere(plan.kept).tolist()
+    ]
+    return serving + kept
+
+
+def _changes(request: PoolsRequest, counts: np.ndarray) -> list[InstanceChange]:
+    return [
+        InstanceChange(
+            location=request.locations[location].name, mode=request.modes[mode].name, count=int(counts[location, mode])
+        )
+        for location, mode in np.argwhere(counts).tolist()
+    ]
+
+
+def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall) -> list[UnservedDemand]:
+    assert plan.partition is not None
+    servable = problem.partitions[plan.partition].usable.any(axis=1)
+    return [
+        UnservedDemand(
+            request_class=part.classes[index].name,
+            qps=float(found.qps[index]),
+            reason="no_mode" if not servable[index] else "gpus" if found.unserved_alone[index] else "gpus_shared",
+        )
+        for index in np.flatnonzero(found.qps).tolist()
+    ]
+
+
+def _full(request: PoolsRequest, found: Shortfall) -> list[FullGpus]:
+    types = sorted({name for each in (*request.locations, *request.modes) for name in each.gpus})
+    return [
+        FullGpus(location=request.locations[location].name, gpu_type=types[gpu_type])
+        for location, gpu_type in np.argwhere(found.full).tolist()
+    ]
+
+
+def _partition(part: RequestPartition, modes: list[PoolMode]) -> Partition:
+    at_mode = {mode.name: index for index, mode in enumerate(modes)}
+    shape = (len(part.classes), len(modes))
+    max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
+    for index, each in enumerate(part.classes):
+        for profile in each.profiles:
+            place = index, at_mode[profile.mode]
+            max_qps[place], power_w[place], eligible[place] = profile.max_qps, profile.power_w, each.admits(profile)
+    return Partition(np.array([each.demand_qps for each in part.classes]), max_qps, power_w, eligible)
+
+
+def _counts(gpus: list[dict[str, int]], types: list[str]) -> np.ndarray:
+    return np.array([[each.get(name, 0) for name in types] for each in gpus], dtype=np.int64)
+
+
+def _once(what: str, names: Iterable[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} have {twice[0]} twice")
+
+
+def _known(where: str, names: Iterable[str], known: set[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: there is no {what} {name}")

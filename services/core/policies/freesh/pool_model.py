@@ -1,0 +1,235 @@
+"""Equation 1 for one partition, as a linear model.
+
+Exactly one partition holds (equation 1f), so that its binary variables need not be in a model: the best plan is the
+best of the partitions' best plans. That is equation 1d without its product of variables.
+
+Variables: whole numbers of instances ``x`` by location, class and mode, of those modes that may serve the class there;
+``kept`` instances without requests, where some may not be stopped or stopping costs; starts and stops where they cost.
+
+    minimise    sum of rate x power x step x (x, kept) + price x (starts, stops)
+    subject to  sum of max_qps x over a class        >= head_room * greatest demand     (1b)
+                sum of GPUs of (x, kept)             <= GPUs of a location and type     (1c)
+                instances of a location and mode     >= those that may not be stopped
+                starts >= instances - running,  stops >= running - instances
+
+Frugal where rates are negative: with an instance of throughput ``L`` in use at a negative rate its class is served at
+less than its demand plus ``L``, so that it could not be dropped. A binary variable for each class and mode says
+"in use". The reading is ours; ``tests/unit/core/test_pools.py`` shows its effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.policies.freesh.pools import Bools, Floats, Ints, NegativeRates, PoolProblem
+from services.core.solvers.model import LinearModel, ModelBuilder
+
+STRICTLY = 1e-6
+"""Share of an instance's throughput by which "less than" is kept: solvers know "at most" only."""
+
+
+@dataclass(frozen=True)
+class PoolModel:
+    """The model of one partition, and how to read its solution.
+
+    Attributes:
+        model: To be minimised.
+        location, request_class, mode: (n_columns,) of the first variables, the instances.
+        kept_location, kept_mode: (n_kept,) of the variables after those.
+        lacking_qps: (n_classes,) variables of demand that is not served, in a model of shortfall; else empty.
+    """
+
+    model: LinearModel
+    location: Ints
+    request_class: Ints
+    mode: Ints
+    kept_location: Ints
+    kept_mode: Ints
+    lacking_qps: Ints
+
+    def instances(self, values: Floats, shape: tuple[int, int, int]) -> Ints:
+        """Return the instances of a solution: ``shape`` is (n_locations, n_classes, n_modes)."""
+        counts = np.zeros(shape, np.int64)
+        counts[self.location, self.request_class, self.mode] = np.round(values[: self.location.size])
+        return counts
+
+    def kept(self, values: Floats, shape: tuple[int, int]) -> Ints:
+        """Return the instances kept without requests: ``shape`` is (n_locations, n_modes)."""
+        counts = np.zeros(shape, np.int64)
+        first = self.location.size
+        counts[self.kept_location, self.kept_mode] = np.round(values[first : first + self.kept_mode.size])
+        return counts
+
+    def start(self, instances: Ints, kept: Ints) -> Floats:
+        """Return a plan as values to begin from; what follows from the instances is left to the solver: (n,)."""
+        values = np.zeros(self.model.variables)
+        values[: self.location.size] = instances[self.location, self.request_class, self.mode]
+        first = self.location.size
+        values[first : first + self.kept_mode.size] = kept[self.kept_location, self.kept_mode]
+        values[first + self.kept_mode.size :] = self.model.upper[first + self.kept_mode.size :]
+        return np.clip(np.nan_to_num(values, posinf=0.0), self.model.lower, self.model.upper)
+
+
+def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shortfall: bool = False) -> PoolModel:
+    """Return the model of ``partition`` that serves ``wanted_qps`` (n_classes,), or the model of its least shortfall.
+
+    The latter minimises the shares of each class's demand that are not served, summed, and counts nothing else: by
+    requests per second, classes that are dear to serve would get nothing.
+    """
+    part, most = problem.partitions[partition], problem.most
+    frugal = problem.negative_rates is NegativeRates.FRUGAL
+    usable = part.usable & ((wanted_qps > 0) | (not frugal))[:, None]
+    location, request_class, mode = np.nonzero(usable[None, :, :] & (most > 0)[:, None, :])
+    kept_location, kept_mode = np.nonzero(_may_be_kept(problem) & (most > 0))
+    qps, rate = part.max_qps[request_class, mode], problem.rate_sums[location]
+
+    builder = ModelBuilder()
+    upper = most[location, mode].astype(np.float64)
+    if frugal:  # more could be dropped
+        upper = np.minimum(upper, np.ceil(wanted_qps[request_class] / qps))
+    cost = np.zeros(qps.size) if shortfall else problem.step_s * rate * part.power_w[request_class, mode]
+    x = builder.add_variables(location.size, upper=upper, cost=cost, integer=True)
+    kept = _add_kept(builder, problem, kept_location, kept_mode, free=shortfall)
+    held = (np.concatenate([location, kept_location]), np.concatenate([mode, kept_mode]), np.concatenate([x, kept]))
+    _add_capacity(builder, problem, *held)
+    _add_switches(builder, problem, *held, free=shortfall)
+    lacking = x[:0]
+    if shortfall:
+        lacking = builder.add_variables(wanted_qps.size, upper=wanted_qps, cost=1 / np.maximum(wanted_qps, 1e-9))
+    if frugal and not shortfall:
+        _add_frugality(builder, wanted_qps, x, request_class, mode, qps, upper, rate < 0)
+    builder.add_rows(
+        wanted_qps.size,
+        np.concatenate([request_class, np.arange(lacking.size)]),
+        np.concatenate([x, lacking]),
+        np.concatenate([qps, np.ones(lacking.size)]),
+        lower=wanted_qps,
+    )
+    return PoolModel(builder.build(), location, request_class, mode, kept_location, kept_mode, lacking)
+
+
+def switch_price(problem: PoolProblem) -> Floats:
+    """Return the mean rate of each location, in which starts and stops are priced, never below 0: (n_locations,)."""
+    return np.maximum(problem.rates.mean(axis=1), 0.0)
+
+
+def _may_be_kept(problem: PoolProblem) -> Bools:
+    costs = (problem.start_j + problem.stop_j > 0)[None, :]
+    return (problem.locked > 0) | (costs & (problem.running > 0))
+
+
+def _add_kept(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, *, free: bool) -> Ints:
+    """Add instances without requests; at a negative rate none but those that may not be stopped, unless literally."""
+    rate = problem.rate_sums[location]
+    upper = problem.running[location, mode]
+    if problem.negative_rates is NegativeRates.FRUGAL:
+        upper = np.where(rate < 0, problem.locked[location, mode], upper)
+    cost = 0.0 if free else problem.step_s * rate * problem.idle_w[mode]
+    return builder.add_variables(location.size, upper=upper, cost=cost, integer=True)
+
+
+def _add_capacity(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints) -> None:
+    """Add equation 1c, and what it implies for whole instances.
+
+    Of ``b`` GPUs, instances of ``a`` each keep ``sum floor(a / g) x <= floor(b / g)`` for any ``g`` (Chvatal, Gomory).
+    With every size of a mode as ``g`` this says that 7 GPUs hold one instance of 4 and one of 2. Where sizes divide
+    each other, as powers of two do, nothing is left of the difference between fractions and whole numbers (Marcotte,
+    1985), so that the relaxation is nearly as good as the optimum.
+    """
+    n_locations, n_types = problem.gpus.shape
+    place: Ints = np.arange(n_locations, dtype=np.int64)
+    for gpu_type in range(n_types):
+        takes = problem.mode_gpus[mode, gpu_type]
+        for size in np.unique(np.append(takes[takes > 0], 1)).tolist():
+            at = np.flatnonzero(takes >= size)
+            room = problem.gpus[:, gpu_type] // size
+            builder.add_rows(n_locations, place[location[at]], columns[at], takes[at] // size, upper=room)
+
+
+def _add_switches(
+    builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints, *, free: bool
+) -> None:
+    place = location * problem.mode_gpus.shape[0] + mode
+    locked, running = problem.locked.ravel(), problem.running.ravel()
+    _add_totals(builder, locked > 0, place, columns, lower=locked)
+    if free:
+        return
+    price = switch_price(problem)[:, None]
+    starts, stops = (price * problem.start_j).ravel(), (price * problem.stop_j).ravel()
+    occupied = np.isin(np.arange(running.size), place)
+    _add_totals(builder, (starts > 0) & occupied, place, columns, lower=-running, sign=-1.0, cost=starts)
+    _add_totals(builder, (stops > 0) & (running > 0), place, columns, lower=running, cost=stops)
+
+
+def _add_totals(
+    builder: ModelBuilder,
+    which: Bools,
+    place: Ints,
+    columns: Ints,
+    *,
+    lower: Ints,
+    sign: float = 1.0,
+    cost: Floats | None = None,
+) -> None:
+    """Add ``sign * instances >= lower`` for places (location and mode), what lacks at a cost where there is one.
+
+    Args:
+        builder: Of the model.
+        which: (n_places,) those that get a row.
+        place, columns: (n_columns,) the place of each variable that counts instances.
+        lower: (n_places,).
+        sign: 1 or -1.
+        cost: (n_places,) of each that lacks; none where none may.
+    """
+    places = np.flatnonzero(which)
+    row_of_place = np.full(which.size, -1)
+    row_of_place[places] = np.arange(places.size)
+    there = row_of_place[place] >= 0
+    rows, names = row_of_place[place[there]], columns[there]
+    coefficients = np.full(rows.size, sign)
+    if cost is not None:
+        lacking = builder.add_variables(places.size, cost=cost[places])
+        rows, names = np.concatenate([rows, np.arange(places.size)]), np.concatenate([names, lacking])
+        coefficients = np.concatenate([coefficients, np.ones(places.size)])
+    builder.add_rows(places.size, rows, names, coefficients, lower=lower[places])
+
+
+def _add_frugality(
+    builder: ModelBuilder, wanted_qps: Floats, x: Ints, pool: Ints, mode: Ints, qps: Floats, upper: Floats, gains: Bools
+) -> None:
+    """Keep each class's throughput below its demand plus that of any of its instances that draw at a gain.
+
+    Args:
+        builder: Of the model.
+        wanted_qps: (n_classes,).
+        x, pool, mode, qps, upper: (n_columns,) the variables, their class, mode, throughput and bound.
+        gains: (n_columns,) which draw at a negative rate.
+    """
+    if not gains.any():
+        return
+    n_modes = int(mode.max()) + 1
+    named: Ints = pool[gains] * n_modes + mode[gains]
+    kinds, kind_of = np.unique(named, return_inverse=True)
+    of_class, least_qps, most_qps = kinds // n_modes, np.zeros(kinds.size), np.zeros(wanted_qps.size)
+    least_qps[kind_of] = qps[gains]
+    np.maximum.at(most_qps, pool, qps)
+    in_use = builder.add_variables(kinds.size, upper=1.0, integer=True)
+    rows = np.arange(kind_of.size)
+    builder.add_rows(
+        rows.size,
+        np.concatenate([rows, rows]),
+        np.concatenate([x[gains], in_use[kind_of]]),
+        np.concatenate([np.ones(rows.size), -upper[gains]]),
+        upper=0.0,
+    )
+    row, column = np.nonzero(of_class[:, None] == pool[None, :])
+    without = wanted_qps[of_class] + (1 - STRICTLY) * most_qps[of_class]
+    builder.add_rows(
+        kinds.size,
+        np.concatenate([row, np.arange(kinds.size)]),
+        np.concatenate([x[column], in_use]),
+        np.concatenate([qps[column], (1 - STRICTLY) * (most_qps[of_class] - least_qps)]),
+        upper=without,
+    )

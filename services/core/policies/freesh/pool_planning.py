@@ -1,0 +1,290 @@
+"""The pools of least carbon, energy or cost: equation 1 solved, with the bound beside the plan.
+
+A partition's linear relaxation says how good its plans can be at most; partitions are then tried from the most
+promising on, and one whose relaxation is no better than a plan already found is left out. Where a model is large, whole
+numbers are first sought near the relaxation: among the few variables that it uses or nearly uses, down to an instance
+or two below what it has of each. That is within a fraction of a per cent of the bound in a small part of the time; the
+whole model follows where it is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
+from services.core.policies.freesh.pools import (
+    Floats,
+    Ints,
+    NegativeRates,
+    PoolPlan,
+    PoolProblem,
+    Shortfall,
+    energy_j,
+    switching_j,
+)
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus
+from services.core.solvers.solve import solve
+
+EXACT_GAP = 1e-6
+GOOD_GAP = 0.01
+PATIENCE_S = 0.5
+"""Without a gap asked for: seconds of solving for the optimum, before a plan within ``GOOD_GAP`` is taken."""
+LARGE_COLUMNS = 400
+"""From so many variables on, a plan is first sought near the relaxation."""
+NEAR = ((0.01, 1), (0.05, 2))
+"""How near, one after the other: ``share`` and ``below`` of ``_near``."""
+SLIGHT = 1e-7
+EPSILON_QPS = 1e-9
+
+
+@dataclass
+class _Budget:
+    """The solver's seconds that are left, and the gap asked for: none for the optimum within patience."""
+
+    left_s: float
+    gap: float | None
+    spent_s: float = 0.0
+
+    def solve(self, model: LinearModel, backend: Backend, gap: float, limit_s: float, start: Floats | None) -> Solution:
+        limit_s = max(min(limit_s, self.left_s), 0.001)
+        found = solve(model, backend, time_limit_s=limit_s, relative_gap=gap, start=start)
+        self.left_s, self.spent_s = self.left_s - found.solver_s, self.spent_s + found.solver_s
+        return found
+
+    @property
+    def patience_s(self) -> float:
+        return min(self.left_s, PATIENCE_S - self.spent_s)
+
+    def limits_s(self) -> dict[float, float]:
+        """Return the gaps to reach, and the seconds that are left for each."""
+        if self.gap is not None:
+            return {self.gap: self.left_s}
+        return {GOOD_GAP: self.left_s, EXACT_GAP: self.patience_s}
+
+    def is_enough(self, gap: float) -> bool:
+        """Return whether to look no further with this gap."""
+        return all(gap <= wanted or left_s <= 0 for wanted, left_s in self.limits_s().items())
+
+
+@dataclass
+class _Candidate:
+    """A partition under consideration: its model, the best solution so far, and what no solution is better than."""
+
+    partition: int
+    model: PoolModel
+    relaxation: Solution
+    bound: float
+    values: Floats | None = None
+    objective: float = np.inf
+    solver: Backend | None = None
+    note: str = ""
+
+    @property
+    def gap(self) -> float:
+        return _gap(self.objective, self.bound)
+
+    def take(self, found: Solution) -> None:
+        if found.values is not None and found.objective is not None and found.objective < self.objective:
+            self.values, self.objective, self.solver = found.values, found.objective, found.solver
+        self.note = self.note or found.note
+
+
+def plan_pools(
+    problem: PoolProblem,
+    backend: Backend | str = Backend.HIGHS,
+    *,
+    time_limit_s: float = 60.0,
+    relative_gap: float | None = None,
+    incumbent: PoolPlan | None = None,
+) -> PoolPlan:
+    """Return the plan of least objective; where the demand cannot be served, the one of least shortfall.
+
+    Args:
+        problem: What there is and what is asked for.
+        backend: Who solves it; relaxations are HiGHS's.
+        time_limit_s: For all solving together, by the solvers' own clocks, > 0.
+        relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where ``PATIENCE_S``
+            suffices for it, else a plan within ``GOOD_GAP``.
+        incumbent: A plan to begin from, such as the one in force.
+
+    Raises:
+        DomainError: As ``solve``.
+    """
+    backend, budget = Backend(backend), _Budget(time_limit_s, relative_gap)
+    wanted = {index: problem.wanted_qps(index) for index in range(len(problem.partitions))}
+    plan = _best(problem, wanted, backend, budget, incumbent)
+    if plan.status is not SolveStatus.INFEASIBLE:
+        return plan
+    return _least_shortfall(problem, wanted, backend, budget)
+
+
+def objective_of(problem: PoolProblem, plan: PoolPlan) -> float:
+    """Return a plan's objective: rate x power x step over steps and instances, and its starts and stops."""
+    drawn_j = energy_j(problem, plan)
+    return float(problem.rate_sums @ drawn_j + switch_price(problem) @ switching_j(problem, plan))
+
+
+def _best(
+    problem: PoolProblem,
+    wanted: Mapping[int, Floats],
+    backend: Backend,
+    budget: _Budget,
+    incumbent: PoolPlan | None,
+) -> PoolPlan:
+    candidates: list[_Candidate] = []
+    for index, wanted_qps in wanted.items():
+        model = pool_model(problem, index, wanted_qps)
+        relaxation = budget.solve(model.model.relaxed(), Backend.HIGHS, EXACT_GAP, np.inf, None)
+        if relaxation.status is not SolveStatus.INFEASIBLE:
+            bound = -np.inf if relaxation.bound is None else relaxation.bound
+            candidates.append(_Candidate(index, model, relaxation, bound))
+    if not candidates:
+        return PoolPlan(SolveStatus.INFEASIBLE, backend)
+    candidates.sort(key=lambda each: (each.bound, each.partition))
+    for candidate in candidates:
+        objective = min(each.objective for each in candidates)
+        proven = _gap(objective, min(each.bound for each in candidates))
+        if candidate.bound < objective and not budget.is_enough(proven):
+            start = incumbent if incumbent and incumbent.partition == candidate.partition else None
+            _improve(candidate, backend, budget, start)
+    return _plan_of(problem, wanted, candidates, backend, budget)
+
+
+def _improve(candidate: _Candidate, backend: Backend, budget: _Budget, incumbent: PoolPlan | None) -> None:
+    """Find whole numbers for a partition, and raise its bound, as far as time allows."""
+    model = candidate.model.model
+    start = candidate.model.start(incumbent.instances, incumbent.kept) if incumbent else None
+    gaps = sorted(budget.limits_s())
+    if model.variables > LARGE_COLUMNS and backend is not Backend.EXHAUSTIVE:
+        gaps.reverse()
+        for share, below in NEAR:
+            near = _near(candidate.model, candidate.relaxation, share, below)
+            candidate.take(budget.solve(near, backend, gaps[0] / 2, np.inf, start))
+            if candidate.gap <= gaps[0]:
+                break
+    for gap in gaps:
+        limit_s = budget.limits_s()[gap]
+        if candidate.gap <= gap or limit_s <= 0:
+            continue
+        found = budget.solve(model, backend, gap, limit_s, start if candidate.values is None else candidate.values)
+        candidate.take(found)
+        if found.status is SolveStatus.INFEASIBLE:
+            candidate.bound = np.inf
+        elif found.bound is not None:
+            candidate.bound = max(candidate.bound, found.bound)
+
+
+def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> LinearModel:
+    """Return the model with those instances alone that its relaxation uses or nearly uses.
+
+    Args:
+        model: Of a partition.
+        relaxation: Its solution in fractions.
+        share: Of an instance's mean cost; a variable that would lose no more counts as nearly used.
+        below: How many instances fewer than in the relaxation are allowed.
+    """
+    whole, (values, losses) = model.model, (relaxation.values, relaxation.reduced_costs)
+    if values is None or losses is None:
+        return whole
+    of_instances = np.arange(whole.variables) < model.location.size
+    cost = float(np.abs(whole.costs[of_instances]).mean()) if model.location.size else 0.0
+    unused = of_instances & (values <= SLIGHT) & (losses > share * cost)
+    least = np.where(of_instances, np.floor(values + SLIGHT) - below, whole.lower)
+    return replace(whole, lower=np.maximum(whole.lower, least), upper=np.where(unused, whole.lower, whole.upper))
+
+
+def _plan_of(
+    problem: PoolProblem,
+    wanted: Mapping[int, Floats],
+    candidates: list[_Candidate],
+    backend: Backend,
+    budget: _Budget,
+) -> PoolPlan:
+    best = min(candidates, key=lambda each: (each.objective, each.partition))
+    bound = min(each.bound for each in candidates)
+    note = next((each.note for each in candidates if each.note), "")
+    if best.values is None or best.solver is None:
+        exhausted = budget.left_s <= 0
+        status = SolveStatus.TIME_LIMIT if exhausted else SolveStatus.INFEASIBLE
+        return PoolPlan(status, backend, bound=None if np.isinf(bound) else bound, note=note)
+    n_locations, n_modes = problem.running.shape
+    n_classes = wanted[best.partition].size
+    plan = PoolPlan(
+        status=SolveStatus.FEASIBLE,
+        solver=best.solver,
+        partition=best.partition,
+        instances=best.model.instances(best.values, (n_locations, n_classes, n_modes)),
+        kept=best.model.kept(best.values, (n_locations, n_modes)),
+        note=note,
+    )
+    if problem.negative_rates is NegativeRates.FRUGAL:
+        plan = without_needless(problem, plan, wanted[best.partition])
+    objective = objective_of(problem, plan)
+    bound = min(bound, objective)
+    proven = _gap(objective, bound) <= 1.001 * max(budget.gap or 0.0, EXACT_GAP)  # a solver's bound is rounded
+    status = SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE
+    return replace(plan, status=status, objective=objective, bound=None if np.isinf(bound) else bound)
+
+
+def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -> PoolPlan:
+    """Return the plan without instances whose requests the others of their class serve, the costliest first.
+
+    Only what a solver leaves within its tolerances is found here. One that may not be stopped is kept without requests.
+    """
+    assert plan.partition is not None
+    part = problem.partitions[plan.partition]
+    instances, kept = plan.instances.copy(), plan.kept.copy()
+    for request_class, wanted in enumerate(wanted_qps.tolist()):
+        while True:
+            there = instances[:, request_class, :]
+            spare_qps = float((there @ part.max_qps[request_class]).sum()) - wanted
+            needless = (there > 0) & (part.max_qps[request_class] <= spare_qps + EPSILON_QPS)[None, :]
+            if not needless.any():
+                break
+            costs = np.outer(problem.rate_sums, part.power_w[request_class])
+            location, mode = np.unravel_index(np.argmax(np.where(needless, costs, -np.inf)), costs.shape)
+            instances[location, request_class, mode] -= 1
+            if instances[location, :, mode].sum() + kept[location, mode] < problem.locked[location, mode]:
+                kept[location, mode] += 1
+    return replace(plan, instances=instances, kept=kept)
+
+
+def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend: Backend, budget: _Budget) -> PoolPlan:
+    """Return the best plan that serves as much as can be served, with the partition that serves most."""
+    lacking = {index: _lacking(problem, index, wanted_qps, budget) for index, wanted_qps in wanted.items()}
+    partition = min(lacking, key=lambda index: (lacking[index].sum() / wanted[index].sum(), index))
+    served = np.maximum(wanted[partition] - lacking[partition] - EPSILON_QPS, 0.0)
+    plan = _best(problem, {partition: served}, backend, budget, None)
+    if plan.partition is None:
+        return plan
+    left = problem.gpus - np.einsum("nm,mc->nc", plan.totals(), problem.mode_gpus)
+    modes = problem.partitions[partition].usable[lacking[partition] > EPSILON_QPS].any(axis=0)
+    missing: Ints = np.maximum(problem.mode_gpus[modes][None, :, :] - left[:, None, :], 0).sum(axis=2)
+    needed: Ints = problem.mode_gpus[modes].sum(axis=0)
+    crowded = missing.min(axis=1, initial=np.iinfo(np.int64).max) > 0
+    alone = [
+        _lacking(problem, partition, np.where(np.arange(served.size) == each, wanted[partition], 0.0), budget)[each]
+        for each in range(served.size)
+    ]
+    shortfall = Shortfall(
+        qps=np.where(lacking[partition] > EPSILON_QPS, lacking[partition], 0.0),
+        unserved_alone=np.array(alone) > EPSILON_QPS,
+        full=(needed > 0)[None, :] & crowded[:, None] & (problem.gpus > 0),
+    )
+    return replace(plan, status=SolveStatus.INFEASIBLE, shortfall=shortfall)
+
+
+def _lacking(problem: PoolProblem, partition: int, wanted_qps: Floats, budget: _Budget) -> Floats:
+    """Return the least demand that stays unserved: (n_classes,) requests per second."""
+    model = pool_model(problem, partition, wanted_qps, shortfall=True)
+    found = budget.solve(model.model, Backend.HIGHS, EXACT_GAP, np.inf, None)
+    return wanted_qps if found.values is None else found.values[model.lacking_qps]
+
+
+def _gap(objective: float, bound: float) -> float:
+    if not np.isfinite(objective) or not np.isfinite(bound):
+        return np.inf
+    return max(0.0, objective - bound) / max(abs(objective), 1e-9)

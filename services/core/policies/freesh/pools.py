@@ -1,0 +1,214 @@
+"""The pools of a serving site for the next while: what is asked, and what a plan is.
+
+An *instance* is a running model server; a *mode* says on how many GPUs of which type it runs. A *partition* is one way
+to tell requests apart into classes (by thresholds on their input and output lengths), and each class has a pool of its
+own. FREESH decides every half hour how many instances of which mode each place runs for each class, and which
+partition holds.
+
+Source: FREESH section 3.1, equation 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.errors import DomainError
+from services.core.solvers.model import Backend, SolveStatus
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class NegativeRates(StrEnum):
+    """What is done where an hour's rate is negative, so that drawing power counts as a gain."""
+
+    PAPER = "paper"  # taken literally: an optimum starts instances that nobody needs
+    FRUGAL = "frugal"  # no instance whose requests the others of its class could serve
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One way to tell requests apart, and how each mode serves each class.
+
+    Attributes:
+        demand_qps: (n_classes, n_steps) requests per second, before head-room.
+        max_qps: (n_classes, n_modes) what one instance serves; 0 where it cannot.
+        power_w: (n_classes, n_modes) of the whole instance at that load.
+        eligible: (n_classes, n_modes) whether the class's limits on latency hold (equation 1e, a filter).
+    """
+
+    demand_qps: Floats
+    max_qps: Floats
+    power_w: Floats
+    eligible: Bools
+
+    @property
+    def usable(self) -> Bools:
+        """(n_classes, n_modes) whether a mode may serve a class at all."""
+        return self.eligible & (self.max_qps > 0)
+
+
+@dataclass(frozen=True)
+class PoolProblem:
+    """What there is, what is asked for, and what an instance costs.
+
+    Attributes:
+        step_s: Length of a step, seconds.
+        rates: (n_locations, n_steps) what a kWh costs there and then, in the objective's unit: gCO2, money, or 1.
+        gpus: (n_locations, n_types) there are.
+        mode_gpus: (n_modes, n_types) an instance takes.
+        partitions: To choose from.
+        head_room: Alpha of equation 1b, > 0: serve so many times the demand.
+        running: (n_locations, n_modes) instances that run now.
+        locked: (n_locations, n_modes) those of them too young to be stopped; at most ``running``.
+        idle_w: (n_modes,) watts of an instance that is kept without requests.
+        start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 for free.
+        negative_rates: How negative rates are read.
+    """
+
+    step_s: float
+    rates: Floats
+    gpus: Ints
+    mode_gpus: Ints
+    partitions: tuple[Partition, ...]
+    head_room: float
+    running: Ints
+    locked: Ints
+    idle_w: Floats
+    start_j: Floats
+    stop_j: Floats
+    negative_rates: NegativeRates = NegativeRates.FRUGAL
+
+    def __post_init__(self) -> None:
+        n_locations, n_steps = self.rates.shape
+        n_modes, n_types = self.mode_gpus.shape
+        if not self.step_s > 0 or not self.head_room > 0 or not n_steps:
+            raise DomainError("pools need steps of some length and a head-room above 0")
+        if self.gpus.shape != (n_locations, n_types) or (self.gpus < 0).any():
+            raise DomainError("every location needs a number of GPUs, not negative, of each type")
+        if (self.mode_gpus < 0).any() or not self.mode_gpus.any(axis=1).all():
+            raise DomainError("every mode takes GPUs")
+        if not np.isfinite(self.rates).all():
+            raise DomainError("a rate is not finite")
+        held = (n_locations, n_modes)
+        if self.running.shape != held or self.locked.shape != held or (self.locked < 0).any():
+            raise DomainError("running and locked instances are counted by location and mode")
+        if (self.locked > self.running).any():
+            raise DomainError("more instances are locked than run")
+        if (self.locked @ self.mode_gpus > self.gpus).any():
+            raise DomainError("instances that may not be stopped yet take more GPUs than there are")
+        if not self.partitions:
+            raise DomainError("there is no partition to choose")
+        for part in self.partitions:
+            n_classes = part.demand_qps.shape[0]
+            shapes = {part.max_qps.shape, part.power_w.shape, part.eligible.shape}
+            if part.demand_qps.shape != (n_classes, n_steps) or shapes != {(n_classes, n_modes)}:
+                raise DomainError("a partition needs a demand for each class and step, and a profile for each mode")
+            numbers = (part.demand_qps, part.max_qps, part.power_w)
+            if not all(np.isfinite(each).all() and (each >= 0).all() for each in numbers):
+                raise DomainError("demand, throughput and power are finite and not negative")
+        of_modes = (self.idle_w, self.start_j, self.stop_j)
+        if not all(each.shape == (n_modes,) and np.isfinite(each).all() and (each >= 0).all() for each in of_modes):
+            raise DomainError(
+                "idle power and the energy of starts and stops are finite and not negative, for each mode"
+            )
+
+    @property
+    def rate_sums(self) -> Floats:
+        """(n_locations,) rates summed over the steps."""
+        return self.rates.sum(axis=1)
+
+    @property
+    def most(self) -> Ints:
+        """(n_locations, n_modes) instances of a mode that would fit alone."""
+        needs = self.mode_gpus[None, :, :]
+        fits = np.where(needs > 0, self.gpus[:, None, :] // np.maximum(needs, 1), np.iinfo(np.int64).max)
+        return fits.min(axis=2)
+
+    def wanted_qps(self, partition: int) -> Floats:
+        """(n_classes,) what a pool must serve: the greatest demand of any step, with head-room (equation 1b).
+
+        Instances run the whole while, so that the step with the most demand is the only one that binds.
+        """
+        return self.head_room * self.partitions[partition].demand_qps.max(axis=1)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Demand that no plan can serve.
+
+    Attributes:
+        qps: (n_classes,) not served, of the demand with head-room.
+        unserved_alone: (n_classes,) whether the class cannot be served even with all GPUs to itself.
+        full: (n_locations, n_types) GPUs that the least shortfall has all in use, of those there are.
+    """
+
+    qps: Floats
+    unserved_alone: Bools
+    full: Bools
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """How many instances run where, and how good that is.
+
+    Attributes:
+        status: ``optimal`` within the gap asked for, ``feasible`` with a wider gap, ``infeasible`` with the plan of
+            least shortfall, ``time_limit`` without a plan.
+        solver: Who solved it in the end.
+        partition: The chosen one; none without a plan.
+        instances: (n_locations, n_classes, n_modes).
+        kept: (n_locations, n_modes) instances kept running without requests.
+        objective: Sum over steps of rate x power x step, unit of ``rates`` times W s; starts and stops included.
+        bound: No plan has a lower objective.
+        shortfall: Where the demand cannot be served.
+        note: What a reader should know.
+    """
+
+    status: SolveStatus
+    solver: Backend
+    partition: int | None = None
+    instances: Ints = field(default_factory=lambda: np.zeros((0, 0, 0), np.int64))
+    kept: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    objective: float | None = None
+    bound: float | None = None
+    shortfall: Shortfall | None = None
+    note: str = ""
+
+    @property
+    def gap(self) -> float | None:
+        """``(objective - bound) / |objective|``; none where either is unknown."""
+        if self.objective is None or self.bound is None:
+            return None
+        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-9)
+
+    def totals(self) -> Ints:
+        """(n_locations, n_modes) instances of all classes, those kept without requests included."""
+        return self.instances.sum(axis=1) + self.kept
+
+
+def energy_j(problem: PoolProblem, plan: PoolPlan) -> Floats:
+    """Return what each location's instances draw in one step, joules: (n_locations,). Starts and stops not counted."""
+    assert plan.partition is not None
+    power_w = problem.partitions[plan.partition].power_w
+    return problem.step_s * (np.einsum("nrm,rm->n", plan.instances, power_w) + plan.kept @ problem.idle_w)
+
+
+def switches(problem: PoolProblem, plan: PoolPlan) -> tuple[Ints, Ints]:
+    """Return how many instances start and stop: two of (n_locations, n_modes).
+
+    An instance that changes its class goes on: what it serves is the router's business.
+    """
+    change = plan.totals() - problem.running
+    return np.maximum(change, 0), np.maximum(-change, 0)
+
+
+def switching_j(problem: PoolProblem, plan: PoolPlan) -> Floats:
+    """Return the energy of each location's starts and stops, joules: (n_locations,)."""
+    starts, stops = switches(problem, plan)
+    return starts @ problem.start_j + stops @ problem.stop_j
