@@ -86,6 +86,7 @@ _A, _C, _O, _S, _T, _W = (
     Upstream.TELEMETRY,
     Upstream.SIMULATOR,
 )
+_UNPOWERED = ((409, "Its state does not allow it: `conflict`, or nobody can power it: `capability_missing`."),)
 _CONFLICT = (409, "The job's state does not allow it: `invalid_transition`.")
 
 SUBMIT = _route(
@@ -219,6 +220,20 @@ CLUSTER = (
         *("POST", "/v1/nodes/{node_id}/resume", _T, "nodes", "Let a drained node take work again"),
         role=Role.OPERATOR,
         answer=nodes.Node,
+    ),
+    *(
+        _route(
+            *("POST", f"/v1/nodes/{{node_id}}/{verb}", _S, "nodes", summary),
+            role=Role.OPERATOR,
+            answer=nodes.NodePower,
+            statuses=statuses,
+        )
+        for verb, summary, statuses in (
+            ("sleep", "Power an idle node down", _UNPOWERED),
+            ("wake", "Wake a node", _UNPOWERED),
+            ("pin-awake", "Keep a node awake, and wake it", ()),
+            ("unpin", "Let plans power a node down again", ()),
+        )
     ),
     _route(
         *("GET", "/v1/reports/footprint", _T, "footprint", "Energy and emissions by job, project, tenant or node"),

@@ -104,6 +104,7 @@ class Agent:
             shim_pids=self.gangs.shim_pids,
             progress_of=self._progress_of,
             lock=self._device_lock,
+            boot=settings.simulated_boot,
         )
         self.plane = ControlPlane(
             client,
@@ -389,6 +390,7 @@ class Agent:
             lambda device: self.gangs.load_of(device) if hasattr(self, "gangs") else 0.0,
             settings.state_folder / "simulated.json",
             settings.node_id,
+            settings.simulated_boot,
         )
 
     async def _cancel(self, *names: str) -> None:

@@ -74,6 +74,7 @@ class Meter:
         shim_pids: The root process of each allocation, for CPU time.
         progress_of: How far an allocation is, None where it does not say.
         lock: Held while the driver is used.
+        boot: Tells boots of a simulated host apart.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Meter:
         shim_pids: Callable[[], dict[str, int]],
         progress_of: Callable[[str], float | None],
         lock: asyncio.Lock,
+        boot: str = "",
     ) -> None:
         self._driver = driver
         self._devices = [_Device(info) for info in devices]
@@ -99,6 +101,7 @@ class Meter:
         self._progress_of = progress_of
         self._sequence = 0
         self._lock = lock
+        self._boot = boot
         self._owners: dict[int, str] = {}
         self._usage: dict[str | None, _Owner] = {}
         self._cpu_s: dict[str, float] = {}
@@ -291,7 +294,7 @@ class Meter:
     def _state(self) -> dict[str, Any]:
         """Return what the next agent needs to account for the time until it runs."""
         return {
-            "kernel_boot": kernel_boot(),
+            "kernel_boot": kernel_boot() + self._boot,
             "clock": self._opened,
             "at": self._opened_at.isoformat(),
             "owners": {str(device): owner for device, owner in self._owners.items()},
@@ -303,7 +306,7 @@ class Meter:
     def _resume(self, state: dict[str, Any]) -> bool:
         """Take up an earlier agent's counters; False after a restart of the host, which leaves none."""
         try:
-            if state["kernel_boot"] != kernel_boot():
+            if state["kernel_boot"] != kernel_boot() + self._boot:
                 return False
             for device in self._devices:
                 counter_j, power_w, at = state["devices"].get(device.info.uuid, (None, 0.0, 0.0))

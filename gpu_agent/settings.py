@@ -48,6 +48,7 @@ class AgentSettings(SharedSettings):
     driver: Literal["auto", "nvml", "simulated"] = "auto"
     simulated_gpus: int = Field(4, ge=1, le=1_024)
     simulated_model: str = "A100-SXM4-40GB"
+    simulated_boot: str = Field("", description="Another value is another boot of the simulated host.")
     probe_controls: bool = Field(
         True, description="Find out whether settings are permitted by setting the power limit that is in force."
     )

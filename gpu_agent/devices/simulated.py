@@ -40,17 +40,21 @@ class SimulatedDriver:
         load_of: The load (0..1) of a device, from what runs on it.
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
+        boot: Tells boots of a simulated host apart.
     """
 
     name: Literal["nvml", "simulated"] = "simulated"
 
-    def __init__(self, model: str, count: int, load_of: Callable[[int], float], state_file: Path, node_id: str) -> None:
+    def __init__(
+        self, model: str, count: int, load_of: Callable[[int], float], state_file: Path, node_id: str, boot: str = ""
+    ) -> None:
         if model not in MODELS:
             raise DomainError(f"no simulated GPU model {model!r}; there are {', '.join(MODELS)}")
         self._model: GpuModel = MODELS[model]
         self._load_of = load_of
         self._state_file = state_file
         self._node_id = node_id
+        self._boot = boot
         self._devices = [_Device(self._model.peak_w, self._model.highest_clock_mhz) for _ in range(count)]
         self._at = clock()
         self._restore()
@@ -135,7 +139,7 @@ class SimulatedDriver:
 
     def _save(self) -> None:
         state = {
-            "kernel_boot": kernel_boot(),
+            "kernel_boot": kernel_boot() + self._boot,
             "at": self._at,
             "devices": [[d.limit_w, d.clock_mhz, d.energy_j, d.power_w] for d in self._devices],
         }
@@ -151,7 +155,7 @@ class SimulatedDriver:
             if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._model.clocks_mhz:
                 return  # other devices than last time: new counters
             self._devices = saved
-            if state["kernel_boot"] == kernel_boot():
+            if state["kernel_boot"] == kernel_boot() + self._boot:
                 self._at = min(float(state["at"]), self._at)
             else:
                 for device in saved:

@@ -18,10 +18,16 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    nodes = typer.Typer(help="Show the cluster's nodes, or take one out of service.", invoke_without_command=True)
+    nodes = typer.Typer(
+        help="Show the cluster's nodes, take one out of service, or power it.", invoke_without_command=True
+    )
     nodes.callback()(list_nodes)
     nodes.command("drain")(drain)
     nodes.command("resume")(resume)
+    nodes.command("sleep")(sleep)
+    nodes.command("wake")(wake)
+    nodes.command("pin-awake")(pin_awake)
+    nodes.command("unpin")(unpin)
     app.add_typer(nodes, name="nodes")
     policy = typer.Typer(help="Show the policies, or change the one in force.", invoke_without_command=True)
     policy.callback()(list_policies)
@@ -43,7 +49,7 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
     figures = ("GPUs", "in use", "power")
     shown = output.table("node", "state", "GPUs", "in use", "model", "power", "zone", "driver", "heard", right=figures)
     for node in found:
-        words = output.state(node["state"]) + (" [yellow]draining[/]" if node["draining"] else "")
+        words = " ".join([output.state(node["state"]), *power_words(node)])
         models = sorted({device["model"] for device in node["devices"]})
         power = f"{node['power_w']:.0f} W"
         heard = output.age(node["heartbeat_at"])
@@ -64,6 +70,45 @@ def resume(node: str) -> None:
     """Give a drained node work again."""
     Gateway().call("POST", f"/v1/nodes/{node}/resume")
     console.print(f"{node} takes work again")
+
+
+def power_words(node: dict[str, Any]) -> list[str]:
+    """Return what a node's line says of it beside its state: drained, powered how, pinned."""
+    power = node["power"]
+    words = ["[yellow]draining[/]"] if node["draining"] else []
+    if power["state"] != "on":
+        color = "red" if power["state"] == "failed" else "blue"
+        words.append(f"[{color}]{power['state'].replace('_', ' ')} {output.age(power['since'])}[/]")
+    return words + (["[cyan]pinned[/]"] if power["pinned_awake"] else [])
+
+
+def sleep(node: str, as_json: AsJson = False) -> None:
+    """Power an idle node down; a gang that is planned on it wakes it."""
+    _set_power(node, "sleep", as_json)
+
+
+def wake(node: str, as_json: AsJson = False) -> None:
+    """Wake a node."""
+    _set_power(node, "wake", as_json)
+
+
+def pin_awake(node: str, as_json: AsJson = False) -> None:
+    """Keep a node awake, and wake it if it is off."""
+    _set_power(node, "pin-awake", as_json)
+
+
+def unpin(node: str, as_json: AsJson = False) -> None:
+    """Let plans power a node down again."""
+    _set_power(node, "unpin", as_json)
+
+
+def _set_power(node: str, verb: str, as_json: bool) -> None:
+    power = Gateway().call("POST", f"/v1/nodes/{node}/{verb}")
+    if as_json:
+        output.print_json(power)
+        return
+    pinned = ", pinned awake" if power["pinned_awake"] else ""
+    console.print(f"{node} is {power['state'].replace('_', ' ')}{pinned}")
 
 
 def sparkline(values: list[float]) -> str:

@@ -233,6 +233,36 @@ class NodeState(StrEnum):
 
     UP = "up"
     LOST = "lost"
+    ASLEEP = "asleep"
+    """Powered down, or waking: nothing is to be heard from it."""
+
+
+class PowerState(StrEnum):
+    """Whether a node is powered, as far as its power is controlled from here."""
+
+    ON = "on"
+    GOING_DOWN = "going_down"
+    """It gets no work any more and is being powered down."""
+    OFF = "off"
+    """A gang that is planned on it wakes it."""
+    WAKING = "waking"
+    FAILED = "failed"
+    """It did not wake, or went silent while it was to be powered down; plans leave it out until it is heard again."""
+
+
+class NodePower(Message):
+    """A node's power, and what was made of it so far."""
+
+    state: PowerState = PowerState.ON
+    since: Instant | None = Field(default=None, description="Null where it was never changed.")
+    pinned_awake: bool = Field(default=False, description="Whether an operator forbids to power it down.")
+    reason: str | None = Field(default=None, description="Code of why its state was last changed.")
+    detail: str | None = None
+    attempts: int = Field(default=0, description="How often the node was told so, of the change under way.")
+    wakes: int = Field(default=0, description="How often it was woken; the times below end with the last change.")
+    off_s: float = 0.0
+    waking_s: float = 0.0
+    estimated_energy_j: float = Field(default=0.0, description="Configured watts times these times, as in the ledger.")
 
 
 class Node(Message):
@@ -253,6 +283,7 @@ class Node(Message):
     power_w: float
     heartbeat_at: Instant | None
     lease_until: Instant | None
+    power: NodePower = Field(default_factory=NodePower)
 
 
 class NodeList(Message):

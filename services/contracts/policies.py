@@ -64,7 +64,8 @@ class PlannedAction(Message):
     """One line of a plan."""
 
     action: str
-    job_id: str
+    job_id: str | None = Field(default=None, description="Null where the action is a node's.")
+    node_id: str | None = Field(default=None, description="Of `power_down` and `wake`.")
     reason: str
     gpus: int | None = None
     power_limit_w: float | None = Field(default=None, description="Of `set_power_limit`; null restores the default.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
 from fastapi import FastAPI
 
+from services.core.domain.errors import WattshiftError
 from services.core.policies.registry import build_policy
 from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import Pool
@@ -19,6 +21,7 @@ from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
 from services.scheduler.carbon import CarbonWatch
 from services.scheduler.loop import Scheduler
+from services.scheduler.power_hooks import build_hook
 from services.scheduler.repository import Repository
 from services.scheduler.settings import SchedulerSettings
 
@@ -28,8 +31,10 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
     Raises:
         PolicyConfigError: The settings name a policy there is not.
+        DomainError: Nodes cannot be powered as the settings have it.
     """
     build_policy(settings.policy, {})
+    hook = build_hook(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,7 +51,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.pool = pool
             app.state.redis = redis
             app.state.repository = Repository(pool)
-            loop = asyncio.create_task(Scheduler(settings, pool, redis, carbon).run())
+            loop = asyncio.create_task(Scheduler(settings, pool, redis, carbon, hook).run())
             yield
             await end_tasks([loop])
         await redis.aclose()
@@ -57,6 +62,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
     app = create_service("Wattshift scheduler", settings, lifespan=lifespan, readiness=readiness)
     app.state.settings = settings
+    app.state.power_hook = hook
     app.include_router(endpoints.router)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
@@ -65,7 +71,11 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 def main() -> None:
     """Run the scheduler until SIGTERM."""
     settings = SchedulerSettings()  # type: ignore[call-arg]
-    serve(create_app(settings), "scheduler", settings, settings.host, settings.port)
+    try:
+        app = create_app(settings)
+    except WattshiftError as error:
+        sys.exit(f"wattshift scheduler: {error}")
+    serve(app, "scheduler", settings, settings.host, settings.port)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
+from services.contracts.nodes import PowerState
 from services.core.cycle.plan import (
     ACTION_NAMES,
     Hold,
     Plan,
+    PowerNode,
     Preempt,
     ProfileSettings,
+    Reason,
     SetClock,
     SetPowerLimit,
     Setting,
@@ -28,6 +32,7 @@ from services.scheduler.device_settings import COLUMNS, NoSuchGangError, set_gan
 from services.scheduler.gangs import EndReason
 from services.scheduler.ingest import stop_gang
 from services.scheduler.measuring import begin
+from services.scheduler.node_power import WOKEN, power_down, wake
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.transitions import move
 
@@ -43,7 +48,11 @@ SELECT id, tenant_id, generation, spec FROM jobs
  ORDER BY id FOR UPDATE
 """
 
-HOSTS = "SELECT id, address FROM nodes WHERE id = ANY($1::text[]) AND state = 'up' AND NOT draining FOR SHARE"
+HOSTS = """
+SELECT n.id, n.address, coalesce(p.state, 'on') AS power FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining
+   AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
+"""
 
 PORTS = """
 SELECT n.address, a.master_port FROM allocations a JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
@@ -94,11 +103,12 @@ class Applied:
     preemptions: int
     holds: int
     settings: int = 0
+    nodes: int = 0
 
     @property
     def changes(self) -> int:
-        """How many gangs it started, stopped or set."""
-        return self.starts + self.preemptions + self.settings
+        """How many gangs it started, stopped or set, and nodes it powered."""
+        return self.starts + self.preemptions + self.settings + self.nodes
 
 
 async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_settings: int = 8) -> Applied:
@@ -132,13 +142,14 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_s
             settings = await set_gangs(connection, settings)
             begun = await begin(connection, measurements, measured_settings) if measurements else []
             await _hold(connection, holds)
-            if starts or preempts or settings or begun or active:
+            await _power(connection, decided.plan.nodes)
+            if starts or preempts or settings or begun or decided.plan.nodes or active:
                 await _record(connection, round_number, decided, starts, preempts, holds, [*settings, *begun])
     except NoSuchGangError as error:
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
         raise StalePlanError(f"a device or a job is taken: {error}") from error
-    return Applied(round_number, len(starts), len(preempts), len(holds), len(settings))
+    return Applied(round_number, len(starts), len(preempts), len(holds), len(settings), len(decided.plan.nodes))
 
 
 async def _start(connection: Any, starts: list[Start], ports: tuple[int, int]) -> None:
@@ -148,9 +159,12 @@ async def _start(connection: Any, starts: list[Start], ports: tuple[int, int]) -
     if len(jobs) < len(starts):
         raise StalePlanError("a job is not waiting any more")
     wanted = {share.node_id for start in starts for share in start.placement.shares}
-    addresses = {row["id"]: row["address"] for row in await connection.fetch(HOSTS, sorted(wanted))}
+    hosts = await connection.fetch(HOSTS, sorted(wanted))
+    addresses = {row["id"]: row["address"] for row in hosts}
     if len(addresses) < len(wanted):
         raise StalePlanError("a node takes no work any more")
+    asleep = {row["id"] for row in hosts if row["power"] != PowerState.ON}
+    await wake(connection, asleep, *WOKEN)
     taken: dict[str, set[int]] = {}
     for row in await connection.fetch(PORTS):
         taken.setdefault(row["address"], set()).add(row["master_port"])
@@ -177,12 +191,16 @@ async def _start(connection: Any, starts: list[Start], ports: tuple[int, int]) -
             master_addr=address,
             master_port=port,
         )
-    await _write_starts(connection, starts, allocations, claims)
+    await _write_starts(connection, starts, allocations, claims, asleep)
     await send(connection, commands)
 
 
 async def _write_starts(
-    connection: Any, starts: list[Start], allocations: list[tuple[Any, ...]], claims: list[tuple[str, int, str]]
+    connection: Any,
+    starts: list[Start],
+    allocations: list[tuple[Any, ...]],
+    claims: list[tuple[str, int, str]],
+    asleep: set[str],
 ) -> None:
     await connection.executemany(
         "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
@@ -198,13 +216,15 @@ async def _write_starts(
         [start.job_id for start in starts],
     )
     for start, (name, *_) in zip(starts, allocations, strict=True):
+        waits = any(share.node_id in asleep for share in start.placement.shares)
+        reason = Reason.WAITING_FOR_NODE if waits else start.reason
         await move(
             connection,
             start.job_id,
             [JobState.QUEUED],
             JobState.STARTING,
-            reason=start.reason.value,
-            detail=SENTENCES[start.reason],
+            reason=reason.value,
+            detail=SENTENCES[reason],
             data={"allocation_id": name, "gpus": start.gpus},
         )
 
@@ -232,6 +252,16 @@ async def _hold(connection: Any, holds: list[Hold]) -> None:
         )
 
 
+async def _power(connection: Any, nodes: Sequence[PowerNode]) -> None:
+    for on in (False, True):
+        reasons = {node.node_id: node.reason for node in nodes if node.on is on}
+        for reason in dict.fromkeys(reasons.values()):
+            named = [node_id for node_id, why in reasons.items() if why is reason]
+            change = wake if on else power_down
+            if len(await change(connection, named, reason.value, SENTENCES[reason])) < len(named):
+                raise StalePlanError("a node cannot be powered so any more")
+
+
 async def _record(
     connection: Any,
     round_number: int,
@@ -257,6 +287,10 @@ async def _record(
             **({"setting": each.kind} if isinstance(each, ProfileSettings) else {COLUMNS[each.kind]: each.value}),
         }
         for each in settings
+    ]
+    actions += [
+        {"action": "wake" if node.on else "power_down", "node_id": node.node_id, "reason": node.reason.value}
+        for node in decided.plan.nodes
     ]
     await connection.execute(
         RECORD,

@@ -1,13 +1,16 @@
-"""The scheduler's API: policies and rounds. Reached through the gateway."""
+"""The scheduler's API: policies, rounds and nodes' power. Reached through the gateway."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from redis.asyncio import Redis
 
+from services.contracts.nodes import NodePower
 from services.contracts.policies import (
     ActivePolicy,
     PlanList,
@@ -27,7 +30,8 @@ from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
 from services.scheduler.learned import curve_of, table_of
-from services.scheduler.repository import Repository
+from services.scheduler.power_hooks import PowerHook
+from services.scheduler.repository import PowerRefusedError, Repository
 from services.scheduler.settings import SchedulerSettings
 
 router = APIRouter(prefix="/v1")
@@ -47,8 +51,14 @@ def _redis(request: Request) -> Redis:
     return request.app.state.redis
 
 
+def _hook(request: Request) -> PowerHook:
+    return request.app.state.power_hook
+
+
 Queries = Annotated[Repository, Depends(_repository)]
 Settings = Annotated[SchedulerSettings, Depends(_settings)]
+Hints = Annotated[Redis, Depends(_redis)]
+Hook = Annotated[PowerHook, Depends(_hook)]
 Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 
 
@@ -72,7 +82,7 @@ async def set_active_policy(
     caller: Operator,
     queries: Queries,
     settings: Settings,
-    redis: Annotated[Redis, Depends(_redis)],
+    redis: Hints,
 ) -> ActivePolicy:
     """Put a policy in force from the next round on."""
     name = policy_name(choice.name)
@@ -118,6 +128,70 @@ async def read_plan(round_number: Round, _: Operator, queries: Queries) -> PlanS
     if row is None:
         raise not_found("plan")
     return _summary(row)
+
+
+@router.post("/nodes/{node_id}/sleep")
+async def put_to_sleep(node_id: Name, operator: Operator, queries: Queries, redis: Hints, hook: Hook) -> NodePower:
+    """Power an idle node down; a gang that is planned on it wakes it."""
+    await _power(queries, node_id)
+    _check_hook(hook, node_id)
+    with _refusals():
+        await queries.sleep(node_id, operator)
+    return await _told(queries, redis, node_id)
+
+
+@router.post("/nodes/{node_id}/wake")
+async def wake_up(node_id: Name, operator: Operator, queries: Queries, redis: Hints, hook: Hook) -> NodePower:
+    """Wake a node."""
+    await _power(queries, node_id)
+    _check_hook(hook, node_id)
+    with _refusals():
+        await queries.wake(node_id, operator)
+    return await _told(queries, redis, node_id)
+
+
+@router.post("/nodes/{node_id}/pin-awake")
+async def pin_awake(node_id: Name, operator: Operator, queries: Queries, redis: Hints) -> NodePower:
+    """Keep a node awake, and wake it if it is off."""
+    await _power(queries, node_id)
+    await queries.pin(node_id, True, operator)
+    return await _told(queries, redis, node_id)
+
+
+@router.post("/nodes/{node_id}/unpin")
+async def unpin(node_id: Name, operator: Operator, queries: Queries, redis: Hints) -> NodePower:
+    """Let plans power a node down again."""
+    await _power(queries, node_id)
+    await queries.pin(node_id, False, operator)
+    return await _told(queries, redis, node_id)
+
+
+async def _power(queries: Repository, node_id: str) -> NodePower:
+    row = await queries.node_power(node_id)
+    if row is None:
+        raise not_found("node")
+    values = dict(row)
+    del values["node_id"]
+    return NodePower.model_validate(values)
+
+
+async def _told(queries: Repository, redis: Redis, node_id: str) -> NodePower:
+    await hint(redis, "node", node=node_id)
+    return await _power(queries, node_id)
+
+
+def _check_hook(hook: PowerHook, node_id: str) -> None:
+    if not hook.covers(node_id):
+        detail = "Nobody can power this node: SCHEDULER_NODE_POWER is none, or its file does not name the node."
+        raise ProblemError(409, ProblemCode.CAPABILITY_MISSING, detail)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except PowerRefusedError as error:
+        raise ProblemError(409, ProblemCode.CONFLICT, str(error)) from None
 
 
 @router.get("/jobs/{job_id}/profile")

@@ -25,15 +25,21 @@ LIVE = """
 SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
        a.settings_revision, a.power_limit_w, a.clock_mhz,
        (SELECT m.slice_s FROM setting_measurements m WHERE m.allocation_id = a.id AND m.state = 'running') AS slice_s,
-       extract(epoch FROM now() - a.started_at)::float8 AS age_s,
+       extract(epoch FROM now() - greatest(a.started_at, w.awake_at))::float8 AS age_s,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.state AS job_state, j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
        coalesce((j.spec ->> 'max_restarts')::int, 0) AS max_restarts,
        coalesce((j.spec ->> 'grace_s')::float8, 120) AS grace_s,
        (j.spec #>> '{work,total}')::float8 <= p.done AS work_done
   FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
+  LEFT JOIN LATERAL (
+    SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at
+      FROM jsonb_array_elements(a.shares) s JOIN node_power np ON np.node_id = s ->> 'node_id'
+     WHERE a.state = 'starting'
+  ) w ON true
  WHERE a.state <> 'ended'
 """
+"""``age_s`` counts from when the last of a starting gang's nodes was awake."""
 
 REPORTS = """
 SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
@@ -53,8 +59,11 @@ UNSENT = "SELECT DISTINCT payload ->> 'allocation_id' AS allocation_id FROM outb
 """Gangs with a command that Redis has not had yet: repeating it would only make the outbox longer."""
 
 EXPIRED_NODES = """
-SELECT id FROM nodes WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1) FOR UPDATE SKIP LOCKED
+SELECT id FROM nodes n WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1)
+   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('going_down', 'off', 'waking'))
+   FOR UPDATE SKIP LOCKED
 """
+"""Nodes that ought to be silent are not among them: nothing runs there, and ``node_power`` knows their time limits."""
 
 LOSE_SHARES = """
 INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
@@ -63,6 +72,17 @@ SELECT a.id, n.id, 'lost', 'The node was lost.'
  WHERE a.state <> 'ended' AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))
 ON CONFLICT DO NOTHING
 """
+
+UNTOLD = """
+WITH untold AS (
+    SELECT n.id FROM nodes n JOIN node_power p ON p.node_id = n.id
+     WHERE n.id = ANY($2::text[]) AND p.state = 'waking' AND NOT coalesce(n.lease_until > now(), false)
+       FOR UPDATE OF n
+)
+INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
+SELECT $1, id, 'lost', 'Its node was not awake yet.' FROM untold ON CONFLICT DO NOTHING RETURNING node_id
+"""
+"""The shares of a gang on nodes that still boot. Under the node's lock: its next heartbeat is told of no such gang."""
 
 FAILED_STARTS = "SELECT count(*) FROM allocations WHERE job_id = $1 AND end_reason = 'start_failed'"
 
@@ -151,10 +171,7 @@ class Ingest:
             rows = await connection.fetch(EXPIRED_NODES, self._settings.lease_margin_s)
             lost = [row["id"] for row in rows]
             if lost:
-                await connection.execute("UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[])", lost)
-                await connection.execute(LOSE_SHARES, lost)
-                # A node may run what it holds devices for: should it come back, it is told of none of these gangs.
-                await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", lost)
+                await lose_nodes(connection, lost)
         for node in lost:
             log.warning("node.lost", node=node)
         return len(lost)
@@ -283,6 +300,14 @@ STOP_SENTENCES: dict[EndReason, str] = {
 }
 
 
+async def lose_nodes(connection: Any, node_ids: list[str]) -> None:
+    """Give nodes up, with the gangs they hold devices for; their rows are locked."""
+    await connection.execute("UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[])", node_ids)
+    await connection.execute(LOSE_SHARES, node_ids)
+    # A node may run what it holds devices for: should it come back, it is told of none of these gangs.
+    await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", node_ids)
+
+
 async def stop_gang(connection: Any, row: Any, reason: EndReason, *, detail: str, code: str | None = None) -> bool:
     """Begin to stop a gang: its allocation, its job, and a command to each node; return whether it was running.
 
@@ -310,7 +335,14 @@ async def stop_gang(connection: Any, row: Any, reason: EndReason, *, detail: str
         detail=detail,
         data={"allocation_id": row["id"]},
     )
-    await send(connection, stop_commands(row["id"], row["shares"], row["grace_s"], code or reason.value))
+    names = [share["node_id"] for share in row["shares"]]
+    untold = {each["node_id"] for each in await connection.fetch(UNTOLD, row["id"], names)}
+    if untold:
+        await connection.execute(
+            "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = ANY($2::text[])", row["id"], list(untold)
+        )
+    told = [share for share in row["shares"] if share["node_id"] not in untold]
+    await send(connection, stop_commands(row["id"], told, row["grace_s"], code or reason.value))
     return True
 
 

@@ -32,7 +32,9 @@ from services.scheduler.ingest import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.learned import refit
 from services.scheduler.measuring import Measuring
+from services.scheduler.node_power import NodePower
 from services.scheduler.power import PowerWatch
+from services.scheduler.power_hooks import NoHook, PowerHook
 from services.scheduler.relay import Relay
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.snapshot import Loaded, load
@@ -58,6 +60,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT count(*) FROM device_claims),
        (SELECT coalesce(string_agg(id || draining || jsonb_array_length(devices), ',' ORDER BY id), '') FROM nodes
          WHERE state = 'up' AND lease_until > now()),
+       (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
+                                   ORDER BY node_id), '') FROM node_power),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
        (SELECT max(fitted_at) FROM setting_profiles)
 """
@@ -80,7 +84,14 @@ class Round:
 class Scheduler:
     """The decision loop of one process; only the leader of several decides."""
 
-    def __init__(self, settings: SchedulerSettings, pool: Pool, redis: Redis, carbon: CarbonWatch) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pool: Pool,
+        redis: Redis,
+        carbon: CarbonWatch,
+        hook: PowerHook | None = None,
+    ) -> None:
         self._settings = settings
         self._pool = pool
         self._redis = redis
@@ -90,6 +101,7 @@ class Scheduler:
         self._measuring = Measuring(pool)
         self._points_unread = True
         self._relay = Relay(pool, redis)
+        self._nodes = NodePower(pool, hook or NoHook(), settings)
         self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
         self._built: Policy[Any] | None = None
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
@@ -101,19 +113,19 @@ class Scheduler:
 
     async def run(self) -> None:
         """Decide until cancelled, whenever this process leads."""
-        relay: list[asyncio.Task[None]] = []
+        helpers: list[asyncio.Task[None]] = []
         try:
             while True:
                 if not await self._leadership.hold():
-                    await end_tasks(relay)
-                    relay = []
+                    await end_tasks(helpers)
+                    helpers = []
                     await asyncio.sleep(self._settings.tick_s)
                     continue
-                relay = relay or [asyncio.create_task(self._relay.run())]
+                helpers = helpers or [asyncio.create_task(each.run()) for each in (self._relay, self._nodes)]
                 await self._guarded(self.turn)
                 await self._guarded(self._sleep_until_woken)
         finally:
-            await end_tasks(relay)
+            await end_tasks(helpers)
             await self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -143,6 +155,7 @@ class Scheduler:
         A passive one is due as well when the last plan asked to look again.
         """
         await self.prepare()
+        await self._nodes.look()
         ingested = await self._ingest.look(time.monotonic())
         measured = await self._measuring.look()
         if ingested or measured:
@@ -151,7 +164,7 @@ class Scheduler:
             self._points_unread = await refit(self._pool)
         async with self._pool.connection() as connection:
             due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
-            now = tuple(await connection.fetchrow(FINGERPRINT))
+            now = tuple(await connection.fetchrow(FINGERPRINT, self._settings.node_min_on_s))
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
@@ -170,7 +183,15 @@ class Scheduler:
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
             at_rest = self._power.at_rest(time.monotonic())
-            loaded = await load(self._pool, trigger, carbon, self._settings, self._curves, at_rest=at_rest)
+            loaded = await load(
+                self._pool,
+                trigger,
+                carbon,
+                self._settings,
+                self._curves,
+                at_rest=at_rest,
+                covers=self._nodes.hook.covers,
+            )
             due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
             loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()
@@ -186,6 +207,7 @@ class Scheduler:
             self._relay.wake()
             again_s = math.inf if decided.plan.look_again_s is None else decided.plan.look_again_s
             self._look_again_at_s = time.monotonic() + max(again_s - loaded.snapshot.now_s, 0.0)
+            self._nodes.act()
             self._power.note(loaded.snapshot, self._built, changed=applied.changes > 0, now_s=time.monotonic())
             ended = time.perf_counter()
             done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)

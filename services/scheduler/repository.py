@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.contracts.identity import Identity
+from services.contracts.nodes import PowerState
+from services.db.node_power import NODE_POWER
 from services.db.pool import Pool
+from services.scheduler.node_power import BY_OPERATOR, power_down, wake
 
 SET_POLICY = """
 UPDATE scheduler_state
@@ -32,6 +35,25 @@ MEASUREMENTS = """
 SELECT job_id, allocation_id, gpu_model, setting, gpus, state, detail, settings, position, began_at, ended_at
   FROM setting_measurements WHERE kind = $1 ORDER BY began_at DESC, allocation_id LIMIT 20
 """
+
+
+CHANGED = "UPDATE scheduler_state SET version = version + 1 WHERE id = 1 RETURNING id"
+"""Makes a plan that is being made at the same time a stale one."""
+
+POWERED = """
+SELECT n.state = 'up' AND coalesce(n.lease_until > now(), false) AS heard, coalesce(p.state, 'on') AS state,
+       coalesce(p.pinned, false) AS pinned, p.acted_at IS NOT NULL AS acted,
+       EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id) AS busy
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id WHERE n.id = $1
+"""
+
+KNOWN = "INSERT INTO node_power (node_id) VALUES ($1) ON CONFLICT DO NOTHING"
+
+PIN = "UPDATE node_power SET pinned = $2 WHERE node_id = $1 AND pinned <> $2 RETURNING node_id"
+
+
+class PowerRefusedError(Exception):
+    """A node's power cannot be changed as asked; the message says why."""
 
 
 class Repository:
@@ -71,6 +93,63 @@ class Repository:
         """Return one recorded round."""
         async with self._pool.connection() as connection:
             return await connection.fetchrow("SELECT * FROM plans WHERE round = $1", number)
+
+    async def node_power(self, node_id: str) -> Any | None:
+        """Return a node's power as ``contracts.nodes.NodePower`` has it, with ``node_id``; None without such a node."""
+        async with self._pool.connection() as connection:
+            return await connection.fetchrow(NODE_POWER, node_id)
+
+    async def sleep(self, node_id: str, caller: Identity) -> None:
+        """Have an idle node powered down, and note who did; one that is off or going down is left so.
+
+        Raises:
+            PowerRefusedError: it is busy, pinned, waking or not heard of.
+        """
+        async with self._pool.transaction() as connection:
+            node = await self._powered(connection, node_id)
+            if node["state"] in (PowerState.OFF, PowerState.GOING_DOWN):
+                return
+            for refused, why in (
+                (node["pinned"], "It is pinned awake."),
+                (node["busy"], "Gangs hold its GPUs; drain it and wait for their end."),
+                (node["state"] == PowerState.WAKING, "It is being woken."),
+                (not node["heard"], "Nothing is heard from it."),
+            ):
+                if refused:
+                    raise PowerRefusedError(why)
+            await power_down(connection, [node_id], *BY_OPERATOR)
+            await self._note(connection, "node.sleep", node_id, caller)
+
+    async def wake(self, node_id: str, caller: Identity) -> None:
+        """Have a node woken that is off, failed or silent, and note who did; one that is awake or waking is left so.
+
+        Raises:
+            PowerRefusedError: it is just being powered down.
+        """
+        async with self._pool.transaction() as connection:
+            node = await self._powered(connection, node_id)
+            if node["state"] == PowerState.WAKING or (node["state"] == PowerState.ON and node["heard"]):
+                return
+            if node["state"] == PowerState.GOING_DOWN:
+                raise PowerRefusedError("It is being powered down; ask again when it is off, or pin it awake.")
+            await connection.execute(KNOWN, node_id)
+            await wake(connection, [node_id], *BY_OPERATOR, sources=(PowerState.OFF, PowerState.FAILED, PowerState.ON))
+            await self._note(connection, "node.wake", node_id, caller)
+
+    async def pin(self, node_id: str, pinned: bool, caller: Identity) -> None:
+        """Keep a node awake, waking it first if need be, or let plans power it down again; note who did."""
+        async with self._pool.transaction() as connection:
+            await self._powered(connection, node_id)
+            await connection.execute(KNOWN, node_id)
+            if await connection.fetchval(PIN, node_id, pinned):
+                await self._note(connection, "node.pin_awake" if pinned else "node.unpin", node_id, caller)
+
+    async def _powered(self, connection: Any, node_id: str) -> Any:
+        await connection.execute(CHANGED)
+        return await connection.fetchrow(POWERED, node_id)
+
+    async def _note(self, connection: Any, action: str, target: str, caller: Identity) -> None:
+        await connection.execute(AUDIT, caller.tenant_id, caller.key_id, action, target, {})
 
     async def job(self, job_id: str) -> Any | None:
         """Return a job's owner, its kind and its size."""

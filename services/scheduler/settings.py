@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -69,6 +70,33 @@ class SchedulerSettings(SharedSettings):
         True, description="Whether policies may have gangs run at each power limit or clock in turn, to be measured."
     )
     measured_settings: int = Field(8, ge=2, le=64, description="How many settings those are, the default included.")
+
+    node_power: Literal["none", "command", "ipmi"] = Field("none", description="How nodes are powered down and woken.")
+    node_power_on_command: tuple[str, ...] = Field(
+        (), description="JSON list of words, without a shell; {node} and {address} stand for the node's."
+    )
+    node_power_off_command: tuple[str, ...] = ()
+    node_power_file: Path | None = Field(
+        None, description="TOML file of the nodes' management controllers, for ipmi; it names secrets and holds none."
+    )
+    node_power_time_limit_s: float = Field(
+        300, gt=0, description="How long one command, or one IPMI request, may take."
+    )
+    node_down_timeout_s: float = Field(
+        300, gt=0, description="A node still heard so long after it was told to go down stays on."
+    )
+    node_wake_timeout_s: float = Field(
+        600, gt=0, description="A node not heard so long after it was told to wake is told again."
+    )
+    node_power_attempts: int = Field(3, ge=1, le=100, description="How often it is told before it counts as failed.")
+    node_power_backoff_s: float = Field(
+        10, gt=0, description="Before a hook that failed is run again; doubled each time, five minutes at most."
+    )
+    node_max_wakes: int = Field(4, ge=1, description="Nodes that boot at once: the inrush a supply has to bear.")
+    node_min_on_s: float = Field(600, ge=0, description="Least time between waking and powering down by a plan.")
+    node_min_off_s: float = Field(60, ge=0, description="Least time a node stays off; gangs that need it wait.")
+    node_standby_w: float = Field(0, ge=0, description="Draw of a node that is off, for the ledger.")
+    node_boot_w: float = Field(0, ge=0, description="Draw of a node that boots, for the ledger.")
 
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
     record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")

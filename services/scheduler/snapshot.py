@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from services.contracts.nodes import PowerState
 from services.contracts.parallel import ParallelLayout
 from services.core.cycle.snapshot import Floats, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
@@ -59,19 +61,33 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS efficiency
 """
 
 NODES = """
-SELECT id, devices, readings, draining, containers FROM nodes WHERE state = 'up' AND lease_until > now() ORDER BY id
+SELECT n.id, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 'on') AS power,
+       coalesce(p.state = 'off'
+                OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
+                   AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+ WHERE n.state = 'up' AND coalesce(p.state, 'on') <> 'failed'
+   AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
+ ORDER BY n.id
 """
 
 DRAW = """
-WITH up AS (SELECT id, readings FROM nodes WHERE state = 'up' AND lease_until > now())
+WITH up AS (
+    SELECT id, readings FROM nodes n WHERE state = 'up' AND lease_until > now()
+       AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
+)
 SELECT (SELECT sum((r ->> 'power_w')::float8) FROM up, jsonb_array_elements(up.readings) r)
        + coalesce((SELECT sum(host.w) FROM (
            SELECT sum(u.cpu_energy_j + u.static_energy_j)
                   / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0) AS w
              FROM energy_usages u JOIN up ON up.id = u.node_id
-            WHERE u.start_at > now() - interval '60 seconds' GROUP BY u.node_id) host), 0)
+            WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' GROUP BY u.node_id) host), 0)
+       + (SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
+                 + count(*) FILTER (WHERE state = 'waking' AND acted_at IS NOT NULL) * $2::float8
+            FROM node_power WHERE state IN ('off', 'waking'))
 """
-"""GPUs as the newest heartbeats have them, hosts as the last minute of the ledger has them."""
+"""GPUs as the newest heartbeats have them, hosts as the last minute of the ledger has them, and what is configured for
+nodes that are off or boot."""
 
 STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
 
@@ -105,6 +121,7 @@ async def load(
     curves: KnownCurves | None = None,
     *,
     at_rest: bool = False,
+    covers: Callable[[str], bool] = lambda _: False,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -116,17 +133,23 @@ async def load(
             measured, how they are placed and what connects GPUs; the width of nodes is added.
         curves: What an operator knows of speed and power by setting; beside it stands what was measured here.
         at_rest: Whether what was changed last is in force, so that what is drawn now says something.
+        covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
         now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
         jobs = await connection.fetch(JOBS)
         profiles = await connection.fetch(PROFILES, settings.min_profile_s)
-        nodes = [row for row in await connection.fetch(NODES) if row["devices"]]
+        nodes = [
+            row
+            for row in await connection.fetch(NODES, settings.node_min_on_s)
+            if row["devices"] and (row["power"] != PowerState.OFF or covers(row["id"]))
+        ]
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
         measuring = await connection.fetch(MEASURING)
-        drawn_w = await connection.fetchval(DRAW) if at_rest else None
+        estimates = (settings.node_standby_w, settings.node_boot_w)
+        drawn_w = await connection.fetchval(DRAW, *estimates) if at_rest else None
         learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
@@ -138,7 +161,7 @@ async def load(
         trigger=trigger,
         gpu_models=models,
         jobs=_job_table(jobs, profiles, kinds, now_s, of_kind),
-        nodes=_node_table(nodes, claims, kinds),
+        nodes=_node_table(nodes, claims, kinds, covers),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
         setting_curves=setting_curves,
@@ -278,7 +301,7 @@ def _efficiencies(rows: list[Any], profiles: list[Any]) -> tuple[Floats, Floats]
     return np.array(base, dtype=np.float64), np.array(now, dtype=np.float64)
 
 
-def _node_table(rows: list[Any], claims: list[Any], kinds: list[Kind]) -> NodeTable:
+def _node_table(rows: list[Any], claims: list[Any], kinds: list[Kind], covers: Callable[[str], bool]) -> NodeTable:
     claimed: dict[str, set[int]] = {}
     for claim in claims:
         claimed.setdefault(claim["node_id"], set()).add(claim["device"])
@@ -287,7 +310,11 @@ def _node_table(rows: list[Any], claims: list[Any], kinds: list[Kind]) -> NodeTa
         ids=tuple(NodeId(row["id"]) for row in rows),
         gpu_model=np.array([index[_kind(row)] for row in rows], dtype=np.int64),
         gpus=np.array([len(row["devices"]) for row in rows], dtype=np.int64),
-        schedulable=np.array([not row["draining"] for row in rows], dtype=np.bool_),
+        schedulable=np.array(
+            [not row["draining"] and row["power"] != PowerState.GOING_DOWN for row in rows], dtype=np.bool_
+        ),
+        asleep=np.array([row["power"] == PowerState.OFF for row in rows], dtype=np.bool_),
+        may_sleep=np.array([row["may_sleep"] and covers(row["id"]) for row in rows], dtype=np.bool_),
         free_devices=tuple(
             tuple(sorted({device["index"] for device in row["devices"]} - claimed.get(row["id"], set())))
             for row in rows

@@ -6,6 +6,7 @@ secrets/     passwords and tokens, made once
 postgres     the database (a link, where the database's user cannot reach this folder)
 valkey/      streams and task queues
 nodes/       one folder per simulated node's agent
+power/       which nodes are to run, once any was powered down
 log/         one file per process
 """
 
@@ -97,12 +98,14 @@ class DataFolder:
         """Return the secret of that name, made at the first call; only the owner of the folder can read it."""
         path = self.path / "secrets" / name
         if not path.exists():
-            _write(path, secrets.token_urlsafe(32), durably=True)  # a password lost in a power cut locks the database
+            write_whole(
+                path, secrets.token_urlsafe(32), durably=True
+            )  # a password lost in a power cut locks the database
         return path.read_text()
 
     def write_status(self, status: StackStatus) -> None:
         """Tell `status` and `down` what runs."""
-        _write(self.path / "run.json", json.dumps(asdict(status), indent=1))
+        write_whole(self.path / "run.json", json.dumps(asdict(status), indent=1))
 
     def status(self) -> StackStatus:
         """Return what the supervisor wrote last, or `stopped` if it does not live any more."""
@@ -135,9 +138,9 @@ def lives(pid: int, started_at_s: float | None) -> bool:
         return False
 
 
-def _write(path: Path, text: str, *, durably: bool = False) -> None:
-    # Whole or not at all, also when killed in the middle.
-    draft = path.with_suffix(".new")
+def write_whole(path: Path, text: str, *, durably: bool = False) -> None:
+    """Write a file whole or not at all, also when killed in the middle; only its owner can read it."""
+    draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
         if durably:

@@ -26,7 +26,7 @@ from typing import Self
 
 import psutil
 
-from services.standalone import postgres, processes, valkey
+from services.standalone import node_power, postgres, processes, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.ports import Ports
 from services.standalone.process import Process, StackError
@@ -77,6 +77,7 @@ class Stack:
         self._state: State = "stopped"
         self._started_at_s = psutil.Process().create_time()
         self._ports = Ports()
+        self._power: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status)
 
     @property
@@ -115,13 +116,21 @@ class Stack:
             ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
             services = processes.service_processes(self._services, ports, self.environment, work_folder)
             first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
+            for node_id in node_power.read_wanted(self.folder):
+                node_power.write_wanted(self.folder, node_id, True)  # as after a power cut: all come up again
+            booted = {node_id: wanted.environment for node_id, wanted in node_power.read_wanted(self.folder).items()}
             agents = [
                 processes.agent_process(
-                    node, self._ports.take(first + number), self.environment, self.folder.path / "nodes"
+                    node,
+                    self._ports.take(first + number),
+                    self.environment | booted.get(node.node_id, {}),
+                    self.folder.path / "nodes",
                 )
                 for number, node in enumerate(nodes)
             ]
             await self._supervisor.start(services, agents)
+            if self.environment.get("SCHEDULER_NODE_POWER") == "command":
+                self._power = asyncio.create_task(node_power.follow(self.folder, self._set_node), name="node power")
             workers = [
                 processes.command_process(name, processes.WORKERS[name], self.environment, work_folder)
                 for name in self._workers
@@ -135,6 +144,9 @@ class Stack:
     async def stop(self, state: State = "stopped") -> None:
         """Stop everything: agents, services, servers."""
         self._become("stopping")
+        if self._power:
+            self._power.cancel()
+            await asyncio.wait([self._power])
         await self._supervisor.stop()
         self._become(state)
         self._ports.release()
@@ -169,6 +181,8 @@ class Stack:
             self.environment[f"{service.prefix}PORT"] = str(port)
             self.urls[service.name] = f"http://{processes.host_of(service, self.environment)}:{port}"
             self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
+        if self.environment.get("SCHEDULER_NODE_POWER") == "command":
+            self.environment = node_power.commands(self.folder) | self.environment
         self.environment |= {
             "WATTSHIFT_DATA_DIR": str(self.folder.path),
             "WATTSHIFT_SERVICE_TOKEN": self.folder.secret("service-token"),
@@ -176,6 +190,9 @@ class Stack:
             "WATTSHIFT_SUPERVISED": "1",
             "PYTHONUNBUFFERED": "1",
         }
+
+    async def _set_node(self, node_id: str, wanted: node_power.Wanted) -> None:
+        await self._supervisor.set_running(f"agent-{node_id}", wanted.on, wanted.environment)
 
     def _become(self, state: State) -> None:
         self._state = state

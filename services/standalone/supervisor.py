@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -72,6 +73,20 @@ class Supervisor:
             names = ", ".join(child.name for child in children if not child.ready.done())
             raise StackError(f"not ready after {self._start_within_s:.0f} s: {names}; see {self._log_folder}")
 
+    async def set_running(self, name: str, running: bool, environment: Mapping[str, str] | None = None) -> None:
+        """Stop one of the processes, or start it again; returns before it is ready.
+
+        Args:
+            name: Which one; a name that there is not changes nothing.
+            running: Whether it is to run.
+            environment: What its environment has besides from now on.
+        """
+        for child in (child for stage in self._stages for child in stage if child.name == name):
+            if not running:
+                await child.stop()
+            elif child.status().state == "stopped":
+                child.start_again(environment or {})
+
     async def finish(self, process: Process) -> None:
         """Run a process that ends by itself, such as a migration.
 
@@ -126,6 +141,11 @@ class _Child:
 
     def start(self) -> None:
         self._keeper = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
+
+    def start_again(self, environment: Mapping[str, str]) -> None:
+        self._process = replace(self._process, environment={**self._process.environment, **environment})
+        self._become("starting")
+        self.start()
 
     async def spawn(self) -> asyncio.subprocess.Process:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -21,6 +21,7 @@ from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.retention import fold_for_ever
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
+from services.telemetry.sleeps import book_for_ever
 
 
 def create_app(settings: TelemetrySettings) -> FastAPI:
@@ -37,8 +38,9 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
             return await last_used_intensity(pool, zone)
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
-        app.state.telemetry = Telemetry(settings, pool, redis, Ledger(pool, intensities, settings.pue))
-        tasks: list[asyncio.Task[None]] = []
+        ledger = Ledger(pool, intensities, settings.pue)
+        app.state.telemetry = Telemetry(settings, pool, redis, ledger)
+        tasks = [asyncio.create_task(book_for_ever(pool, ledger), name="sleeps")]
         if settings.retention_s is not None:
             folding = fold_for_ever(pool, settings.retention_s, settings.retention_interval_s)
             tasks.append(asyncio.create_task(folding, name="retention"))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import Heartbeat, Node, NodeRegistration, RankState, RankStatus
+from services.contracts.nodes import Heartbeat, Node, NodeRegistration, NodeState, RankState, RankStatus
+from services.db.node_power import NODE_POWER
 from services.db.pool import Pool
 
 _ORDER = {state: position for position, state in enumerate(RankState)}
@@ -95,7 +96,9 @@ RETURNING s.allocation_id
 """
 
 _NODES = """
-SELECT n.*, (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use FROM nodes n
+SELECT n.*, coalesce(n.lease_until > now(), false) AS leased,
+    (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use
+FROM nodes n
 """
 
 _DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
@@ -207,14 +210,16 @@ async def known_node(pool: Pool, node_id: str, token: str) -> Any | None:
 async def list_nodes(pool: Pool) -> list[Node]:
     """Return every node, by name."""
     async with pool.connection() as connection:
-        return [_as_node(row) for row in await connection.fetch(f"{_NODES} ORDER BY n.id")]
+        power = {row["node_id"]: row for row in await connection.fetch(NODE_POWER, None)}
+        return [_as_node(row, power.get(row["id"])) for row in await connection.fetch(f"{_NODES} ORDER BY n.id")]
 
 
 async def find_node(pool: Pool, node_id: str) -> Node | None:
     """Return one node."""
     async with pool.connection() as connection:
+        power = await connection.fetchrow(NODE_POWER, node_id)
         row = await connection.fetchrow(f"{_NODES} WHERE n.id = $1", node_id)
-    return _as_node(row) if row else None
+    return _as_node(row, power) if row else None
 
 
 async def set_draining(pool: Pool, node_id: str, draining: bool, operator: Identity) -> bool:
@@ -227,12 +232,17 @@ async def set_draining(pool: Pool, node_id: str, draining: bool, operator: Ident
     return changed is not None
 
 
-def _as_node(row: Any) -> Node:
+def _as_node(row: Any, power_row: Any | None) -> Node:
     devices, readings = row["devices"], row["readings"]
-    is_up = row["state"] == "up"
+    power = dict(power_row) if power_row else {"node_id": row["id"]}
+    del power["node_id"]
+    sleeps = power.get("state") in ("going_down", "off", "waking") and not row["leased"]
+    is_up = row["state"] == "up" and not sleeps
     return Node.model_validate(
         {
-            **{name: row[name] for name in ("id", "state", "draining", "address", "agent_url", "zone", "driver")},
+            **{name: row[name] for name in ("id", "draining", "address", "agent_url", "zone", "driver")},
+            "state": NodeState.ASLEEP if sleeps else row["state"],
+            "power": power,
             "containers": row["containers"],
             "devices": devices,
             "readings": readings,

@@ -12,6 +12,7 @@ from services.core.cycle.snapshot import Trigger
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
+from services.scheduler.power_hooks import build_hook
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import Repository
 from tests.scheduler.world import World
@@ -22,6 +23,7 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     install_problem_handlers(app)
     app.include_router(endpoints.router)
     app.state.repository, app.state.redis, app.state.settings = Repository(world.pool), world.redis, world.settings
+    app.state.power_hook = build_hook(world.settings)
     identity = Identity(tenant_id="default", role=role, key_id="key-1")
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)

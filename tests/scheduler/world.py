@@ -18,6 +18,7 @@ from services.kit.ids import new_id
 from services.kit.redis import connect
 from services.scheduler.carbon import CarbonWatch
 from services.scheduler.loop import Scheduler
+from services.scheduler.power_hooks import build_hook
 from services.scheduler.settings import SchedulerSettings
 
 TOKEN = "a-token-of-sixteen-and-more"
@@ -134,7 +135,7 @@ class FixedGrid(CarbonWatch):
 
 @asynccontextmanager
 async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIterator[World]:
-    """Yield a world on an empty database; ``options`` are settings of the scheduler."""
+    """Yield a world on an empty database; ``options`` are settings of the scheduler, its hook for nodes among them."""
     settings = SchedulerSettings(
         WATTSHIFT_SERVICE_TOKEN=TOKEN,
         DATABASE_URL=database_url,
@@ -146,7 +147,7 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
         grid = FixedGrid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
         grid._asked_s = 1e18
-        yield World(pool, redis, Scheduler(settings, pool, redis, grid), settings)
+        yield World(pool, redis, Scheduler(settings, pool, redis, grid, build_hook(settings)), settings)
     await redis.flushdb()
     await redis.aclose()
     await pool.close()

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     """Nothing runs on the node."""
     NEEDED = "needed"
     """Jobs will need the node."""
+    WAITING_FOR_NODE = "waiting_for_node"
+    """The gang has its GPUs, but a node of them still has to boot."""
 
 
 @dataclass(frozen=True, slots=True)

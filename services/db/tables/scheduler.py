@@ -100,6 +100,41 @@ plans = Table(
     Column("actions", JSONB, nullable=False),
 )
 
+node_power = Table(
+    "node_power",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("state", Text, nullable=False, server_default=text("'on'")),
+    Column("since", Timestamp, nullable=False, server_default=text("now()")),
+    Column("pinned", Boolean, nullable=False, server_default=text("false")),
+    Column("reason", Text, nullable=False, server_default=text("''")),
+    Column("detail", Text, nullable=False, server_default=text("''")),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("acted_at", Timestamp),
+    Column("done_at", Timestamp),
+    Column("next_attempt_at", Timestamp),
+    Column("off_at", Timestamp),
+    Column("stays_on_until", Timestamp),
+    CheckConstraint("state IN ('on', 'going_down', 'off', 'waking', 'failed')", name="node_power_state"),
+)
+"""Nodes that were ever powered down or pinned awake; all others are on. Of the present change: how often its hook was
+run, when first (``acted_at``), when it last succeeded (``done_at``), and not before when it is run again. ``off_at``
+is null unless the node draws nothing but its standby."""
+
+node_power_periods = Table(
+    "node_power_periods",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=True),
+    Column("node_id", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("start_at", Timestamp, nullable=False),
+    Column("end_at", Timestamp, nullable=False),
+    Column("power_w", Float, nullable=False),
+    CheckConstraint("state IN ('off', 'waking')", name="node_power_periods_state"),
+    Index("node_power_periods_by_node", "node_id", "id"),
+)
+"""How long nodes were off and how long they took to wake, with the draw configured for it; telemetry books it."""
+
 outbox = Table(
     "outbox",
     metadata,

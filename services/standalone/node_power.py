@@ -1,0 +1,104 @@
+"""Power for the nodes of one machine: the agent of a node that is off does not run.
+
+    python -m services.standalone.node_power DATA_DIR on|off NODE
+
+is what a scheduler with ``SCHEDULER_NODE_POWER=command`` runs here unless it is given commands of its own. It writes
+down what is wanted (``power/NODE`` in the data folder) and returns once the supervisor has done it. A node that comes
+back counts as a machine that has booted: the simulated devices drew nothing meanwhile.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.standalone.data_folder import DataFolder, write_whole
+
+LOOK_EVERY_S = 0.2
+WITHIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Whether a node is to run, and how often it was powered up again."""
+
+    on: bool = True
+    boots: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells an agent that its host is not the one of an earlier boot."""
+        return {"GPU_AGENT_SIMULATED_BOOT": str(self.boots)} if self.boots else {}
+
+
+def commands(folder: DataFolder) -> dict[str, str]:
+    """Return the scheduler's settings for nodes of this installation."""
+    words = [sys.executable, "-P", "-m", "services.standalone.node_power", str(folder.path)]
+    return {
+        "SCHEDULER_NODE_POWER_ON_COMMAND": json.dumps([*words, "on", "{node}"]),
+        "SCHEDULER_NODE_POWER_OFF_COMMAND": json.dumps([*words, "off", "{node}"]),
+    }
+
+
+def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
+    """Return what was last asked for, by node."""
+    found: dict[str, Wanted] = {}
+    for path in _folder(folder).glob("[!.]*"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # somebody else's file
+            found[path.name] = Wanted(**json.loads(path.read_text()))
+    return found
+
+
+def write_wanted(folder: DataFolder, node_id: str, on: bool) -> None:
+    """Ask for a node to run or not; what is asked for already is not asked for again."""
+    before = read_wanted(folder).get(node_id, Wanted())
+    if before.on != on:
+        _folder(folder).mkdir(mode=0o700, exist_ok=True)
+        write_whole(_folder(folder) / node_id, json.dumps(asdict(Wanted(on, before.boots + on))))
+
+
+async def follow(folder: DataFolder, set_running: Callable[[str, Wanted], Awaitable[None]]) -> None:
+    """Carry out what is asked for until cancelled; all nodes run at first."""
+    done: dict[str, Wanted] = {}
+    while True:
+        for node_id, wanted in (await asyncio.to_thread(read_wanted, folder)).items():
+            if wanted.on != done.get(node_id, Wanted()).on:
+                await set_running(node_id, wanted)
+            done[node_id] = wanted
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def power(folder: DataFolder, node_id: str, on: bool) -> str:
+    """Have a node powered and wait for it; return what went wrong, or nothing."""
+    name = f"agent-{node_id}"
+    deadline = time.monotonic() + WITHIN_S
+    if name not in {process.name for process in folder.status().processes}:
+        return f"no node {node_id} runs in {folder.path}"
+    write_wanted(folder, node_id, on)
+    while time.monotonic() < deadline:
+        for process in folder.status().processes:
+            if process.name == name and (process.state == "stopped") is not on and (process.pid is not None) is on:
+                return ""
+        time.sleep(LOOK_EVERY_S)
+    return f"{name} is not {'on' if on else 'off'} after {WITHIN_S:g} s"
+
+
+def _folder(folder: DataFolder) -> Path:
+    return folder.path / "power"
+
+
+def main() -> None:
+    """Do what the command line says."""
+    match sys.argv[1:]:
+        case [path, ("on" | "off") as word, node_id]:
+            sys.exit(power(DataFolder(path), node_id, word == "on") or 0)
+        case _:
+            sys.exit("usage: python -m services.standalone.node_power DATA_DIR on|off NODE")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What nodes draw while nobody can measure it, off or booting: into the ledger as nobody's, modelled, each once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from services.contracts.nodes import EnergyInterval, EnergySource, Usage
+from services.db.engine import CONNECTION_ERRORS
+from services.db.pool import Pool
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.telemetry.ledger import Ledger, Reporter
+
+log = Log(__name__)
+
+LIFE = "power"
+"""Stands for the agent's life in lines that no agent reported; their sequence is the period's id."""
+BOOK_EVERY_S = 5.0
+
+_UNBOOKED = """
+SELECT d.id, d.node_id, d.start_at, d.end_at, d.power_w, n.zone FROM node_power_periods d
+JOIN nodes n ON n.id = d.node_id
+WHERE d.power_w > 0
+    AND NOT EXISTS (
+        SELECT FROM energy_intervals e WHERE e.node_id = d.node_id AND e.boot_id = $1 AND e.sequence = d.id)
+    AND NOT EXISTS (
+        SELECT FROM folded_intervals f WHERE f.node_id = d.node_id AND f.boot_id = $1 AND f.through_sequence >= d.id)
+ORDER BY d.id LIMIT 100
+"""
+
+
+async def book(pool: Pool, ledger: Ledger) -> int:
+    """Write a ledger line for every period of a node's sleep that has none; return how many there were.
+
+    Raises:
+        ProblemError: 503, no intensity is known for a zone.
+    """
+    async with pool.connection() as connection:
+        rows = await connection.fetch(_UNBOOKED, LIFE)
+    for row in rows:
+        static_j = row["power_w"] * (row["end_at"] - row["start_at"]).total_seconds()
+        usage = Usage(
+            allocation_id=None,
+            devices=[],
+            gpu_energy_j=0.0,
+            cpu_energy_j=0.0,
+            static_energy_j=static_j,
+            source=EnergySource.MODELLED,
+        )
+        interval = EnergyInterval(
+            boot_id=LIFE,
+            sequence=row["id"],
+            start_at=row["start_at"],
+            end_at=row["end_at"],
+            metered_gpu_energy_j=0.0,
+            usages=[usage],
+        )
+        await ledger.store(Reporter(row["node_id"], row["zone"], EnergySource.MODELLED), [interval])
+    return len(rows)
+
+
+async def book_for_ever(pool: Pool, ledger: Ledger) -> None:
+    """Book now and then until cancelled."""
+    while True:
+        try:
+            await book(pool, ledger)
+        except (ProblemError, TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
+            log.warning("sleeps.not_booked", error=str(error) or type(error).__name__)
+        await asyncio.sleep(BOOK_EVERY_S)

@@ -1,0 +1,337 @@
+"""Nodes powered down and woken: every state, on the real database, with commands that really run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.contracts.identity import Identity, Role
+from services.scheduler.node_power import Patience, Step, next_step
+from services.scheduler.power_hooks import build_hook
+from services.scheduler.repository import PowerRefusedError, Repository
+from tests.scheduler.test_api import client
+from tests.scheduler.world import World, a_world
+from tests.support.control_plane import eventually
+from tests.support.servers import fresh_database
+
+OPERATOR = Identity(tenant_id="default", role=Role.OPERATOR, key_id="key-1")
+AT_ONCE = {"node_min_on_s": 0, "node_min_off_s": 0, "node_power_backoff_s": 0.01, "lease_margin_s": 0}
+
+
+def told(log: Path) -> list[str]:
+    """Return what the hooks were asked, in order."""
+    return log.read_text().split("\n")[:-1] if log.exists() else []
+
+
+def commands(log: Path, *, on: str = "true", off: str = "true") -> dict[str, Any]:
+    """Return settings whose hooks write down what they are asked, and then run a line of shell."""
+    script = 'echo "$1" >> "$0"; '
+    return {
+        "node_power": "command",
+        "node_power_on_command": ["/bin/sh", "-c", script + on, str(log), "on {node} {address}"],
+        "node_power_off_command": ["/bin/sh", "-c", script + off, str(log), "off {node} {address}"],
+    }
+
+
+@pytest.fixture
+def make(postgres_url: str, redis_url: str, tmp_path: Path) -> Callable[..., Any]:
+    """Worlds whose hooks run in the background."""
+
+    @asynccontextmanager
+    async def made(*, on: str = "true", off: str = "true", **options: Any) -> AsyncIterator[World]:
+        options = AT_ONCE | commands(tmp_path / "told", on=on, off=off) | options
+        async with a_world(fresh_database(postgres_url), redis_url, **options) as world:
+            hooks = asyncio.create_task(world.scheduler._nodes.run())
+            yield world
+            hooks.cancel()
+            await asyncio.wait([hooks])
+
+    return made
+
+
+async def power(world: World, node: str) -> str:
+    rows = await world.fetch("SELECT state FROM node_power WHERE node_id = $1", node)
+    return rows[0]["state"] if rows else "on"
+
+
+async def becomes(world: World, node: str, state: str) -> None:
+    """Turn the scheduler until a node's power is so."""
+
+    async def is_so() -> bool:
+        await world.scheduler.turn()
+        return await power(world, node) == state
+
+    await eventually(is_so)
+
+
+async def silent(world: World, node: str) -> None:
+    await world.fetch(
+        "UPDATE nodes SET heartbeat_at = now() - interval '1 s', lease_until = now() - interval '1 s' WHERE id = $1",
+        node,
+    )
+
+
+async def heard(world: World, node: str) -> None:
+    await world.fetch(
+        "UPDATE nodes SET heartbeat_at = clock_timestamp(), lease_until = now() + interval '60 s', state = 'up' "
+        "WHERE id = $1",
+        node,
+    )
+
+
+async def asleep(world: World, node: str) -> None:
+    """Power a node down as an operator would."""
+    await Repository(world.pool).sleep(node, OPERATOR)
+    await silent(world, node)
+    await becomes(world, node, "off")
+
+
+async def test_a_gang_wakes_its_node_waits_for_it_and_runs(make: Any, tmp_path: Path) -> None:
+    async with make(node_boot_w=100, node_standby_w=5) as world:
+        await world.node("n1", 2)
+        await asleep(world, "n1")
+        job = await world.job(2)
+        await becomes(world, "n1", "waking")
+
+        (row,) = await world.fetch("SELECT state, reason FROM jobs")
+        assert tuple(row) == ("starting", "waiting_for_node")
+        await eventually(lambda: _is(told(tmp_path / "told"), ["off n1 10.0.0.2", "on n1 10.0.0.2"]))
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+        await world.report(await world.allocation(job), "running")
+        await world.scheduler.turn()
+
+        assert await world.state(job) == "running"
+        periods = await world.fetch("SELECT state, power_w FROM node_power_periods ORDER BY id")
+        assert [tuple(row) for row in periods] == [("off", 5), ("waking", 100)]
+
+
+async def _is(found: object, wanted: object) -> bool:
+    return found == wanted
+
+
+async def test_powerflow_powers_down_what_nobody_uses_as_it_does_in_simulations(make: Any) -> None:
+    async with make(policy="powerflow") as world:
+        for name in ("n1", "n2", "n3"):
+            await world.node(name)
+        await world.scheduler.turn()
+        states = [await power(world, name) for name in ("n1", "n2", "n3")]
+        (plan,) = await world.fetch("SELECT actions FROM plans")
+        assert states == ["on", "going_down", "going_down"]
+        assert [(action["action"], action["node_id"], action["reason"]) for action in plan["actions"]] == [
+            ("power_down", "n2", "unused"),
+            ("power_down", "n3", "unused"),
+        ]
+
+
+async def test_a_node_that_goes_down_gets_no_starts_and_is_woken_once_it_is_off(make: Any) -> None:
+    async with make(off="sleep 0.3") as world:
+        await world.node("n1")
+        await Repository(world.pool).sleep("n1", OPERATOR)
+        job = await world.job()
+        await world.scheduler.turn()
+        assert (await world.state(job), await world.claims()) == ("queued", 0)
+        await silent(world, "n1")
+        await becomes(world, "n1", "waking")
+        assert await world.state(job) == "starting"
+
+
+async def test_a_silent_node_that_was_powered_down_is_not_lost(make: Any) -> None:
+    async with make() as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        await world.fetch("UPDATE nodes SET lease_until = now() - interval '1 day'")
+        await world.scheduler.turn()
+        (row,) = await world.fetch("SELECT state FROM nodes")
+        assert (row["state"], await power(world, "n1")) == ("up", "off")
+
+
+async def test_a_wake_that_never_arrives_fails_the_node_and_the_gang_goes_elsewhere(make: Any, tmp_path: Path) -> None:
+    async with make(node_wake_timeout_s=0.05, node_power_attempts=2) as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        job = await world.job()
+        await becomes(world, "n1", "waking")
+        first = await world.allocation(job)
+        await world.node("n2")
+        await becomes(world, "n1", "failed")
+        await eventually(lambda: _turned_to(world, job, first))
+
+        (row,) = await world.fetch("SELECT shares FROM allocations WHERE state <> 'ended'")
+        assert [share["node_id"] for share in row["shares"]] == ["n2"]
+        assert told(tmp_path / "told").count("on n1 10.0.0.4") == 2
+        (said,) = await world.fetch("SELECT detail FROM node_power WHERE node_id = 'n1'")
+        assert "2 times" in said["detail"]
+        (counted,) = await world.fetch("SELECT restarts, preemptions FROM jobs")
+        assert tuple(counted) == (0, 0)
+
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+
+
+async def _turned_to(world: World, job: str, before: str) -> bool:
+    await world.scheduler.turn()
+    return await world.allocation(job) != before
+
+
+async def test_a_hook_that_fails_is_run_again_with_pauses_and_a_node_that_speaks_stays_on(
+    make: Any, tmp_path: Path
+) -> None:
+    async with make(off="echo no key for the rack >&2; exit 3", node_power_attempts=3) as world:
+        await world.node("n1")
+        await Repository(world.pool).sleep("n1", OPERATOR)
+        await becomes(world, "n1", "on")
+        (row,) = await world.fetch("SELECT detail, stays_on_until > now() AS stays FROM node_power")
+        assert tuple(row) == ("no key for the rack", True)
+        assert told(tmp_path / "told") == ["off n1 10.0.0.4"] * 3
+
+
+async def test_no_more_nodes_boot_at_once_than_the_supply_bears(make: Any, tmp_path: Path) -> None:
+    async with make(node_max_wakes=1) as world:
+        for name in ("n1", "n2"):
+            await world.node(name)
+            await asleep(world, name)
+        await world.job(8)
+        await becomes(world, "n1", "waking")
+        await eventually(lambda: _said(tmp_path, "on"))
+        await world.scheduler.turn()
+        assert [line for line in told(tmp_path / "told") if line.startswith("on")] == ["on n1 10.0.0.4"]
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+        await eventually(lambda: _said(tmp_path, "on n2"))
+
+
+async def _said(folder: Path, word: str) -> bool:
+    return any(line.startswith(word) for line in told(folder / "told"))
+
+
+async def test_a_node_stays_off_and_on_for_its_least_times(make: Any, tmp_path: Path) -> None:
+    async with make(policy="powerflow", node_min_off_s=3_600, node_min_on_s=3_600) as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        await world.job()
+        await becomes(world, "n1", "waking")
+        await world.scheduler._nodes._begin_due()
+        assert not await _said(tmp_path, "on")
+        await world.fetch("UPDATE node_power SET off_at = now() - interval '2 hours'")
+        world.scheduler._nodes.act()
+        await eventually(lambda: _said(tmp_path, "on"))
+
+        await world.node("n2")
+        await world.node("n3")
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+        await world.fetch("UPDATE jobs SET cancel_requested = true")
+        await world.exits((await world.fetch("SELECT id FROM jobs"))[0]["id"])
+        await world.scheduler.turn()
+        assert await power(world, "n1") == "on"
+
+
+async def test_a_cancelled_job_does_not_wait_for_its_node(make: Any) -> None:
+    async with make() as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        job = await world.job()
+        await becomes(world, "n1", "waking")
+        await world.ask(job, "cancel")
+        await world.scheduler.turn()
+        assert (await world.state(job), await world.claims()) == ("cancelled", 0)
+
+
+async def test_a_pinned_node_is_woken_and_never_powered_down(make: Any) -> None:
+    async with make(policy="powerflow") as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        await Repository(world.pool).pin("n1", True, OPERATOR)
+        await becomes(world, "n1", "waking")
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+        with pytest.raises(PowerRefusedError, match="pinned"):
+            await Repository(world.pool).sleep("n1", OPERATOR)
+        await world.node("n0")
+        await world.scheduler.turn()
+        assert await power(world, "n1") == "on"
+
+
+async def test_what_was_decided_is_done_by_the_scheduler_that_comes_next(
+    postgres_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = AT_ONCE | commands(tmp_path / "told")
+    async with a_world(fresh_database(postgres_url), redis_url, **options) as world:
+        await world.node("n1")
+        await Repository(world.pool).sleep("n1", OPERATOR)  # committed; this scheduler runs no hooks any more
+        await world.scheduler.turn()
+        assert told(tmp_path / "told") == []
+
+        again = type(world.scheduler._nodes)(world.pool, build_hook(world.settings), world.settings)
+        hooks = asyncio.create_task(again.run())
+        await eventually(lambda: _said(tmp_path, "off n1"))
+        hooks.cancel()
+        await asyncio.wait([hooks])
+
+
+async def test_operators_power_nodes_over_http_and_are_noted(make: Any) -> None:
+    async with make() as world:
+        await world.node("n1")
+        job = await world.running()
+        async with client(world) as api:
+            refused = await api.post("/v1/nodes/n1/sleep")
+            await world.exits(job)
+            slept = await api.post("/v1/nodes/n1/sleep")
+            too_soon = await api.post("/v1/nodes/n1/wake")
+            pinned = await api.post("/v1/nodes/n1/pin-awake")
+            freed = await api.post("/v1/nodes/n1/unpin")
+            unknown = await api.post("/v1/nodes/n9/wake")
+        async with client(world, Role.USER) as api:
+            forbidden = await api.post("/v1/nodes/n1/sleep")
+
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        assert (slept.status_code, slept.json()["state"]) == (200, "going_down")
+        assert too_soon.status_code == 409
+        assert (pinned.json()["pinned_awake"], freed.json()["pinned_awake"]) == (True, False)
+        assert (unknown.status_code, forbidden.status_code) == (404, 403)
+        rows = await world.fetch("SELECT action FROM audit_log ORDER BY sequence")
+        assert [row["action"] for row in rows] == ["node.sleep", "node.pin_awake", "node.unpin"]
+
+
+async def test_without_a_hook_nobody_can_be_powered(world: World) -> None:
+    await world.node("n1")
+    async with client(world) as api:
+        for verb in ("sleep", "wake"):
+            answer: httpx.Response = await api.post(f"/v1/nodes/n1/{verb}")
+            assert (answer.status_code, answer.json()["code"]) == (409, "capability_missing")
+    assert await world.fetch("SELECT FROM node_power") == []
+
+
+PATIENCE = Patience(down_s=10, wake_s=20, attempts=2)
+ROW = {"pinned": False, "attempts": 1, "acted_at": None, "done_for_s": None, "leased": False, "heard": False}
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "step"),
+    [
+        ("going_down", {}, None),
+        ("going_down", {"pinned": True}, Step.STAY),
+        ("going_down", {"pinned": True, "acted_at": 1}, None),
+        ("going_down", {"done_for_s": 1, "leased": True}, None),
+        ("going_down", {"done_for_s": 11, "leased": True}, Step.STAY),
+        ("going_down", {"done_for_s": 1}, Step.DOWN),
+        ("off", {}, None),
+        ("off", {"heard": True}, Step.AWAKE),
+        ("off", {"pinned": True}, Step.WAKE),
+        ("waking", {"done_for_s": 19}, None),
+        ("waking", {"done_for_s": 21}, Step.RETRY),
+        ("waking", {"done_for_s": 21, "attempts": 2}, Step.FAIL),
+        ("waking", {"done_for_s": 21, "attempts": 2, "heard": True}, Step.AWAKE),
+        ("failed", {}, None),
+        ("failed", {"heard": True}, Step.AWAKE),
+    ],
+)
+def test_what_becomes_of_a_node(state: str, facts: dict[str, Any], step: Step | None) -> None:
+    assert next_step({**ROW, "state": state, **facts}, PATIENCE) is step

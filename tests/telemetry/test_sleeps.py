@@ -1,0 +1,47 @@
+"""What sleeping and booting nodes draw, in the ledger."""
+
+import pytest
+
+from services.db.pool import Pool
+from services.telemetry.sleeps import LIFE
+from tests.support.control_plane import OPERATOR, eventually, service_headers
+from tests.telemetry.conftest import Plane
+
+
+async def periods(pool: Pool, node: str) -> None:
+    async with pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO node_power_periods (node_id, state, start_at, end_at, power_w) VALUES "
+            "($1, 'off', now() - interval '140 s', now() - interval '40 s', 10), "
+            "($1, 'waking', now() - interval '40 s', now() - interval '10 s', 300), "
+            "($1, 'off', now() - interval '10 s', now(), 0)",
+            node,
+        )
+
+
+async def test_sleep_and_boot_are_booked_once_as_nobodys_estimated_energy(plane: Plane) -> None:
+    await plane.agent("n0")
+    await periods(plane.pool, "n0")
+
+    async def lines() -> list[tuple[object, ...]]:
+        async with plane.pool.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT owner, static_energy_j, gpu_energy_j, source, carbon_gco2 / pue AS carbon FROM energy_usages "
+                "WHERE boot_id = $1 ORDER BY sequence",
+                LIFE,
+            )
+        return [tuple(row) for row in rows] if len(rows) == 2 else []
+
+    booked = await eventually(lines)
+    assert [row[:4] for row in booked] == [("", 1_000.0, 0.0, "modelled"), ("", 9_000.0, 0.0, "modelled")]
+    assert [row[4] for row in booked] == pytest.approx([0.1, 0.9])  # 360 g/kWh
+
+    async def asked(path: str) -> dict:
+        return (await plane.http.get(path, headers=service_headers(OPERATOR))).json()
+
+    report = await asked("/v1/reports/footprint")
+    assert report["idle"]["estimated_energy_j"] == report["idle"]["energy_j"] == 10_000
+    assert (await asked("/v1/invariants"))["holds"]
+    seen = (await asked("/v1/nodes/n0"))["power"]
+    assert (seen["wakes"], seen["off_s"], seen["waking_s"]) == (1, 110, 30)
+    assert seen["estimated_energy_j"] == 10_000
