@@ -159,6 +159,7 @@ setting_measurements = Table(
     Column("window_s", Float, nullable=False),
     Column("position", Integer, nullable=False, server_default=text("0")),
     Column("slice_since", Timestamp),
+    Column("slice_s", Float, nullable=False, server_default=text("0")),
     Column("state", Text, nullable=False, server_default=text("'running'")),
     Column("detail", Text, nullable=False, server_default=text("''")),
     Column("began_at", Timestamp, nullable=False, server_default=text("now()")),
