@@ -27,6 +27,7 @@ STATE_STYLES = {
     "cancelled": "dim",
     "lost": "red",
     "up": "green",
+    "asleep": "blue",
 }
 
 

@@ -205,6 +205,8 @@ class NodePower:
                     await self._begin_due()
                 except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
                     log.warning("node_power.waiting", error=str(error) or type(error).__name__)
+                except Exception:  # a fault over one node must not leave the others asleep for ever
+                    log.exception("node_power.failed")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._due.wait(), LOOK_EVERY_S)
         finally:

@@ -84,6 +84,11 @@ WHERE a.state <> 'ended' AND e.node_id IS NULL
 GROUP BY a.id, s.node_id, s.devices HAVING count(c.device) <> jsonb_array_length(s.devices) ORDER BY 1, 2
 """
 
+_ASLEEP = """
+SELECT p.node_id AS node, p.state, count(*) AS claimed FROM node_power p JOIN device_claims c ON c.node_id = p.node_id
+WHERE p.state IN ('going_down', 'off', 'failed') GROUP BY 1, 2 ORDER BY 1
+"""
+
 _ONE_GANG = """
 SELECT job_id AS job, count(*) AS gangs FROM allocations WHERE state <> 'ended' GROUP BY job_id HAVING count(*) > 1
 """
@@ -132,6 +137,12 @@ RULES = (
         _CLAIMS_MISSING,
         "Every live gang holds its devices, each once.",
         lambda row: f"{row['allocation']} on {row['node']}: {row['claimed']} of {row['held']}",
+    ),
+    Rule(
+        "sleeping_nodes_hold_nothing",
+        _ASLEEP,
+        "No gang holds a device of a node that is powered down and not being woken.",
+        lambda row: f"{row['node']} is {row['state']}: {row['claimed']} claimed",
     ),
     Rule(
         "one_gang_per_job",

@@ -4,7 +4,7 @@ import pytest
 
 from services.cli import output
 from services.cli.client import CliError
-from services.cli.cluster import parameters_of, sparkline
+from services.cli.cluster import parameters_of, power_words, sparkline
 
 
 @pytest.mark.parametrize(("energy_j", "words"), [(0, "0 J"), (999, "999 J"), (3_600, "1.00 Wh"), (3.6e6, "1.000 kWh")])
@@ -31,6 +31,20 @@ def test_a_sparkline_spans_its_values() -> None:
     assert sparkline([1, 2, 3])[0::2] == "▁█"
     assert sparkline([5, 5]) == "▁▁"
     assert sparkline([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("draining", "state", "pinned", "words"),
+    [
+        (False, "on", False, []),
+        (True, "on", True, ["[yellow]draining[/]", "[cyan]pinned[/]"]),
+        (False, "going_down", False, ["[blue]going down -[/]"]),
+        (False, "failed", False, ["[red]failed -[/]"]),
+    ],
+)
+def test_what_a_node_s_line_says_of_its_power(draining: bool, state: str, pinned: bool, words: list[str]) -> None:
+    power = {"state": state, "since": None, "pinned_awake": pinned}
+    assert power_words({"draining": draining, "power": power}) == words
 
 
 def test_parameters_are_json_where_they_can_be() -> None:

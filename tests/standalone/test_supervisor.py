@@ -88,6 +88,20 @@ async def test_stages_start_in_order_and_stop_in_reverse(tmp_path: Path) -> None
     assert {process.state for process in supervisor.status()} == {"stopped"}
 
 
+async def test_one_is_stopped_alone_and_started_again_with_more_in_its_environment(tmp_path: Path) -> None:
+    script = 'echo "$BOOT" >> boots; ' + SERVE
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.start([a_process("a", tmp_path, script), a_process("b", tmp_path)])
+        other = supervisor.status()[1]
+        await supervisor.set_running("a", False)
+        assert (supervisor.status()[0].state, supervisor.status()[0].pid) == ("stopped", None)
+        await supervisor.set_running("a", True, {"BOOT": "1"})
+        await supervisor.set_running("nobody", False)
+        await until(lambda: supervisor.status()[0].state == "running")
+        await until(lambda: (tmp_path / "boots").read_text() == "\n1\n")
+        assert supervisor.status()[1] == other
+
+
 async def test_one_that_will_not_stop_is_killed(tmp_path: Path) -> None:
     stubborn = "trap '' TERM; touch {name}.ready; while :; do sleep 0.05; done"
     async with supervised(tmp_path) as supervisor:
