@@ -164,12 +164,14 @@ setting_measurements = Table(
     Column("detail", Text, nullable=False, server_default=text("''")),
     Column("began_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("ended_at", Timestamp),
+    Column("slice_s", Float, nullable=False, server_default=text("0")),
     CheckConstraint("state IN ('running', 'done', 'cut', 'failed')", name="setting_measurements_state"),
     Index("setting_measurements_running", "allocation_id", postgresql_where=text("state = 'running'")),
     Index("setting_measurements_by_kind", "kind", "began_at"),
 )
 """Gangs that are, or were, run at each of ``settings`` in turn, the default first; ``position`` is the one in force
-since ``slice_since``. A failed one is not tried again for its job; a cut one is."""
+since ``slice_since``: for ``window_s`` at most, until the first report ``slice_s`` after its first. A failed one is not
+tried again for its job; a cut one is."""
 
 setting_points = Table(
     "setting_points",
