@@ -164,7 +164,6 @@ setting_measurements = Table(
     Column("detail", Text, nullable=False, server_default=text("''")),
     Column("began_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("ended_at", Timestamp),
-    Column("slice_s", Float, nullable=False, server_default=text("0")),
     CheckConstraint("state IN ('running', 'done', 'cut', 'failed')", name="setting_measurements_state"),
     Index("setting_measurements_running", "allocation_id", postgresql_where=text("state = 'running'")),
     Index("setting_measurements_by_kind", "kind", "began_at"),
