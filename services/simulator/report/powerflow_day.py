@@ -1,11 +1,15 @@
-"""PowerFlow's day as tables: ``python -m services.simulator.report.powerflow_day PAGE RESULTS``.
+"""PowerFlow against its paper as tables: ``python -m services.simulator.report.powerflow_day PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day (and, where it was run, of
-powerflow-profiled), each in a folder of that name. In PAGE, what stands between ``<!-- powerflow-day -->`` (or
-``<!-- fitted -->``) and ``<!-- end -->`` is made anew; the text around it is by hand.
+RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down,
+powerflow-sensitivity and powerflow-profiled, each in a folder of that name. In PAGE, what stands between ``<!-- NAME
+-->`` and ``<!-- end -->`` is made anew where all results it needs are there; the text around it is by hand.
 
-Equal energy: a baseline's point is set against PowerFlow's curve of average completion time over energy, linear between
-its points; a point beyond its greatest energy is set against the point of greatest energy, and says so.
+==================== ===============================================================================================
+``powerflow-points`` every policy's points on the day, means over seeds
+``powerflow-day``    PowerFlow's points, and each baseline against it at equal energy and at equal time, seed by seed
+``sensitivity``      section 6.4: completion times at the energy of the two baselines with Zeus
+``fitted``           fitted models against everything known beforehand
+==================== ===============================================================================================
 """
 
 from __future__ import annotations
@@ -13,86 +17,270 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from services.simulator.report.equal_energy import Curve, compared
+
 PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "afs": 1.57}
 """Section 6.2: how many times shorter PowerFlow's average completion time is at most, at equal energy."""
-HEAD = (
-    "",
-    "energy",
-    "of it idle",
-    "peak",
-    "mean JCT",
-    "p99 JCT",
-    "stops",
-    "PowerFlow at that energy",
-    "at most, paper",
-)
 OURS = "powerflow"
+SETTINGS = {"power_limit_w": "{:g} W", "eta": "weight {:g}"}
+DAY, DOWN, SENSITIVITY, PROFILED = "powerflow-day", "powerflow-day-down", "powerflow-sensitivity", "powerflow-profiled"
+ON, OFF = "all nodes on", "unused nodes powered down"
 
 
-def cells_of(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (label, policy, summary) of every cell in a results folder, by energy within a policy."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "cells").glob("*.json"))]
-    rows = [(each["inputs"]["choice"]["label"], each["inputs"]["choice"]["policy"], each["summary"]) for each in found]
-    return sorted(rows, key=lambda row: (row[1] == OURS, row[1], row[2]["energy_kwh"]))
+@dataclass(frozen=True)
+class Point:
+    """One cell of an experiment: what ran, and what of its summary the tables show."""
+
+    label: str
+    policy: str
+    setting: str
+    trace: str
+    seed: int
+    energy_kwh: float
+    idle_kwh: float
+    peak_w: float
+    jct_s: float
+    p99_jct_s: float
+    stops: int
 
 
-def table(results: Path) -> str:
-    """Return the table of the day as Markdown."""
-    cells = cells_of(results / "powerflow-day")
-    curve = sorted((each["energy_kwh"], each["avg_jct_s"]) for _, policy, each in cells if policy == OURS)
-    energy_kwh, jct_s = np.array(curve, dtype=np.float64).T
-    lines = ["| " + " | ".join(HEAD) + " |", "|---|" + "---:|" * (len(HEAD) - 1)]
-    for label, policy, each in cells:
-        ratio = ""
-        if policy != OURS:
-            beyond = each["energy_kwh"] > energy_kwh[-1]
-            times = each["avg_jct_s"] / float(np.interp(each["energy_kwh"], energy_kwh, jct_s))
-            ratio = f"{times:.2f} x" + (f" (at {energy_kwh[-1]:,.0f} kWh)" if beyond else "")
-        paper = f"{PAPER[label]:.2f} x" if label in PAPER else ""
-        figures = (
-            label,
-            f"{each['energy_kwh']:,.0f} kWh",
-            f"{each['idle_energy_kwh']:,.0f} kWh",
-            f"{each['peak_power_w'] / 1000:.1f} kW",
-            f"{each['avg_jct_s'] / 60:.1f} min",
-            f"{each['p99_jct_s'] / 3600:.1f} h",
-            f"{each['preemptions']:,}",
-            ratio,
-            paper,
+def points_of(folder: Path) -> list[Point]:
+    """Return the cells of an experiment as its last run named them, in the order of its file."""
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    points: list[Point] = []
+    for key, *_ in index:
+        cell = json.loads((folder / "cells" / f"{key}.json").read_text(encoding="utf-8"))
+        inputs, summary = cell["inputs"], cell["summary"]
+        choice = inputs["choice"]
+        given = {**choice["options"], **choice["params"]}
+        setting = next((form.format(given[name]) for name, form in SETTINGS.items() if name in given), "default")
+        points.append(
+            Point(
+                choice["label"],
+                choice["policy"],
+                setting,
+                inputs["trace"]["label"],
+                inputs["seed"],
+                summary["energy_kwh"],
+                summary["idle_energy_kwh"],
+                summary["peak_power_w"],
+                summary["avg_jct_s"],
+                summary["p99_jct_s"],
+                summary["preemptions"],
+            )
         )
-        lines.append("| " + " | ".join(figures) + " |")
-    return "\n".join(lines)
+    return points
+
+
+def rows_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, the first column to the left."""
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def mean(points: Iterable[Point], of: Callable[[Point], float]) -> float:
+    """Return the mean of a figure over seeds."""
+    return float(np.mean([of(point) for point in points]))
+
+
+def points_table(results: Path) -> str:
+    """Return the baselines' points: a row per setting, a column per policy and per what becomes of unused nodes."""
+    shown = [(name, policy) for name in (DAY, DOWN) for policy in ("gandiva", "las", "afs")]
+    cells: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
+    settings: dict[str, None] = {}
+    for name in (DAY, DOWN):
+        for point in points_of(results / name):
+            if point.policy != OURS:
+                bare = next(part for part in ("gandiva", "las", "afs") if part in point.policy)
+                setting = f"Zeus, {point.setting}" if "zeus" in point.policy else point.setting
+                settings[setting] = None
+                cells[name, bare, setting].append(point)
+    head = ["kWh, mean JCT in min", *(f"{policy}, {ON if name == DAY else 'powered down'}" for name, policy in shown)]
+    rows: list[list[str]] = []
+    for setting in sorted(settings, key=lambda each: "Zeus" in each):
+        found = [cells[name, policy, setting] for name, policy in shown]
+        texts = [
+            f"{mean(each, lambda p: p.energy_kwh):,.0f}, {mean(each, lambda p: p.jct_s) / 60:.0f}" if each else ""
+            for each in found
+        ]
+        rows.append([setting, *texts])
+    return rows_of(head, rows)
+
+
+def day_table(results: Path) -> str:
+    """Return PowerFlow's points, and every baseline against them."""
+    day, down = points_of(results / DAY), points_of(results / DOWN)
+    ours: dict[str, list[Point]] = defaultdict(list)
+    for point in day:
+        if point.policy == OURS:
+            ours[point.label].append(point)
+    head = ["mean over seeds", "energy", "of it idle", "peak", "mean JCT", "p99 JCT", "stops"]
+    rows = [
+        [
+            label,
+            f"{mean(each, lambda p: p.energy_kwh):,.0f} kWh",
+            f"{mean(each, lambda p: p.idle_kwh):,.0f} kWh",
+            f"{mean(each, lambda p: p.peak_w) / 1000:.1f} kW",
+            f"{mean(each, lambda p: p.jct_s) / 60:.1f} min",
+            f"{mean(each, lambda p: p.p99_jct_s) / 3600:.1f} h",
+            f"{mean(each, lambda p: p.stops):,.0f}",
+        ]
+        for label, each in ours.items()
+    ]
+    of_ours = [point for points in ours.values() for point in points]
+    against = [
+        [f"{policy}{account}", *against_seeds(of_ours, theirs, of), "" if account else f"{paper:.2f} x"]
+        for policy, paper in PAPER.items()
+        for account, theirs, of in accounts(policy, day, down)
+    ]
+    beside = [
+        "PowerFlow against",
+        "energies both reach",
+        "times faster there",
+        "times less energy at equal JCT",
+        "paper",
+    ]
+    return rows_of(head, rows) + "\n\n" + rows_of(beside, against)
+
+
+def accounts(
+    policy: str, day: Sequence[Point], down: Sequence[Point]
+) -> Iterator[tuple[str, list[Point], Callable[[Point], float]]]:
+    """Yield how a baseline's energy may be counted: what to call it, its points, and a point's energy, kWh.
+
+    Zeus stands at its default weight, as in the paper, and then over its weight.
+    """
+    on, off = ([point for point in points if point.policy == policy] for points in (day, down))
+    if "zeus" not in policy:
+        yield "", on, lambda point: point.energy_kwh
+        yield f", {OFF}", off, lambda point: point.energy_kwh
+        yield ", running gangs alone", on, lambda point: point.energy_kwh - point.idle_kwh
+        return
+    yield "", [point for point in on if point.setting == "default"], lambda point: point.energy_kwh
+    yield f", {OFF}", [point for point in off if point.setting == "default"], lambda point: point.energy_kwh
+    yield f", {OFF}, over its weight", off, lambda point: point.energy_kwh
+
+
+def against_seeds(ours: Sequence[Point], theirs: Sequence[Point], of: Callable[[Point], float]) -> tuple[str, str, str]:
+    """Return the energies both curves reach, how many times faster ours is there, and how much less it takes then.
+
+    A baseline that needs more than PowerFlow ever does is set against PowerFlow's fastest point.
+    """
+    faster, less, spans, beyond = [], [], [], []
+    for seed in sorted({point.seed for point in theirs} & {point.seed for point in ours}):
+        mine, other = (
+            Curve.of([(of(point), point.jct_s) for point in points if point.seed == seed]) for points in (ours, theirs)
+        )
+        at_energy, at_time = compared(mine, other), compared(mine.turned(), other.turned())
+        if at_energy is None and mine.energy_kwh[-1] < other.energy_kwh[0]:
+            beyond.append((float(mine.energy_kwh[-1] / other.energy_kwh[0]), float(other.jct_s[0] / mine.jct_s[-1])))
+        elif at_energy is not None:
+            faster.append((at_energy.least, at_energy.most))
+            spans.append((at_energy.low, at_energy.high))
+        if at_time is not None:
+            less.append((at_time.least, at_time.most))
+    energies = between(spans, "{:,.0f}") + " kWh" if spans else "none"
+    times = spread(faster)
+    if beyond and not faster:
+        share, ratio = np.mean(beyond, axis=0).tolist()
+        times = f"{ratio:.2f} x at {100 * share:.0f} % of its least"
+    return energies, times, spread(less)
+
+
+def between(pairs: Sequence[tuple[float, float]], form: str) -> str:
+    """Return the mean of the first and of the second, as a range where they differ."""
+    low, high = (form.format(value) for value in np.mean(pairs, axis=0).tolist())
+    return low if low == high else f"{low}-{high}"
+
+
+def spread(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return least and most times, means over seeds, with the standard deviation of the most."""
+    if not pairs:
+        return ""
+    deviation = f" (± {np.std([most for _, most in pairs], ddof=1):.2f})" if len(pairs) > 1 else ""
+    return between(pairs, "{:.2f}") + " x" + deviation
+
+
+def sensitivity_table(results: Path) -> str:
+    """Return every trace's completion times at the mean energy of the two with Zeus, as multiples of PowerFlow's.
+
+    A curve that ends before that energy stands with its nearest point, and says by how much it is off.
+    """
+    by_trace: dict[str, list[Point]] = defaultdict(list)
+    for point in points_of(results / SENSITIVITY):
+        by_trace[point.trace].append(point)
+    head = ["", "energy", "powerflow", *PAPER]
+    rows: list[list[str]] = []
+    for trace, points in by_trace.items():
+        energy_kwh = mean((p for p in points if "zeus" in p.policy), lambda p: p.energy_kwh)
+        jct_s: dict[str, float] = {}
+        off: dict[str, str] = {}
+        for policy in (OURS, *PAPER):
+            curve = Curve.of([(p.energy_kwh, p.jct_s) for p in points if p.policy == policy])
+            nearest = float(np.clip(energy_kwh, curve.energy_kwh[0], curve.energy_kwh[-1]))
+            jct_s[policy] = curve.at(nearest)
+            share = nearest / energy_kwh - 1
+            off[policy] = "" if abs(share) < 0.05 else f" at {100 * share:+.0f} % energy"
+        times = [f"{jct_s[policy] / jct_s[OURS]:.2f} x{off[policy]}" for policy in PAPER]
+        rows.append([trace, f"{energy_kwh:,.0f} kWh", f"{jct_s[OURS] / 60:,.0f} min{off[OURS]}", *times])
+    return rows_of(head, rows)
 
 
 def fitted_table(results: Path) -> str:
-    """Return the table of fitted against profiled as Markdown."""
-    fitted = {label: each for label, _, each in cells_of(results / "powerflow-day")}
-    lines = ["| fitted against profiled | energy | mean JCT |", "|---|---:|---:|"]
-    for label, _, each in cells_of(results / "powerflow-profiled"):
-        if label in fitted:
-            shares = (fitted[label][key] / each[key] - 1 for key in ("energy_kwh", "avg_jct_s"))
-            lines.append(f"| {label} | " + " | ".join(f"{100 * share:+.1f} %" for share in shares) + " |")
-    return "\n".join(lines)
+    """Return the table of fitted against profiled: of every point of both, seed 1."""
+    fitted = {point.label: point for point in points_of(results / DAY) if point.seed == 1}
+    rows = [
+        [
+            point.label,
+            *(f"{100 * (of(fitted[point.label]) / of(point) - 1):+.1f} %" for of in (lambda p: p.energy_kwh, jct_of)),
+        ]
+        for point in points_of(results / PROFILED)
+        if point.label in fitted
+    ]
+    return rows_of(("fitted against profiled", "energy", "mean JCT"), rows)
 
 
-def filled(page: str, mark: str, text: str) -> str:
-    """Return a page with what stands between ``<!-- mark -->`` and the next ``<!-- end -->`` made anew."""
-    made = f"<!-- {mark} -->\n\n{text}\n\n<!-- end -->"
-    return re.sub(rf"<!-- {re.escape(mark)} -->\n.*?<!-- end -->", lambda _: made, page, flags=re.DOTALL)
+def jct_of(point: Point) -> float:
+    """Return the average completion time."""
+    return point.jct_s
+
+
+TABLES: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
+    "powerflow-points": (points_table, (DAY, DOWN)),
+    "powerflow-day": (day_table, (DAY, DOWN)),
+    "sensitivity": (sensitivity_table, (SENSITIVITY,)),
+    "fitted": (fitted_table, (DAY, PROFILED)),
+}
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether an experiment's folder has every cell that its last run named."""
+    index = folder / "index.json"
+    if not index.is_file():
+        return False
+    return all((folder / "cells" / f"{key}.json").is_file() for key, *_ in json.loads(index.read_text("utf-8")))
+
+
+def filled(page: str, results: Path) -> str:
+    """Return a page whose tables are made anew where the experiments they show have run to their end."""
+    for mark, (table, needs) in TABLES.items():
+        if all(is_complete(results / name) for name in needs):
+            made = f"<!-- {mark} -->\n\n{table(results)}\n\n<!-- end -->"
+            page = re.sub(rf"<!-- {mark} -->\n.*?<!-- end -->", lambda _, made=made: made, page, flags=re.DOTALL)
+    return page
 
 
 def main() -> None:
     """Fill the page."""
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    text = filled(page.read_text(encoding="utf-8"), "powerflow-day", table(results))
-    if (results / "powerflow-profiled").is_dir():
-        text = filled(text, "fitted", fitted_table(results))
-    page.write_text(text, encoding="utf-8")
+    page.write_text(filled(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":
