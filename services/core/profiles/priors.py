@@ -4,7 +4,7 @@ Only orders of magnitude and shapes: a job's first points set its scale, and a p
 Boards: limits and clocks from their data sheets, idle draw as measured where it was (V100 and P100: least draw in Zeus'
 tables; H200: our own), ``f0`` at 0.6 of the top clock (our reading: no source prints it). Speed is relative to a V100:
 T4 and A100 by Sia's step times, P100 by Zeus', the rest by dense throughput. Families: seconds per sample and
-shape as fitted to Zeus' and Sia's tables, rounded; see ``docs/results/powerflow.md``.
+shape set by hand after what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
 """
 
 from __future__ import annotations
