@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,8 @@ Tables = Mapping[str, Mapping[tuple[str, SettingKind], GangTable]]
 """By kind of job, then by GPU model and kind of setting; the one learned last comes last."""
 
 PROFILES = """
-SELECT kind, gpu_model, setting, gpus, settings, speed, power_w FROM setting_profiles
+SELECT kind, gpu_model, setting, gpus, settings, speed, power_w, coalesce(time_mape + energy_mape, 0) AS power_error
+  FROM setting_profiles
  WHERE kind = ANY($1::text[]) AND jsonb_array_length(gpus) > 0 ORDER BY fitted_at
 """
 
@@ -171,7 +172,8 @@ def tables_of(rows: list[Any]) -> Tables:
     """Return the tables of rows as ``PROFILES`` gives them."""
     found: dict[str, dict[tuple[str, SettingKind], GangTable]] = defaultdict(dict)
     for row in rows:
-        found[row["kind"]][row["gpu_model"], SettingKind(row["setting"])] = table_of(row)
+        where = row["gpu_model"], SettingKind(row["setting"])
+        found[row["kind"]][where] = replace(table_of(row), power_error=row["power_error"])
     return found
 
 

@@ -39,6 +39,7 @@ class Behaviour:
         spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
         settings: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
             proportion. A kind of setting that is not in it changes nothing: nobody has measured it.
+        power_error: Of a prediction: the mean error it states of its powers, as a share of them.
     """
 
     gpus: Ints
@@ -47,6 +48,7 @@ class Behaviour:
     spread_speed: Floats | None = None
     spread_power_w: Floats | None = None
     settings: Mapping[SettingKind, SettingCurve] = field(default_factory=dict[SettingKind, SettingCurve])
+    power_error: float = 0.0
 
     def __post_init__(self) -> None:
         optional = (self.spread_speed, self.spread_power_w)

@@ -141,7 +141,7 @@ def _curves_from_json(stored: list[list[Any]]) -> Curves:
 
 def _gangs_to_json(gangs: Gangs) -> list[list[Any]]:
     return [
-        [model, table.kind and table.kind.value, *(each.tolist() for each in _columns_of(table))]
+        [model, table.kind and table.kind.value, *(each.tolist() for each in _columns_of(table)), table.power_error]
         for model, table in sorted(gangs.items())
     ]
 
@@ -153,9 +153,9 @@ def _columns_of(table: GangTable) -> tuple[NDArray[Any], ...]:
 def _gangs_from_json(stored: list[list[Any]]) -> Gangs:
     return {
         model: GangTable(
-            np.array(gpus), np.array(speed), np.array(power_w), kind and SettingKind(kind), np.array(values)
+            np.array(gpus), np.array(speed), np.array(power_w), kind and SettingKind(kind), np.array(values), *error
         )
-        for model, kind, values, gpus, speed, power_w in stored
+        for model, kind, values, gpus, speed, power_w, *error in stored
     }
 
 

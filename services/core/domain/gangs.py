@@ -26,6 +26,7 @@ class GangTable:
         power_w: (n_sizes, n_settings) draw of the whole gang with its share of the hosts, watts.
         kind: What is set; None where nothing can be or nothing is known of it, with one setting then.
         values: (n_settings,) watts or MHz, ascending; the last is the default.
+        power_error: The mean error that the model behind it states of its powers, as a share of them; 0: measured.
     """
 
     gpus: Ints
@@ -33,6 +34,7 @@ class GangTable:
     power_w: Floats
     kind: SettingKind | None
     values: Floats
+    power_error: float = 0.0
 
     def __post_init__(self) -> None:
         shape = self.gpus.size, self.values.size
@@ -56,7 +58,7 @@ class GangTable:
 
     def default_only(self) -> GangTable:
         """Return the table of a place where nothing can be set."""
-        return GangTable(self.gpus, self.speed[:, -1:], self.power_w[:, -1:], None, self.values[-1:])
+        return GangTable(self.gpus, self.speed[:, -1:], self.power_w[:, -1:], None, self.values[-1:], self.power_error)
 
 
 class StackedTables:

@@ -152,7 +152,8 @@ class GangTables:
             host_w = -(-sizes // self._widest[model]) * self._host_per_job_w
         kind = next((kind for kind in SettingKind if (model, kind) in curves), None)
         if kind is None:
-            return GangTable(sizes, speed[:, None], (sizes * board_w + host_w)[:, None], None, np.ones(1))
+            drawn_w = (sizes * board_w + host_w)[:, None]
+            return GangTable(sizes, speed[:, None], drawn_w, None, np.ones(1), behaviour.power_error)
         curve = curves[model, kind]
         cooler = curve.power_w / curve.at(None)[1]
         return GangTable(
@@ -161,6 +162,7 @@ class GangTables:
             (sizes * board_w)[:, None] * cooler + np.asarray(host_w, dtype=np.float64)[:, None],
             kind,
             curve.values,
+            behaviour.power_error,
         )
 
 

@@ -30,6 +30,7 @@ class EngineOptions:
             host power per GPU; jobs that share a node are then each charged for it.
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job answers to power
             limits and clocks; else they have it measured.
+        metered: Whether policies see what the cluster draws, as live ones do; else only what models say.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s: what gangs whose
             profile has a graph lose where they are spread, and what placers by graph count on.
@@ -54,6 +55,7 @@ class EngineOptions:
     host_idle_w: float = 30.0
     host_per_job_w: float | None = None
     settings_known: bool = False
+    metered: bool = False
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0

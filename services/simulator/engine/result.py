@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,10 @@ class SimulationResult:
         preemptions, failures: Stops by the scheduler, and by lost nodes.
         rounds: Rounds held, ``active_rounds`` of them by the clock.
         beyond_trace_s: How long the run outlasted the carbon trace, whose last day was then repeated.
+        above_limit_share, above_limit_kwh: Share of the time in which the cluster drew more than its policy's limit,
+            and the energy beyond it.
+        above_limit_most: The largest excess as a share of the limit.
+        above_limit_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
         wall_s: Set by whoever measures; the engine has no clock.
     """
 
@@ -120,6 +125,10 @@ class SimulationResult:
     gpu_hours: float
     utilisation: float
     beyond_trace_s: float
+    above_limit_share: float
+    above_limit_kwh: float
+    above_limit_most: float
+    above_limit_of_error: float
     columns: JobColumns = field(repr=False)
     series: Series = field(repr=False)
     wall_s: float = float("nan")
@@ -144,6 +153,7 @@ class Totals:
     unrunnable: int
     beyond_trace_s: float
     gpus: int
+    above: Mapping[str, float]
 
 
 def result_of(
@@ -180,6 +190,7 @@ def result_of(
         gpu_hours=gpu_s / 3_600.0,
         utilisation=gpu_s / (totals.gpus * makespan) if times.jobs else 0.0,
         beyond_trace_s=totals.beyond_trace_s,
+        **totals.above,
         columns=columns,
         series=series,
     )

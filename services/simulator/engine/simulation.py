@@ -28,6 +28,7 @@ from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
+from services.simulator.engine.above import AboveLimit
 from services.simulator.engine.behaviour import (
     FIXED_BATCH,
     Behaviours,
@@ -89,6 +90,9 @@ class Simulation:
         self._replans = entry is not None and entry.replans
         waits_by = () if entry is None else entry.waits_by
         self._tunes = entry is not None and entry.tunes_batch
+        self._limit_of: Callable[[Snapshot], float] | None = getattr(policy, "power_limit_w", None)
+        self._error_of: Callable[[Snapshot], float] = getattr(policy, "power_error_w", lambda _: 0.0)
+        self._above = AboveLimit()
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
         self.nodes = Nodes(cluster, options.host_idle_w)
@@ -104,6 +108,7 @@ class Simulation:
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.now_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
+        self._began_s = self.now_s
         self.integral = self.grid.integral(self.now_s)
         self.rounds = self.active_rounds = 0
         self._curves = speed_curves(self.workload, models)
@@ -197,6 +202,7 @@ class Simulation:
             self.options.placement,
             self._graphs,
             self.network,
+            measured_w=self._jobs_w + self.nodes.idle_w if self.options.metered else math.nan,
             measures=True,
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             reasons=False,
@@ -239,6 +245,10 @@ class Simulation:
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)
+        if self._limit_of is not None:
+            power_w = self._jobs_w + self.nodes.idle_w
+            if not self._above.held(power_w, self._limit_of(self.snapshot(trigger))):
+                self._above.stated(power_w, self._error_of(self.snapshot(trigger)))
 
     def _carry_out(self, plan: Plan) -> None:
         for action in plan.actions:
@@ -508,6 +518,7 @@ class Simulation:
         sums[2] += idle_w * seconds
         sums[3] += idle_w * grid
         self._peak_w = max(self._peak_w, power_w)
+        self._above.draw(power_w, seconds)
         self.now_s, self.integral = time_s, integral
 
     def _push(self, time_s: float, kind: int, subject: int, generation: int) -> None:
@@ -526,6 +537,7 @@ class Simulation:
             unrunnable=self._unrunnable,
             beyond_trace_s=max(self.now_s - self.grid.trace.end_s, 0.0),
             gpus=sum(self.nodes.gpus),
+            above=self._above.figures(self.now_s - self._began_s),
         )
         trace = self.grid.trace
         named = (self.policy.name, parameters, trace.zone, trace.signal.value)

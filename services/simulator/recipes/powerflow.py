@@ -97,9 +97,13 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
         axis=SettingKind.POWER_LIMIT,
     )
     kept = np.arange(gpus.size) % LEFT_OUT != LEFT_OUT - 1
-    step_s, energy_j = fit_capped(points.take(kept)).step_and_energy(gpus, float(batch), curve.values[limit], nodes)
+    fit = fit_capped(points.take(kept))
+    step_s, energy_j = fit.step_and_energy(gpus, float(batch), curve.values[limit], nodes)
     shape = SIZES.size, curve.values.size
     speed, power_w = (gpus / step_s).reshape(shape), (energy_j / step_s / gpus).reshape(shape)
     settings = SettingCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
-    seen = Behaviour(SIZES, speed[:, -1], power_w[:, -1], settings={SettingKind.POWER_LIMIT: settings})
+    stated = fit.time_quality.mape + fit.energy_quality.mape  # power is energy over time
+    seen = Behaviour(
+        SIZES, speed[:, -1], power_w[:, -1], settings={SettingKind.POWER_LIMIT: settings}, power_error=stated
+    )
     return replace(measured, predicted={BOARD: seen})

@@ -27,7 +27,7 @@ def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
     due_s = snapshot.next_active_s
     ahead_s = (due_s - snapshot.now_s if math.isfinite(due_s) else config.limit_ahead_s) + config.grace_s
     limits.append(least_of(config.power_limit_curve, snapshot.now_s, snapshot.now_s + ahead_s))
-    return (1 - config.margin) * min(limits)
+    return min(limits)
 
 
 def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:

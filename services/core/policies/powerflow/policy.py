@@ -38,7 +38,7 @@ from services.core.policies.powerflow.memory import PowerflowMemory, dump_memory
 from services.core.policies.powerflow.migration import moves
 from services.core.policies.powerflow.profiling import GOING, Measurement, begun, to_measure, under_way
 from services.core.policies.powerflow.view import Tables, View, choices_of, view_of
-from services.core.policies.powerflow.watts import set_within
+from services.core.policies.powerflow.watts import set_within, stated_error_w
 
 
 class Powerflow:
@@ -58,7 +58,7 @@ class Powerflow:
         config, capacity = self.config, Capacity(snapshot)
         active = snapshot.trigger is Trigger.ACTIVE
         memory = under_way(snapshot, memory)
-        limit = limit_w(snapshot, config)
+        limit = (1 - config.margin) * limit_w(snapshot, config)
         if math.isfinite(limit):
             measuring = bool(memory.measured)
             ratio = correction(snapshot, Tables(snapshot, config), memory.correction, measuring=measuring)
@@ -87,6 +87,10 @@ class Powerflow:
     def power_limit_w(self, snapshot: Snapshot) -> float:
         """Return what the cluster may draw by this policy, watts; inf for no limit."""
         return limit_w(snapshot, self.config)
+
+    def power_error_w(self, snapshot: Snapshot) -> float:
+        """Return by how much the gangs may draw more than the models say, by the models' stated error, watts."""
+        return stated_error_w(snapshot, Tables(snapshot, self.config))
 
     def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

@@ -106,11 +106,7 @@ def draw_of(snapshot: Snapshot, actions: Collection[Action], tables: Tables, pin
     """Return what runs and what stopping gangs draw once these actions are carried out."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     where, ids = nodes.index, jobs.ids
-    holders = np.flatnonzero(jobs.gpus > 0)
-    sits = (jobs.placements[job] for job in holders.tolist())
-    first = [-1 if placement is None else where.get(placement.shares[0].node_id, -1) for placement in sits]
-    known = np.array(first, dtype=np.int64) >= 0  # the others' nodes are lost
-    holders, models = holders[known], nodes.gpu_model[np.array(first, dtype=np.int64)[known]]
+    holders, models = _holders(snapshot)
     stops = {action.job_id for action in actions if isinstance(action, Preempt)}
     stopping = jobs.phase[holders] == PREEMPTING
     if stops:
@@ -128,6 +124,27 @@ def draw_of(snapshot: Snapshot, actions: Collection[Action], tables: Tables, pin
         np.fromiter((ids[job] in pinned for job in gangs.tolist()), np.bool_, gangs.size),
         sum(stopping_w),
     )
+
+
+def stated_error_w(snapshot: Snapshot, tables: Tables) -> float:
+    """Return the error that the models state of what gangs draw now, those that stop included, watts.
+
+    Errors are added up: one model is wrong in the same direction about all its gangs.
+    """
+    jobs, models = _holders(snapshot)
+    at_present_w = _at_present_w(snapshot, tables, jobs, models, snapshot.jobs.gpus[jobs])
+    of_gangs = zip(jobs.tolist(), models.tolist(), at_present_w, strict=True)
+    return sum(tables.of(job, model).power_error * power_w for job, model, power_w in of_gangs)
+
+
+def _holders(snapshot: Snapshot) -> tuple[Ints, Ints]:
+    """Return the jobs that hold devices and the GPU models they hold, but for jobs whose nodes are lost: (n,) each."""
+    where = snapshot.nodes.index
+    holders = np.flatnonzero(snapshot.jobs.gpus > 0)
+    sits = (snapshot.jobs.placements[job] for job in holders.tolist())
+    first = [-1 if placement is None else where.get(placement.shares[0].node_id, -1) for placement in sits]
+    on: Ints = np.array(first, dtype=np.int64)
+    return holders[on >= 0], snapshot.nodes.gpu_model[on[on >= 0]]
 
 
 class Idle:
