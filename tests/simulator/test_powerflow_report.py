@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.simulator.readers import read_jobs
-from services.simulator.report.powerflow_day import DAY, DOWN, PROFILED, SENSITIVITY, filled
+from services.simulator.report.powerflow_day import DAY, DOWN, SENSITIVITY, filled
 from services.simulator.report.powerflow_traces import draw, write
 
 Cell = tuple[str, str, float, float]
@@ -111,13 +111,13 @@ def test_sensitivity_compares_at_the_energy_of_the_two_with_zeus(tmp_path: Path)
 
 def test_a_table_without_its_results_stays_as_it_is(tmp_path: Path) -> None:
     results(tmp_path, DAY, CELLS)
-    page = "<!-- fitted -->\nkept\n<!-- end -->\n<!-- sensitivity -->\nkept too\n<!-- end -->\n"
+    page = "<!-- powerflow-points -->\nkept\n<!-- end -->\n<!-- sensitivity -->\nkept too\n<!-- end -->\n"
 
     assert filled(page, tmp_path) == page
 
-    results(tmp_path, PROFILED, [("powerflow, eta 1", "powerflow", 160.0, 400.0)])
+    results(tmp_path, DOWN, [("las", "las", 140.0, 900.0)])
 
-    assert "| powerflow, eta 1 | +25.0 % | -25.0 % |" in filled(page, tmp_path)
+    assert "las, all nodes on" in filled(page, tmp_path)
     assert "kept too" in filled(page, tmp_path)
 
     (tmp_path / DAY / "cells" / "afs-1.json").unlink()

@@ -1,14 +1,13 @@
 """PowerFlow against its paper as tables: ``python -m services.simulator.report.powerflow_day PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down,
-powerflow-sensitivity and powerflow-profiled, each in a folder of that name. In PAGE, what stands between ``<!-- NAME
--->`` and ``<!-- end -->`` is made anew where all results it needs are there; the text around it is by hand.
+RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down and
+powerflow-sensitivity, each in a folder of that name. In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end
+-->`` is made anew where all results it needs are there; the text around it is by hand.
 
 ==================== ===============================================================================================
 ``powerflow-points`` every policy's points on the day, means over seeds
 ``powerflow-day``    PowerFlow's points, and each baseline against it at equal energy and at equal time, seed by seed
 ``sensitivity``      section 6.4: completion times at the energy of the two baselines with Zeus
-``fitted``           fitted models against everything known beforehand
 ==================== ===============================================================================================
 """
 
@@ -30,7 +29,7 @@ PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "
 """Section 6.2: how many times shorter PowerFlow's average completion time is at most, at equal energy."""
 OURS = "powerflow"
 SETTINGS = {"power_limit_w": "{:g} W", "eta": "weight {:g}"}
-DAY, DOWN, SENSITIVITY, PROFILED = "powerflow-day", "powerflow-day-down", "powerflow-sensitivity", "powerflow-profiled"
+DAY, DOWN, SENSITIVITY = "powerflow-day", "powerflow-day-down", "powerflow-sensitivity"
 ON, OFF = "all nodes on", "unused nodes powered down"
 
 
@@ -233,30 +232,10 @@ def sensitivity_table(results: Path) -> str:
     return rows_of(head, rows)
 
 
-def fitted_table(results: Path) -> str:
-    """Return the table of fitted against profiled: of every point of both, seed 1."""
-    fitted = {point.label: point for point in points_of(results / DAY) if point.seed == 1}
-    rows = [
-        [
-            point.label,
-            *(f"{100 * (of(fitted[point.label]) / of(point) - 1):+.1f} %" for of in (lambda p: p.energy_kwh, jct_of)),
-        ]
-        for point in points_of(results / PROFILED)
-        if point.label in fitted
-    ]
-    return rows_of(("fitted against profiled", "energy", "mean JCT"), rows)
-
-
-def jct_of(point: Point) -> float:
-    """Return the average completion time."""
-    return point.jct_s
-
-
 TABLES: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "powerflow-points": (points_table, (DAY, DOWN)),
     "powerflow-day": (day_table, (DAY, DOWN)),
     "sensitivity": (sensitivity_table, (SENSITIVITY,)),
-    "fitted": (fitted_table, (DAY, PROFILED)),
 }
 
 
