@@ -1,4 +1,7 @@
-"""Charts as inline SVG: grouped bars, stacks of causes, and lines over time with the grid's intensity behind them."""
+"""Charts as SVG: grouped bars, stacks of causes, and lines over time with the grid's intensity behind them.
+
+They stand inline in a page; ``picture`` makes a file of lines, with everything in the drawing.
+"""
 
 from __future__ import annotations
 
@@ -134,22 +137,45 @@ def lines(series: Sequence[Line], unit: str, behind: Line | None = None, behind_
     parts = [_frame(0.0, top)]
     if behind is not None and behind.y:
         high = max(behind.y) * 1.06 or 1.0
-        parts.append(_path(behind, last, high, GRID_COLOUR, 'stroke-width="1" stroke-dasharray="3 2" opacity="0.7"'))
+        parts.append(
+            _path(behind, last, (0.0, high), GRID_COLOUR, 'stroke-width="1" stroke-dasharray="3 2" opacity="0.7"')
+        )
         for value in ticks(0.0, high):
             y = _y(value, 0.0, high) + 4
             parts.append(_text(WIDTH - RIGHT + 6, y, f"{value:g}", "start", 11, GRID_COLOUR))
     for index, line in enumerate(drawn):
-        parts.append(_path(line, last, top, colour(index), 'stroke-width="1.8"'))
+        parts.append(_path(line, last, (0.0, top), colour(index), 'stroke-width="1.8"'))
     for hours in ticks(0.0, last):
         x = LEFT + hours / last * (WIDTH - LEFT - RIGHT)
         parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{hours:g} h", "middle"))
     return f'<p class="unit">{escape(unit)}</p>' + _svg(parts) + legend([line.name for line in drawn], behind_unit)
 
 
-def _path(line: Line, last: float, top: float, stroke: str, style: str) -> str:
+def picture(charts: Sequence[tuple[str, Sequence[Line]]]) -> str:
+    """Return a file of line charts over hours, one below the other, each with its title and its names."""
+    parts: list[str] = []
+    for at, (title, series) in enumerate(charts):
+        last = max(max(line.x) for line in series) or 1.0
+        values = [value for line in series for value in line.y]
+        low, top = min(0.0, *values) * 1.06, max(values) * 1.06 or 1.0
+        parts.append(f'<g transform="translate(0 {at * (HEIGHT + 24) + 20})">{_frame(low, top)}')
+        parts.append(_text(LEFT, 2, title, "start", 12))
+        for index, line in enumerate(series):
+            parts.append(_path(line, last, (low, top), colour(index), 'stroke-width="1.6"'))
+            parts.append(_text(WIDTH - RIGHT - 110 * (len(series) - index - 1), 2, line.name, "end", 11, colour(index)))
+        for hours in ticks(0.0, last):
+            x = LEFT + hours / last * (WIDTH - LEFT - RIGHT)
+            parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{hours:g} h", "middle"))
+        parts.append("</g>")
+    size = f'viewBox="0 0 {WIDTH} {len(charts) * (HEIGHT + 24)}"'
+    ground = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">{ground}{"".join(parts)}</svg>\n'
+
+
+def _path(line: Line, last: float, span: tuple[float, float], stroke: str, style: str) -> str:
     inner = WIDTH - LEFT - RIGHT
     points = " ".join(
-        f"{LEFT + x / last * inner:.1f},{_y(y, 0.0, top):.1f}"
+        f"{LEFT + x / last * inner:.1f},{_y(y, *span):.1f}"
         for x, y in zip(line.x, line.y, strict=True)
         if 0 <= x <= last
     )
