@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import product
 from pathlib import Path
 
 import orjson
@@ -18,6 +21,7 @@ from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, Driver, NotPermittedError, NotSupportedError
 from services.contracts.nodes import DeviceSettings, SettingsStatus
 from services.core.domain.settings import SettingKind
+from services.kit.ids import utc_now
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -55,6 +59,7 @@ class Controls:
         self._lock = lock
         self._put: dict[Key, float | None] = {}
         self._refused: dict[tuple[str, int], dict[SettingKind, str]] = {}
+        self._found: dict[tuple[str, int], tuple[datetime, list[float]]] = {}
         self._failing: set[Key] = set()
         self._load()
 
@@ -79,12 +84,14 @@ class Controls:
             for kind, value in order.values.items()
             if kind not in refused and all(self.value(kind, index) == value for index in order.devices)
         }
-        clock = reached.get(CLOCK)
+        clock, found = reached.get(CLOCK), self._found.get((order.allocation_id, order.settings.revision))
         return SettingsStatus(
             revision=order.settings.revision,
             power_limit_w=reached.get(LIMIT),
             clock_mhz=None if clock is None else round(clock),
             refused=refused,
+            since=found and found[0],
+            enforced_w=found[1] if found else [],
         )
 
     def has_reached(self, order: Order) -> bool:
@@ -101,6 +108,9 @@ class Controls:
         self._refused = {key: kinds for key, kinds in self._refused.items() if key in known}
         before = dict(self._put)
         if before == self._wanted(orders):
+            if any((order.allocation_id, order.settings.revision) not in self._found for order in orders):
+                async with self._lock:
+                    await self._look_back(orders)
             return False
         async with self._lock:
             await self._take_back(self._wanted(orders))
@@ -108,7 +118,25 @@ class Controls:
                 for kind, value in order.values.items():
                     await self._give(order, kind, value)
             await self._take_back(self._wanted(orders))
+            await self._look_back(orders)
         return self._put != before or bool(self._refused)
+
+    async def _look_back(self, orders: Sequence[Order]) -> None:
+        """Note when the devices came to have what their gangs' orders say, and nothing else, and what they say then."""
+        wanted, found = self._wanted(orders), dict(self._found)
+        self._found = {}
+        for order in orders:
+            key = order.allocation_id, order.settings.revision
+            if all(self._put.get(at) == wanted.get(at) for at in product(SettingKind, order.devices)):
+                self._found[key] = found.get(key) or (utc_now(), await asyncio.to_thread(self._limits_w, order.devices))
+
+    def _limits_w(self, devices: Iterable[int]) -> list[float]:
+        """Return the limits that devices tell, of those that do."""
+        told: list[float | None] = []
+        for index in devices:
+            with suppress(DeviceError):
+                told.append(self._driver.read(index).power_limit_w)
+        return [limit_w for limit_w in told if limit_w is not None]
 
     async def restore(self) -> None:
         """Return every device to the defaults, where this agent or an earlier one has changed them."""

@@ -118,6 +118,7 @@ class Meter:
                 utilization=device.last.utilization,
                 clock_mhz=device.last.clock_mhz,
                 memory_used_gib=device.last.memory_used_gib,
+                enforced_limit_w=device.last.power_limit_w,
             )
             for device in self._devices
             if device.last is not None

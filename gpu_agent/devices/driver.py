@@ -36,13 +36,18 @@ class DeviceLostError(DeviceError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One device now. ``energy_j`` counts up from an arbitrary start; None where the device has no counter."""
+    """One device now.
+
+    ``energy_j`` counts up from an arbitrary start; None where the device has no counter. ``power_limit_w`` is the limit
+    that the device says is in force, None where it does not say.
+    """
 
     power_w: float
     utilization: float
     clock_mhz: int | None
     memory_used_gib: float | None
     energy_j: float | None
+    power_limit_w: float | None = None
 
 
 class Driver(Protocol):

@@ -91,6 +91,7 @@ class NvmlDriver:
         utilization = _optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
         clock_mhz = _optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        limit_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) if self._counts_energy[index] else None
         return Sample(
             power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1_000,
@@ -98,6 +99,7 @@ class NvmlDriver:
             clock_mhz=clock_mhz,
             memory_used_gib=None if memory is None else memory / _GIB,
             energy_j=None if energy_mj is None else energy_mj / 1_000,
+            power_limit_w=None if limit_mw is None else limit_mw / 1_000,
         )
 
     @_named

@@ -83,7 +83,8 @@ class SimulatedDriver:
         device = self._devices[index]
         load = self._load(index)
         resident_gib = self._model.memory_gib * _RESIDENT_SHARE if load else _CONTEXT_GIB
-        return Sample(device.power_w, load, round(self._clock_mhz(index)), resident_gib, device.energy_j)
+        clock_mhz = round(self._clock_mhz(index))
+        return Sample(device.power_w, load, clock_mhz, resident_gib, device.energy_j, device.limit_w)
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the clock to one of the model's."""

@@ -179,7 +179,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "expected start": found.get("expected_start_at") or "-",
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
-        "set to": _settings_words(found),
+        "set to": _settings_words(found, profile),
         "profile": _profile_words(profile),
         "progress": _progress_words(found),
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
@@ -195,10 +195,15 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     console.print(shown)
 
 
-def _settings_words(job: dict[str, Any]) -> str:
+def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
     watts, clock = job.get("power_limit_w"), job.get("clock_mhz")
     words = [f"{watts:g} W per GPU" if watts else "", f"{clock} MHz" if clock else ""]
-    return ", ".join(word for word in words if word) or "defaults"
+    asked = ", ".join(word for word in words if word) or "defaults"
+    newest = next((each for each in profile["in_force"] if each["current"]), None)
+    if newest is None or (newest["power_limit_w"], newest["clock_mhz"]) != (watts, clock):
+        return asked
+    told = f", the devices say {min(newest['enforced_w']):g} W" if newest["enforced_w"] else ""
+    return f"{asked} (in force since {newest['since']}{told})"
 
 
 def _profile_words(profile: dict[str, Any]) -> str:

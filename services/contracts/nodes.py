@@ -110,6 +110,10 @@ class SettingsStatus(DeviceSettings):
     refused: dict[SettingKind, Text] = Field(
         default_factory=dict[SettingKind, str], description="Why a setting was refused; it is then at the default."
     )
+    since: Instant | None = Field(default=None, description="When it came into force; null: it has not on all devices.")
+    enforced_w: list[float] = Field(
+        default_factory=list[float], max_length=1_024, description="The limits its devices say they have, read back."
+    )
     slice: SettingsSlice | None = Field(default=None, description="Where it was asked to measure, once in force.")
 
 
@@ -123,6 +127,9 @@ class DeviceReading(Message):
     memory_used_gib: float | None = None
     power_limit_w: float | None = Field(default=None, description="The limit a gang has it set to; null: the default.")
     locked_clock_mhz: int | None = Field(default=None, description="The clock it is locked to; null: it is not.")
+    enforced_limit_w: float | None = Field(
+        default=None, description="The limit that the device itself says is in force."
+    )
 
 
 class RankState(StrEnum):

@@ -41,6 +41,20 @@ class SettingMeasurement(Message):
     ended_at: Instant | None
 
 
+class SettingInForce(Message):
+    """What the devices of a job on one node were set to, as their agent found it."""
+
+    allocation_id: str
+    current: bool = Field(description="Whether that gang still holds its devices.")
+    node_id: str
+    revision: int = Field(description="The gang's settings are counted up with every change.")
+    power_limit_w: float | None = Field(description="Set on each; null: the default.")
+    clock_mhz: int | None = Field(description="Locked to; null: not locked.")
+    enforced_w: list[float] = Field(description="The limits that the devices themselves told, read back.")
+    refused: dict[str, str] = Field(description="What they refused, by kind of setting, in their own words.")
+    since: Instant = Field(description="When the agent found it in force, by its clock.")
+
+
 class JobProfile(Message):
     """What is known of the kind of job that a job is of."""
 
@@ -48,3 +62,4 @@ class JobProfile(Message):
     kind: str = Field(description="The job's label `kind`, or the job itself.")
     curves: list[LearnedCurve]
     measurements: list[SettingMeasurement] = Field(description="The newest first, at most 20.")
+    in_force: list[SettingInForce] = Field(description="What its own devices had, the newest first, at most 50.")

@@ -22,7 +22,7 @@ from services.contracts.policies import (
     PolicyParameter,
 )
 from services.contracts.problems import FieldError, ProblemCode
-from services.contracts.profiles import JobProfile, LearnedCurve, SettingMeasurement
+from services.contracts.profiles import JobProfile, LearnedCurve, SettingInForce, SettingMeasurement
 from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
@@ -208,6 +208,7 @@ async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobPro
         measurements=[
             SettingMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id
         ],
+        in_force=[SettingInForce(**row) for row in await queries.in_force(job_id)],
     )
 
 

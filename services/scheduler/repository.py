@@ -36,6 +36,11 @@ SELECT job_id, allocation_id, gpu_model, setting, gpus, state, detail, settings,
   FROM setting_measurements WHERE kind = $1 ORDER BY began_at DESC, allocation_id LIMIT 20
 """
 
+IN_FORCE = """
+SELECT s.*, a.state <> 'ended' AS current FROM settings_in_force s JOIN allocations a ON a.id = s.allocation_id
+ WHERE a.job_id = $1 ORDER BY s.since DESC, s.node_id LIMIT 50
+"""
+
 
 CHANGED = "UPDATE scheduler_state SET version = version + 1 WHERE id = 1 RETURNING id"
 """Makes a plan that is being made at the same time a stale one."""
@@ -155,6 +160,11 @@ class Repository:
         """Return a job's owner, its kind and its size."""
         async with self._pool.connection() as connection:
             return await connection.fetchrow(JOB, job_id)
+
+    async def in_force(self, job_id: str) -> list[Any]:
+        """Return what a job's devices were set to."""
+        async with self._pool.connection() as connection:
+            return await connection.fetch(IN_FORCE, job_id)
 
     async def profile(self, kind: str) -> tuple[list[Any], list[Any]]:
         """Return what was learned of a kind of job, and its last measurements."""

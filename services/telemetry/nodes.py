@@ -65,6 +65,17 @@ WHERE s.allocation_id = r.allocation_id AND s.node_id = $1 AND s.settings IS DIS
 RETURNING s.allocation_id
 """
 
+# What the devices were really set to, and since when: a line per change, kept as it was first heard of.
+_RECORD_SETTINGS = """
+INSERT INTO settings_in_force (allocation_id, node_id, revision, power_limit_w, clock_mhz, refused, enforced_w, since)
+SELECT s.allocation_id, s.node_id, (s.settings ->> 'revision')::int, (s.settings ->> 'power_limit_w')::float8,
+       (s.settings ->> 'clock_mhz')::int, s.settings -> 'refused', s.settings -> 'enforced_w',
+       (s.settings ->> 'since')::timestamptz
+FROM rank_statuses s
+WHERE s.node_id = $1 AND s.allocation_id = ANY($2::text[]) AND s.settings ->> 'since' IS NOT NULL
+ON CONFLICT DO NOTHING
+"""
+
 _NOTE_PROGRESS = """
 INSERT INTO job_progress AS known (job_id, done, total)
 SELECT a.job_id, max(r.done), max(r.total)
@@ -162,6 +173,7 @@ async def renew(pool: Pool, node_id: str, token: str, heartbeat: Heartbeat, leas
         settings = {rank.allocation_id: rank.settings.model_dump(mode="json") for rank in ranks if rank.settings}
         if settings and await connection.fetch(_NOTE_SETTINGS, node_id, list(settings), list(settings.values())):
             changed = "rank"
+            await connection.execute(_RECORD_SETTINGS, node_id, list(settings))
         if progress:
             await connection.execute(
                 _NOTE_PROGRESS,

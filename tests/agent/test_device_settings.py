@@ -37,6 +37,11 @@ async def test_a_gang_is_set_while_it_runs_and_its_end_restores_the_defaults(nod
     await node.set(gang, 1, w=200.0)
     await eventually(lambda: in_force(node, gang) == (1, 200.0, None))
     await eventually(lambda: limits(node)[0] == 200.0)
+    rank = node.plane.rank(gang)
+    assert rank is not None
+    assert rank.settings is not None
+    assert rank.settings.enforced_w == [200.0], "read back from the device"
+    assert rank.settings.since is not None
     drawn_w = node.plane.heartbeats[-1].devices[0].power_w
     assert drawn_w <= 200.0
     await node.set(gang, 3, w=150.0)

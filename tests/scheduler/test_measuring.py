@@ -272,6 +272,12 @@ async def test_operators_read_what_was_learned_and_tenants_that_of_their_own_job
         await works(world, gang, {"n1": 2})
         await slice_over(world)
         await world.scheduler.turn()
+    await world.fetch(
+        "INSERT INTO settings_in_force (allocation_id, node_id, revision, power_limit_w, refused, enforced_w, since) "
+        "SELECT $1, 'n1', n, 200 + n, '{}', '[200, 200]', now() + make_interval(secs => n) "
+        "FROM generate_series(1, 2) n RETURNING 1",
+        gang,
+    )
     stranger = identity_headers(Identity(tenant_id="stranger", role=Role.USER, key_id="key-2"))
     async with client(world, Role.USER) as api:
         found = (await api.get(f"/v1/jobs/{job}/profile")).json()
@@ -284,4 +290,5 @@ async def test_operators_read_what_was_learned_and_tenants_that_of_their_own_job
     assert curve["power_w"][0] == pytest.approx(100.0)
     assert curve["time_mape"] < 0.05
     assert [each["state"] for each in found["measurements"]] == ["done"]
+    assert [(each["current"], each["power_limit_w"]) for each in found["in_force"]] == [(True, 202.0), (True, 201.0)]
     assert other.status_code == 404

@@ -233,3 +233,21 @@ async def test_a_share_that_its_node_has_forgotten_is_gone(plane) -> None:
         return await ranks_of(plane, gang) == [("n1", "exited", None, "host")]
 
     await eventually(is_gone)
+
+
+async def test_what_devices_were_set_to_is_recorded_once_per_change(plane) -> None:
+    agent = await plane.agent("n1")
+    gang = await allocate(plane.pool, await accept_job(plane.pool), {"n1": [0]})
+    noon = "2026-11-21T12:00:00Z"
+    set_to = {"revision": 1, "power_limit_w": 200.0, "refused": {}, "enforced_w": [200.0]}
+    agent.say(gang, RankState.RUNNING, settings=set_to)
+    await agent.beat()
+    for revision in (1, 1, 2):
+        agent.say(gang, RankState.RUNNING, settings=set_to | {"revision": revision, "since": noon})
+        await agent.beat()
+        await agent.beat()
+    async with plane.pool.connection() as connection:
+        rows = await connection.fetch("SELECT * FROM settings_in_force ORDER BY revision")
+    found = [(row["allocation_id"], row["node_id"], row["revision"], row["power_limit_w"]) for row in rows]
+    assert found == [(gang, "n1", 1, 200.0), (gang, "n1", 2, 200.0)], "and nothing of what was not in force yet"
+    assert rows[0]["enforced_w"] == [200.0]

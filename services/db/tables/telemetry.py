@@ -47,6 +47,21 @@ rank_statuses = Table(
 )
 """The last word of each node on its share of a gang."""
 
+settings_in_force = Table(
+    "settings_in_force",
+    metadata,
+    Column("allocation_id", Text, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("revision", Integer, primary_key=True),
+    Column("power_limit_w", Float),
+    Column("clock_mhz", Integer),
+    Column("refused", JSONB, nullable=False),
+    Column("enforced_w", JSONB, nullable=False),
+    Column("since", Timestamp, nullable=False),
+)
+"""What a gang's devices on a node were set to, a line per change: what was asked and what was refused, the limits that
+the devices told when they were read back, and when the agent found it in force."""
+
 job_progress = Table(
     "job_progress",
     metadata,
