@@ -39,7 +39,9 @@ def _simulate() -> None:
 @group.command()
 def training(
     policy: Annotated[str, typer.Option(help="One policy, or several with commas between.")],
-    jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
+    jobs: Annotated[
+        str, typer.Option(help="A bundled trace (green-year, green-day, a-srpt, powerflow-day) or a file.")
+    ],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
     cluster: Annotated[str, typer.Option(help="NODESxGPUS:MODEL, several with commas between.")] = "32x2:RTX3090",
     format: Annotated[str | None, typer.Option(help="Format of the job file; by its header if not given.")] = None,
@@ -68,6 +70,9 @@ def training(
     placement: Annotated[
         str, typer.Option(help="consolidated, buddy, heavy-edge or refined, for policies that do not place.")
     ] = ("consolidated"),
+    predictor: Annotated[
+        str, typer.Option(help="Of jobs' lengths: perfect; or, of jobs that recur, forest, mean, median.")
+    ] = "perfect",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
@@ -91,6 +96,7 @@ def training(
             node_mtbf_days=node_mtbf_days,
             host_idle_w=host_idle_w,
             placement=placement,
+            predictor=predictor,
             horizon_hours=horizon_hours,
         )
         _check_files(sources)

@@ -68,7 +68,14 @@ class TrainingOptions(Message):
     )
     host_idle_w: Real = Field(default=30, ge=0, le=1e5, description="Host draw per idle GPU, watts.")
     horizon_hours: Real = Field(default=48, gt=0, le=10_000, description="How far ahead policies see the grid.")
-    placement: Word = Field(default="consolidated", description="Or `buddy`; for policies that do not place.")
+    placement: Word = Field(
+        default="consolidated", description="Or `buddy`, `heavy-edge`, `refined`; for policies that do not place."
+    )
+    predictor: Word = Field(
+        default="perfect",
+        description="Of jobs' lengths: `perfect`, or of recurring jobs `forest`, `mean`, `median`, `mean-of-all`, "
+        "`median-of-all`, learned from those that have ended.",
+    )
 
     @field_validator("policy")
     @classmethod

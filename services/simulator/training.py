@@ -18,8 +18,10 @@ from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.policies.parameters import describe_parameters
 from services.core.policies.registry import POLICIES, build_policy, policy_name
+from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.files import Content, on_disk
+from services.simulator.predictors import predictor_of
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -55,6 +57,7 @@ class TrainingRun:
     cluster: ClusterSpec
     trace: CarbonTrace
     engine: EngineOptions
+    predictor: Predictor | None
 
     def results(self, tell: Tell | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
@@ -68,6 +71,7 @@ class TrainingRun:
                 self.trace,
                 parameters=self.parameters[name],
                 options=replace(self.engine, rigid=rigid),
+                predictor=self.predictor,
                 progress=_progress(tell, name),
             )
             yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
@@ -112,7 +116,11 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             days=options.days,
             seed=options.seed,
         )
-    return TrainingRun(options, parameters, workload, cluster, trace, engine)
+    with _of("predictor"):
+        predictor = predictor_of(options.predictor, options.seed)
+        if predictor is not None and workload.recurrence is None:
+            raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
+    return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
 from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.parallel.graph import JobGraph
+from services.core.profiles.recurrence import Runs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -97,6 +98,7 @@ class JobProfile:
         restart_s: Time from getting GPUs to the first step of work; also paid by the first start.
         graph: Stages, replicas and bytes. A gang that spans nodes is then as much slower than on one as its iteration
             is longer by the graph, whatever ``Behaviour.spread_speed`` says.
+        iteration_s: Seconds of ``Workload.work_s`` in an iteration, for predictors, which count those.
         adaptive: Of a GPU model, how the job runs where the policy lets it tune its batch size to its gang, by stages
             of equal shares of its work; None where it cannot: then as ever.
     """
@@ -108,6 +110,7 @@ class JobProfile:
     checkpoint_s: float = 10.0
     restart_s: float = 30.0
     graph: JobGraph | None = None
+    iteration_s: float = 1.0
     adaptive: Callable[[str], tuple[Behaviour, ...]] | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +136,20 @@ class JobProfile:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """Which jobs of a workload are the same job again.
+
+    Attributes:
+        group, user: (n_jobs,) ids.
+        history: Jobs that ended before the first submission; amounts are iterations (``JobProfile.iteration_s``).
+    """
+
+    group: Ints
+    user: Ints
+    history: Runs
+
+
+@dataclass(frozen=True)
 class Workload:
     """Jobs in order of submission. Every column is (n_jobs,).
 
@@ -148,6 +165,7 @@ class Workload:
         predicted_work_s: ``work_s`` as a predictor sees it, NaN where it cannot tell. None: exactly ``work_s``.
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
         gpu_model: Per job the model it must have, empty for any; None: any for all.
+        recurrence: What predictors learn from; None: nothing is known to recur.
         name: For reports.
         notes: What was dropped or mapped on the way here, and why; for people.
     """
@@ -167,6 +185,7 @@ class Workload:
     preemptible: Bools | None = None
     deadline_s: Floats | None = None
     gpu_model: tuple[str, ...] | None = None
+    recurrence: Recurrence | None = None
     name: str = ""
     notes: tuple[str, ...] = ()
 
@@ -174,6 +193,8 @@ class Workload:
         optional = [self.predicted_work_s, self.priority, self.preemptible, self.deadline_s, self.gpu_model]
         columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
+        if self.recurrence is not None:
+            columns += [self.recurrence.group, self.recurrence.user]
         if any(len(column) != len(self.ids) for column in columns):
             raise DomainError("every column of a workload has one row per job")
         if len(set(self.ids)) != len(self.ids):

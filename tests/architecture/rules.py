@@ -16,6 +16,7 @@ LIBRARIES = {
     "services.contracts": {"services.core", "services.contracts"},
     "services.kit": {"services.core", "services.contracts", "services.kit"},
     "services.db": {"services.core", "services.contracts", "services.db"},
+    "services.learning": {"services.core", "services.learning"},
 }
 PROCESSES = (
     "gateway",
@@ -66,6 +67,7 @@ CORE_LAYERS = {
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
 CORE_PACKAGES = {"numpy", "scipy"}
+LEARNING_PACKAGES = {"sklearn"}
 
 EFFECT_MODULES = {
     "asyncio",
@@ -178,7 +180,7 @@ def wrong_layers(source: str, module: str, *, is_package: bool = False) -> list[
 
 
 def wrong_packages(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Return solver packages outside of the core's solvers, and packages in the core that it does not need."""
+    """Return packages that only one room imports, elsewhere, and packages in the core that it does not need."""
     solver = within(module, "services.core.solvers")
     core = within(module, "services.core")
     wrong: list[str] = []
@@ -187,6 +189,8 @@ def wrong_packages(source: str, module: str, *, is_package: bool = False) -> lis
         foreign = package not in sys.stdlib_module_names and not within(imported.module, "services")
         if package in SOLVER_PACKAGES and not solver:
             wrong.append(f"{module}:{imported.line}: only services.core.solvers imports {package}")
+        elif package in LEARNING_PACKAGES and not within(module, "services.learning"):
+            wrong.append(f"{module}:{imported.line}: only services.learning imports {package}")
         elif core and foreign and package not in CORE_PACKAGES | SOLVER_PACKAGES:
             wrong.append(f"{module}:{imported.line}: the core must not import {package}")
     return wrong

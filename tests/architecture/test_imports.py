@@ -118,6 +118,7 @@ def test_a_right_layer_is_let_be() -> None:
         ("services.core.policies.freesh.pools", "def f():\n    from gurobipy import Model"),
         ("services.core.cycle.reconcile", "import highspy"),
         ("services.core.domain.jobs", "import pydantic"),
+        ("services.simulator.predictors", "from sklearn.tree import DecisionTreeRegressor"),
         ("services.core.domain.jobs", "from sqlalchemy import Table"),
     ],
 )

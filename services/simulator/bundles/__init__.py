@@ -8,6 +8,7 @@ file                       what                                                 
 ``green_year.csv``         400 arrivals of one day, repeated for every day of the year                         MIT
 ``green_day.csv``          791 arrivals of one day                                                            MIT
 ``powerflow_day.csv``     1,901 arrivals of one day                                                          MIT
+``a_srpt_day.csv.gz``     12,637 arrivals of one day, repeated for twelve days                                  MIT
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
@@ -21,7 +22,8 @@ nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of 
 ``green-day``: durations drawn in the shares the paper prints of its testbed (22, 30, 30 and 18 %) from all jobs of up
 to 37 h, its longest; arrivals drawn from the hours of the day of the whole trace. ``powerflow-day``: as many jobs as
 the PowerFlow paper's day has, drawn from the whole trace with their durations and the hours of the day they came at.
-All by a fixed seed.
+``a-srpt``: as many jobs a day as the A-SRPT paper's trace has (758,223 in two months), drawn in the same way; twelve
+days are the fifth of it that the paper simulates. All by a fixed seed.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Bundle:
 BUNDLED_JOBS = {
     "green-year": Bundle("green_year.csv", YEAR_DAYS),
     "green-day": Bundle("green_day.csv", 1),
+    "a-srpt": Bundle("a_srpt_day.csv.gz", 12, "a-srpt"),
     "powerflow-day": Bundle("powerflow_day.csv", 1, "powerflow"),
 }
 BUNDLED_ZONES = ("US-CAL-CISO", "GB", "SE", "PL", "CA-ON")

@@ -29,6 +29,8 @@ EDGES_S = (600.0, 3_600.0, 36_000.0)
 """The paper's categories of duration: below 10 minutes, an hour, 10 hours, and above."""
 YEAR_JOBS, YEAR_SHARES = 400, (0.16, 0.38, 0.36, 0.08)
 POWERFLOW_JOBS = 1_901
+SRPT_JOBS = 12_637
+"""758,223 jobs in 60 days."""
 DAY_JOBS, DAY_SHARES, LONGEST_S = 791, (0.22, 0.30, 0.30, 0.18), 37 * 3_600.0
 
 
@@ -58,19 +60,21 @@ def testbed_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generat
     return rng.choice(submitted_s, DAY_JOBS, replace=False) % DAY_S, durations
 
 
-def powerflow_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return arrivals within the day and durations of as many jobs as PowerFlow's day has, of the whole trace."""
-    rows = rng.choice(durations_s.size, POWERFLOW_JOBS, replace=False)
+def drawn_day(submitted_s: Floats, durations_s: Floats, jobs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return arrivals within the day and durations of so many jobs of the whole trace."""
+    rows = rng.choice(durations_s.size, jobs, replace=False)
     return submitted_s[rows] % DAY_S, durations_s[rows]
 
 
 def write_jobs(file: Path, arrivals_s: Floats, durations_s: Floats) -> None:
-    """Write one day of jobs in order of arrival, whole seconds."""
+    """Write one day of jobs in order of arrival, whole seconds; packed by the name."""
     order = np.argsort(arrivals_s, kind="stable")
-    with file.open("w", newline="", encoding="utf-8") as text:
-        out = csv.writer(text, lineterminator="\n")
-        out.writerow(["arrival_s", "duration_s"])
-        out.writerows((round(float(arrivals_s[row])), round(float(durations_s[row]))) for row in order.tolist())
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["arrival_s", "duration_s"])
+    out.writerows((round(float(arrivals_s[row])), round(float(durations_s[row]))) for row in order.tolist())
+    content = text.getvalue().encode()
+    file.write_bytes(gzip.compress(content, 9, mtime=0) if file.suffix == ".gz" else content)
     print(f"{file.name}: {order.size} jobs, {durations_s.sum() / 3600:.0f} h of work, shares {shares_of(durations_s)}")
 
 
@@ -112,7 +116,9 @@ def main() -> None:
     write_jobs(HERE / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
     write_jobs(HERE / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
     rng = np.random.default_rng(SEED)  # its own, so that no day changes another
-    write_jobs(HERE / "powerflow_day.csv", *powerflow_day(raw.submitted_s, raw.duration_s, rng))
+    write_jobs(HERE / "powerflow_day.csv", *drawn_day(raw.submitted_s, raw.duration_s, POWERFLOW_JOBS, rng))
+    rng = np.random.default_rng(SEED)
+    write_jobs(HERE / "a_srpt_day.csv.gz", *drawn_day(raw.submitted_s, raw.duration_s, SRPT_JOBS, rng))
     write_grids(sources)
     write_forecasts(sources)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.cycle.graph_placing import mapper_of
+from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
@@ -52,10 +52,12 @@ class Run:
 class Behaviours:
     """Truth and prediction of a workload's jobs on a cluster's GPU models."""
 
-    def __init__(self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network) -> None:
-        """Take the kinds of jobs, the cluster's GPU models, the options, and what connects the nodes."""
+    def __init__(
+        self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network, placement: str
+    ) -> None:
+        """Take the kinds of jobs, the cluster's GPU models, the options, what connects the nodes, and the placer."""
         self._profiles = workload.profiles
-        self._method = Method.REFINED if options.placement == "refined" else Method.HEAVY_EDGE
+        self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
         self._network = network
         self._models = models
         self._host_per_job_w = options.host_per_job_w
@@ -177,15 +179,24 @@ def eligible_models(workload: Workload, models: tuple[str, ...]) -> Bools:
     return eligible
 
 
-def predicted_s(workload: Workload, models: tuple[str, ...]) -> Floats:
-    """Return the predicted duration of each job at its smallest gang, on the first model it may use: (n_jobs,)."""
+def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -> Floats:
+    """Return the predicted duration of each job at its smallest gang, on the first model it may use: (n_jobs,).
+
+    A gang wider than a node is taken to sit on as few as can be, by its graph where it has one.
+    """
     work = workload.work_s if workload.predicted_work_s is None else workload.predicted_work_s
     speeds = np.ones(len(workload))
     for at, profile in enumerate(workload.profiles):
         of_kind = np.flatnonzero(workload.profile == at)
         behaviour = next((each for model in models if (each := profile.prediction(model)) is not None), None)
         if behaviour is not None and of_kind.size:
-            speeds[of_kind] = behaviour.speed_at(workload.min_gpus[of_kind])
+            sizes = workload.min_gpus[of_kind]
+            speeds[of_kind] = behaviour.speed_at(sizes)
+            for gpus in np.unique(sizes).tolist() if profile.graph is not None else ():
+                mapper = mapper_of(profile.graph, gpus, network)
+                least_s = extremes_s(mapper)[0]
+                if 0 < least_s < np.inf:
+                    speeds[of_kind[sizes == gpus]] *= mapper.model.whole_s / least_s
     return work / speeds
 
 

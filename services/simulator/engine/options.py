@@ -34,6 +34,7 @@ class EngineOptions:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s: what gangs whose
             profile has a graph lose where they are spread, and what placers by graph count on.
+        retrain_s: How often a predictor of lengths is fitted anew to the jobs that have ended.
         power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
@@ -59,13 +60,14 @@ class EngineOptions:
     placement: str = "consolidated"
     inter_gbps: float = 10.0
     intra_gbytes: float = 300.0
+    retrain_s: float = 86_400.0
     power_limit_w: float | None = None
     rigid: bool = False
     until_s: float | None = None
 
     def __post_init__(self) -> None:
         positive = [self.round_interval_s, self.checkpoint_every_s, self.history_s, self.horizon_s, self.node_repair_s]
-        positive += [self.inter_gbps, self.intra_gbytes]
+        positive += [self.inter_gbps, self.intra_gbytes, self.retrain_s]
         positive += [
             each for each in (self.node_mtbf_s, self.power_down_after_s, self.power_limit_w) if each is not None
         ]

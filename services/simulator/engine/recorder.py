@@ -62,13 +62,16 @@ class Recorder:
             (now_s, *sums[:3], intensity, held, float(n - holding), float(high), float(holding - high))
         )
 
-    def columns(self) -> JobColumns:
-        """Return every job's row."""
+    def columns(self, predicted_work_s: Floats) -> JobColumns:
+        """Return every job's row; ``predicted_work_s``: what was foretold of each."""
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
         counts = [self.preemptions, self.failures, self._first, self._last, self._most]
         ints = (np.array(column, dtype=np.int64) for column in counts)
-        return JobColumns(self._workload.ids, *floats, *amounts, *ints, profile=self._workload.profile)
+        kinds = self._workload.profile
+        return JobColumns(
+            self._workload.ids, *floats, *amounts, *ints, profile=kinds, predicted_work_s=predicted_work_s
+        )
 
     def series(self) -> Series:
         """Return the samples as columns."""

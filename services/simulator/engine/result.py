@@ -30,6 +30,7 @@ class JobColumns:
         failures: Stops by lost nodes.
         first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
         profile: Index of its kind.
+        predicted_work_s: Its work as foretold at submission; NaN where nothing was.
     """
 
     ids: tuple[str, ...]
@@ -45,6 +46,7 @@ class JobColumns:
     last_gpus: Ints
     most_gpus: Ints
     profile: Ints
+    predicted_work_s: Floats
 
     @property
     def jct_s(self) -> Floats:

@@ -28,6 +28,7 @@ from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
+from services.core.profiles.recurrence import Predictor
 from services.simulator.engine.above import AboveLimit
 from services.simulator.engine.behaviour import (
     FIXED_BATCH,
@@ -40,6 +41,7 @@ from services.simulator.engine.behaviour import (
     speed_curves,
 )
 from services.simulator.engine.cluster import Nodes
+from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import F, I, LiveJobs
 from services.simulator.engine.options import EngineOptions
@@ -65,16 +67,20 @@ def simulate(
     *,
     parameters: Mapping[str, object] | None = None,
     options: EngineOptions | None = None,
+    predictor: Predictor | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
     """Return what a policy makes of a workload on a cluster.
 
+    ``predictor`` tells policies how long jobs will take; None: the workload does.
+
     Raises:
+        DomainError: a predictor for a workload of which nothing recurs.
         PolicyConfigError: no such policy, or bad parameters.
         PlanError: the policy broke an invariant of the cluster: a bug in it.
     """
     built = build_policy(policy, parameters or {})
-    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions())
+    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions(), predictor)
     return simulation.run(dict(parameters or {}), progress)
 
 
@@ -82,7 +88,13 @@ class Simulation:
     """One run: its clock, events, cluster and jobs."""
 
     def __init__(
-        self, policy: Policy[Any], workload: Workload, cluster: ClusterSpec, trace: CarbonTrace, options: EngineOptions
+        self,
+        policy: Policy[Any],
+        workload: Workload,
+        cluster: ClusterSpec,
+        trace: CarbonTrace,
+        options: EngineOptions,
+        predictor: Predictor | None = None,
     ) -> None:
         self.policy = policy
         entry = POLICIES.get(policy.name)
@@ -95,13 +107,17 @@ class Simulation:
         self._above = AboveLimit()
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
+        if predictor is not None:
+            self.workload = replace(self.workload, predicted_work_s=None)
         self.nodes = Nodes(cluster, options.host_idle_w)
         self.grid = Grid(trace, options.history_s, options.horizon_s)
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
-        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models))
         self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, max(self.nodes.gpus))
-        self.behaviours = Behaviours(self.workload, models, options, self.network)
+        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network))
+        placement = getattr(getattr(policy, "config", None), "placement", options.placement)  # some place by themselves
+        self.behaviours = Behaviours(self.workload, models, options, self.network, placement)
+        self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
         kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
         self._graphs = {job_id: graphs[kind] for job_id, kind in kinds if kind in graphs}
@@ -160,7 +176,7 @@ class Simulation:
                 self._look_again_s = math.inf
                 changed = True
             while arrived < len(submitted) and submitted[arrived] <= time_s:
-                slot = self.live.arrive(self._arrivals[arrived])
+                slot = self._arrive(self._arrivals[arrived])
                 self._waiting.add(slot)
                 arrived += 1
                 changed = True
@@ -179,6 +195,13 @@ class Simulation:
         if math.isfinite(until_s) and until_s > self.now_s:
             self._advance(until_s)
         return self._result(parameters)
+
+    def _arrive(self, row: int) -> int:
+        slot = self.live.arrive(row)
+        if self._foresight is not None:
+            share = self._foresight.at_arrival(row, self.now_s)
+            self.live.floats[F.PREDICTED : F.REMAINING + 1, slot] *= share
+        return slot
 
     def snapshot(self, trigger: Trigger) -> Snapshot:
         """Return what the policy sees now; its columns are views that the next event changes."""
@@ -430,7 +453,10 @@ class Simulation:
     def _complete(self, slot: int) -> None:
         self._settle(slot)
         self._measurements.end(self.live.ints.item(I.ROW, slot))
-        self.recorder.ended(self.live.ints.item(I.ROW, slot), self.now_s)
+        row = self.live.ints.item(I.ROW, slot)
+        self.recorder.ended(row, self.now_s)
+        if self._foresight is not None:
+            self._foresight.ended(row)
         self._give_back(slot)
         self.live.leave(slot)
 
@@ -541,4 +567,8 @@ class Simulation:
         )
         trace = self.grid.trace
         named = (self.policy.name, parameters, trace.zone, trace.signal.value)
-        return result_of(named, self.recorder.columns(), self.recorder.series(), totals)
+        predicted = self.workload.predicted_work_s
+        if self._foresight is not None:
+            predicted = self._foresight.work_s
+        columns = self.recorder.columns(self.workload.work_s if predicted is None else predicted)
+        return result_of(named, columns, self.recorder.series(), totals)

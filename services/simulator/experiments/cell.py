@@ -16,16 +16,20 @@ import numpy as np
 
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import POLICIES, build_policy, policy_name
+from services.core.profiles.recurrence import Predictions, evaluate
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.experiments.plan import Cell, Trace
+from services.simulator.predictors import predictor_of
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 POINTS = 400
 """So many points of each series are kept."""
-GRID_BLIND = frozenset({"fifo", "las", "sjf", "srtf", "zeus+las"})
+GRID_BLIND = frozenset(
+    {"a-srpt", "fifo", "las", "sjf", "spjf", "spwf", "srtf", "wcs-duration", "wcs-subtime", "wcs-workload", "zeus+las"}
+)
 """Policies that never look at the grid. Not pollux: half-hour means would price its short stages up to 0.4 % off."""
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 SIZES = ("under 10 min", "10 to 60 min", "1 to 10 h", "10 h and more")
@@ -65,10 +69,14 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     workload = workload_of(first.trace, first.seed)
     grids = [grid_of(cell.trace, cell.zone, cell.signal, cell.forecast) for cell in cells]
     rigid = not POLICIES[policy_name(first.choice.policy)].elastic and "gang" not in first.choice.params
-    options = EngineOptions(**{"rigid": rigid, **first.engine_options})
+    given = dict(first.engine_options)
+    predictor = predictor_of(given.pop("predictor", "perfect"), first.seed)
+    options = EngineOptions(**{"rigid": rigid, **given})
     began = time.perf_counter()
     cluster, parameters = ClusterSpec.parse(first.cluster), first.choice.params
-    result = simulate(first.choice.policy, workload, cluster, grids[0], parameters=parameters, options=options)
+    result = simulate(
+        first.choice.policy, workload, cluster, grids[0], parameters=parameters, options=options, predictor=predictor
+    )
     wall_s = round(time.perf_counter() - began, 3)
     return [
         {
@@ -76,6 +84,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "summary": {**own.summary(), "wall_s": wall_s},
             "sizes": by_size(own, workload),
             "series": thinned(own),
+            "foretold": foretold(own, workload),
             "notes": [*workload.notes, *grid.notes],
         }
         for cell, grid in zip(cells, grids, strict=True)
@@ -116,6 +125,13 @@ def by_size(result: SimulationResult, workload: Workload) -> list[dict[str, Any]
         mean, tail = (float(jct_s.mean()), float(np.percentile(jct_s, 99))) if jct_s.size else (None, None)
         rows.append({"size": name, "jobs": int((category == index).sum()), "avg_jct_s": mean, "p99_jct_s": tail})
     return rows
+
+
+def foretold(result: SimulationResult, workload: Workload) -> dict[str, float]:
+    """Return how good the predictions were that policies had, in iterations."""
+    units = np.array([profile.iteration_s for profile in workload.profiles])[workload.profile]
+    told = np.nan_to_num(result.columns.predicted_work_s) / units
+    return asdict(evaluate(Predictions(told, np.zeros_like(told), told > 0), workload.work_s / units))
 
 
 def thinned(result: SimulationResult) -> dict[str, list[float]]:

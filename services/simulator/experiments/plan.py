@@ -24,7 +24,7 @@
     label = "green, mu 3"
     policy = "green"
     params = { mu = 3.0 }
-    options = { round_interval_s = 3600.0 }
+    options = { round_interval_s = 3600.0, predictor = "forest" }   # of lengths: ``predictors.PREDICTORS``
     forecast = "issued"                   # "perfect" if left out; or a file, such as "forecasts/{zone}.csv.gz"
 """
 

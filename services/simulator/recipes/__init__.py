@@ -6,6 +6,7 @@
 from services.simulator.recipes.green import green, green_users
 from services.simulator.recipes.powerflow import powerflow, powerflow_fitted
 from services.simulator.recipes.recipe import Recipe
+from services.simulator.recipes.recurrent import recurrent
 from services.simulator.recipes.stated import measured, plain, sia
 
 RECIPES: dict[str, Recipe] = {
@@ -15,6 +16,11 @@ RECIPES: dict[str, Recipe] = {
         Recipe("green-users", "the same, with gangs as users of Philly asked for", green_users),
         Recipe("powerflow", "models and batches of PowerFlow's Table 1, gangs as users of Philly asked for", powerflow),
         Recipe("powerflow-fitted", "the same, with policies seeing fitted models instead", powerflow_fitted),
+        Recipe("a-srpt", "recurring jobs of nine models in parallel layouts, 70 % on one GPU", recurrent()),
+        *(
+            Recipe(f"a-srpt-{share}", f"the same, {share} % on one GPU", recurrent(share / 100))
+            for share in (80, 60, 40, 20, 0)
+        ),
         Recipe("plain", "rigid gangs as the trace has them, one power for all", plain),
         Recipe("measured", "rigid gangs, each job's own measured power", measured),
         Recipe("sia", "jobs that name the application they train", sia),

@@ -61,6 +61,14 @@ class AsrptConfig:
             minimum=0.0,
         ),
     ] = 1.0
+    machine_speed: Annotated[
+        float,
+        Parameter(
+            "Speed of the virtual machine against the whole cluster at its best placements. Below 1, jobs wait less in "
+            "the queue and more on the machine, where shorter ones pass them. Default: the paper.",
+            minimum=0.01,
+        ),
+    ] = 1.0
     placement: Annotated[
         Literal["heavy-edge", "refined"], Parameter("How replicas are mapped to GPUs. Default: the paper.")
     ] = "heavy-edge"
@@ -185,7 +193,7 @@ class Asrpt:
         """Return when these jobs come to the machine, and as what; sorted."""
         if not new:
             return []
-        jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1)
+        jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1) * self.config.machine_speed
         sizes = fixed_sizes(snapshot, self.config.gang, np.array(new))
         arrivals: list[tuple[float, VirtualJob]] = []
         for job, gpus in zip(new, sizes.tolist(), strict=True):

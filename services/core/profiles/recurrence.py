@@ -1,0 +1,159 @@
+"""How long a job will run, told from earlier jobs of its group: what recurs is the same job, submitted again.
+
+A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
+tells, for a (group, user), an amount: iterations, work or seconds, whatever the history counts. An unseen group is
+foretold 0, so that a policy by length runs it at once. The random forest stands in ``services.learning``, because
+scikit-learn is not for the core; here is what needs none.
+
+Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are its section V-B, 2-d.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+EXACT = 0.01
+"""A prediction that is off by less than this share of the truth counts as exact."""
+
+
+def group_id(meta: Mapping[str, object]) -> int:
+    """Return the group of a submission, 0 .. 2^63 - 1: equal for equal meta-information, whatever its order.
+
+    Args:
+        meta: JSON values, such as user, dataset and command line.
+    """
+    text = json.dumps(meta, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Jobs that have ended; every column is (n_jobs,), in one order.
+
+    Attributes:
+        group, user: Who ran what.
+        amount: What it came to; the predictions' unit.
+    """
+
+    group: Ints
+    user: Ints
+    amount: Floats
+
+    def __len__(self) -> int:
+        return self.amount.size
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What is foretold; every column is (n_jobs,).
+
+    Attributes:
+        amount: 0 for an unseen group.
+        spread: How far earlier jobs, or the model's parts, lie apart: a standard deviation.
+        seen: Whether the group occurred before.
+    """
+
+    amount: Floats
+    spread: Floats
+    seen: Bools
+
+
+class Model(Protocol):
+    """What was learned."""
+
+    def predict(self, group: Ints, user: Ints) -> Predictions:
+        """Return what jobs of these groups and users will come to; (n_jobs,) each."""
+        ...
+
+
+class Predictor(Protocol):
+    """A way to learn from history."""
+
+    def fit(self, history: Runs) -> Model:
+        """Return the model of a history, which may be empty."""
+        ...
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """The mean or the median of the group's earlier jobs, or of all of them (``of_all``); the user does not matter."""
+
+    statistic: Literal["mean", "median"]
+    of_all: bool = False
+
+    def fit(self, history: Runs) -> GroupTable:
+        """Return the statistic of every group."""
+        order = np.lexsort((history.amount, history.group))
+        groups, first, count = np.unique(history.group[order], return_index=True, return_counts=True)
+        amount = history.amount[order]
+        sums = [np.add.reduceat(each, first) if each.size else each for each in (amount, amount**2)]
+        mean: Floats = sums[0] / count
+        spread = np.sqrt(np.maximum(sums[1] / count - mean**2, 0.0))
+        value = mean
+        if self.statistic == "median" and len(history):
+            value = (amount[first + (count - 1) // 2] + amount[first + count // 2]) / 2
+        if self.of_all and len(history):
+            whole = float(np.mean(amount) if self.statistic == "mean" else np.median(amount))
+            value, spread = np.full(groups.size, whole), np.full(groups.size, float(np.std(amount)))
+        return GroupTable(groups, value, spread, unseen=float(value[0]) if self.of_all and groups.size else 0.0)
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """A value for every group: (n_groups,) ids, ascending, values and their spread; and what the others get."""
+
+    groups: Ints
+    value: Floats
+    spread: Floats
+    unseen: float = 0.0
+
+    def predict(self, group: Ints, user: Ints) -> Predictions:
+        """Look the groups up."""
+        del user
+        if not self.groups.size:
+            return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))
+        at = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
+        seen = self.groups[at] == group
+        return Predictions(np.where(seen, self.value[at], self.unseen), np.where(seen, self.spread[at], 0.0), seen)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good predictions were.
+
+    Attributes:
+        jobs: How many.
+        seen: Share whose group was known.
+        exact: Share that was off by less than ``EXACT`` of the truth.
+        within_tenth: Share that was off by less than a tenth of it.
+        mean_error: Mean absolute error, in the amounts' unit.
+    """
+
+    jobs: int
+    seen: float
+    exact: float
+    within_tenth: float
+    mean_error: float
+
+
+def evaluate(predictions: Predictions, amount: Floats) -> Evaluation:
+    """Return how far predictions were from what the jobs came to: (n_jobs,), at least one."""
+    error = np.abs(predictions.amount - amount)
+    return Evaluation(
+        jobs=amount.size,
+        seen=float(predictions.seen.mean()),
+        exact=float((error < EXACT * amount).mean()),
+        within_tenth=float((error < 0.1 * amount).mean()),
+        mean_error=float(error.mean()),
+    )

@@ -1,0 +1,64 @@
+"""What policies are told of a job's length when it is submitted, by a predictor that learns while the run goes on.
+
+It is fitted to the workload's history and to the jobs that have ended, once every ``retrain_s``: at a decision nothing
+is known that had not happened by then.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.recurrence import Predictor, Runs
+from services.simulator.workload import Floats, Ints, Workload
+
+
+class Foresight:
+    """Predictions by workload row, made anew at every training."""
+
+    def __init__(self, workload: Workload, predictor: Predictor, retrain_s: float) -> None:
+        if workload.recurrence is None:
+            raise DomainError("this trace says nothing of jobs that recur: nothing can be predicted from it")
+        self._predictor = predictor
+        self._retrain_s = retrain_s
+        self._recurrence = workload.recurrence
+        self._submitted_s = workload.submitted_s
+        units = np.array([profile.iteration_s for profile in workload.profiles])[workload.profile]
+        self._iterations: Floats = workload.work_s / units
+        self._units = units
+        self._ended: list[int] = []
+        self._due_s = -math.inf
+        self.work_s: Floats = np.full(len(workload), math.nan)
+        """(n_jobs,) as foretold at submission; NaN for jobs not yet submitted."""
+
+    def at_arrival(self, row: int, now_s: float) -> float:
+        """Return the share of the job's true work that is foretold."""
+        if now_s >= self._due_s:
+            self._train(row, now_s)
+        return float(self.work_s[row] / (self._iterations[row] * self._units[row]))
+
+    def ended(self, row: int) -> None:
+        """Take in a job whose length is known from now on."""
+        self._ended.append(row)
+
+    def _train(self, row: int, now_s: float) -> None:
+        """Learn from what has ended, and foretell the jobs that come until the next training."""
+        self._due_s = now_s + self._retrain_s
+        known = self._recurrence
+        end = int(np.searchsorted(self._submitted_s, self._due_s))
+        rows = slice(row, max(end, row + 1))
+        told = self._predictor.fit(self._history()).predict(known.group[rows], known.user[rows])
+        self.work_s[rows] = told.amount * self._units[rows]
+
+    def _history(self) -> Runs:
+        known, history = self._recurrence, self._recurrence.history
+        if not self._ended:
+            return history
+        ended: Ints = np.array(self._ended, dtype=np.int64)
+        return Runs(
+            np.concatenate((history.group, known.group[ended])),
+            np.concatenate((history.user, known.user[ended])),
+            np.concatenate((history.amount, self._iterations[ended])),
+        )

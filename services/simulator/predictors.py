@@ -1,0 +1,42 @@
+"""Predictors of a job's length by name: what a simulation's policies are told of jobs when they are submitted."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.recurrence import EarlierRuns, Model, Predictor, Runs
+
+PREDICTORS = ("perfect", "forest", "mean", "median", "mean-of-all", "median-of-all")
+
+
+@lru_cache(maxsize=8)
+def predictor_of(name: str, seed: int) -> Predictor | None:
+    """Return the predictor of that name; None: perfect, the workload's own predictions.
+
+    Raises:
+        DomainError: there is none.
+    """
+    if name not in PREDICTORS:
+        raise DomainError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
+    if name == "perfect":
+        return None
+    if name == "forest":
+        from services.learning.forest import Forest  # scikit-learn, which only its users pay for
+
+        return _Remembering(Forest(seed=seed))
+    return EarlierRuns("mean" if name.startswith("mean") else "median", of_all=name.endswith("of-all"))
+
+
+class _Remembering:
+    """Keeps the model of the last history: several policies begin with the same one, and a forest takes a minute."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._last: tuple[Runs, Model] | None = None
+
+    def fit(self, history: Runs) -> Model:
+        """Fit, unless this very history was fitted last."""
+        if self._last is None or self._last[0] is not history:
+            self._last = history, self._predictor.fit(history)
+        return self._last[1]

@@ -1,0 +1,131 @@
+"""Predictions in a simulation: learned from what has ended, shown to policies, and A-SRPT's own workload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.core.domain.errors import DomainError
+from services.core.parallel.graph import data_parallel
+from services.core.profiles.recurrence import EarlierRuns, Runs
+from services.simulator.engine import EngineOptions, simulate
+from services.simulator.engine.foresight import Foresight
+from services.simulator.readers import read_jobs
+from services.simulator.recipes.recurrent import HISTORY_JOBS
+from services.simulator.workload import ClusterSpec, Recurrence, Workload
+from tests.support.workloads import START_S, a_profile, a_trace, a_workload
+
+MEDIAN = EarlierRuns("median")
+
+
+def recurring(jobs: list[tuple[float, float, int]], groups: list[int], **profile: Any) -> Workload:
+    """Return jobs as ``a_workload`` has them, in groups, with group 1 known to take 50 iterations."""
+    made = a_workload(jobs, [a_profile(restart_s=0.0, checkpoint_s=0.0, **profile)])
+    ones = np.ones(len(jobs), dtype=np.int64)
+    past = Runs(np.array([1]), np.array([1]), np.array([50.0]))
+    return replace(made, recurrence=Recurrence(np.array(groups), ones, past))
+
+
+def test_only_what_has_ended_is_known_and_only_from_the_next_training_on() -> None:
+    """Iterations of 10 s. Group 2 is unseen; its first job, 300 s long, ends long before its third arrives."""
+    jobs = recurring([(0.0, 300.0, 1), (90.0, 300.0, 1), (3_601.0, 300.0, 1), (3_700.0, 200.0, 1)], [2, 2, 2, 1])
+    jobs = replace(jobs, profiles=(replace(jobs.profiles[0], iteration_s=10.0),))
+
+    result = simulate(
+        "fifo",
+        jobs,
+        ClusterSpec.parse("1x8:V100"),
+        a_trace(),
+        predictor=MEDIAN,
+        options=EngineOptions(retrain_s=3_600.0),
+    )
+
+    assert result.columns.predicted_work_s.tolist() == [0.0, 0.0, 300.0, 500.0]
+
+
+def test_a_policy_by_length_goes_by_the_prediction() -> None:
+    """By the mean of all every job looks alike; by groups, one of 500 s is foretold 50 s and one of 100 s nothing."""
+    jobs = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 3, 1])
+    cluster = ClusterSpec.parse("1x1:V100")
+
+    foretold = simulate("sjf", jobs, cluster, a_trace(), predictor=EarlierRuns("mean", of_all=True))
+    perfect = simulate("sjf", jobs, cluster, a_trace())
+
+    assert (foretold.columns.started_s - START_S).tolist() == [0.0, 10.0, 110.0]
+    assert perfect.columns.predicted_work_s.tolist() == [10.0, 100.0, 500.0]
+    unseen = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 1, 3])
+    swapped = simulate("sjf", unseen, cluster, a_trace(), predictor=MEDIAN)
+    assert (swapped.columns.started_s - START_S).tolist() == [0.0, 510.0, 10.0]
+
+
+def test_a_trace_without_groups_cannot_be_foretold() -> None:
+    with pytest.raises(DomainError, match="recur"):
+        Foresight(a_workload([(0.0, 1.0, 1)]), MEDIAN, 1.0)
+
+
+def test_a_wide_gang_is_predicted_to_run_as_at_its_best_placement() -> None:
+    """Sixteen replicas on two servers of eight: 100 s of work at the pace of one server takes longer."""
+    graph = data_parallel(16, 4e8, 0.1)
+    made = recurring([(0.0, 100.0, 16), (5.0, 900.0, 16)], [1, 1], graph=graph, reference=16)
+
+    result = simulate("a-srpt", made, ClusterSpec.parse("2x8:V100"), a_trace(), options=EngineOptions(rigid=True))
+    took_s = result.columns.ended_s - result.columns.started_s
+
+    assert took_s[0] > 110.0
+    length_s = took_s[0]  # all GPUs: g/G = 1
+    assert result.columns.started_s[0] - START_S == pytest.approx(length_s)
+
+
+@pytest.mark.parametrize("rounds_s", [60.0, 1_800.0])
+def test_how_often_rounds_are_held_changes_nothing(rounds_s: float) -> None:
+    rng = np.random.default_rng(5)
+    at, work = np.sort(rng.uniform(0, 4_000, 60)), rng.integers(50, 3_000, 60)
+    jobs = a_workload(
+        list(zip(at.tolist(), work.astype(float).tolist(), rng.choice([1, 2, 4], 60).tolist(), strict=True))
+    )
+    profile = replace(a_profile(restart_s=0.0, checkpoint_s=0.0), graph=data_parallel(4, 1e8, 0.05))
+    jobs = replace(jobs, profiles=(profile,))
+    cluster = ClusterSpec.parse("3x4:V100")
+
+    often = simulate("a-srpt", jobs, cluster, a_trace(), options=EngineOptions(round_interval_s=rounds_s))
+    seldom = simulate("a-srpt", jobs, cluster, a_trace(), options=EngineOptions(round_interval_s=1e6))
+
+    np.testing.assert_array_equal(often.columns.started_s, seldom.columns.started_s)
+    assert often.preemptions == 0
+    assert often.completed == 60
+
+
+def test_the_bundled_trace_recurs_as_the_paper_says() -> None:
+    jobs = read_jobs("a-srpt", start="2023-08-15", days=1, seed=1)
+    again = read_jobs("a-srpt", start="2023-08-15", days=1, seed=1)
+    known = jobs.recurrence
+    assert known is not None
+
+    groups = np.concatenate((known.history.group, known.group))
+    in_large = np.bincount(groups)[groups] >= 5
+    single = (jobs.min_gpus == 1).mean()
+
+    assert len(jobs) == 12_637
+    assert len(known.history) == HISTORY_JOBS
+    assert in_large.mean() == pytest.approx(0.64, abs=0.03)  # 65 % of all; a fifth of the jobs lies after this day
+    assert single == pytest.approx(0.7, abs=0.02)
+    np.testing.assert_array_equal(jobs.work_s, again.work_s)
+    told = EarlierRuns("median").fit(known.history).predict(known.group, known.user).amount
+    units = np.array([profile.iteration_s for profile in jobs.profiles])[jobs.profile]
+    exact = np.abs(told - jobs.work_s / units) < 0.01 * jobs.work_s / units
+    assert exact.mean() == pytest.approx(0.6, abs=0.03)
+
+
+def test_fewer_single_gpu_jobs_leave_arrivals_and_groups_as_they_are() -> None:
+    many, none = (
+        read_jobs("a-srpt", recipe=name, start="2023-08-15", days=0.05, seed=1) for name in ("a-srpt-80", "a-srpt-0")
+    )
+
+    assert many.recurrence is not None
+    assert none.recurrence is not None
+    np.testing.assert_array_equal(many.recurrence.group, none.recurrence.group)
+    np.testing.assert_array_equal(many.submitted_s, none.submitted_s)
+    assert (none.min_gpus > 1).all()
