@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.pools import pools
+from services.cli.values import json_document
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
@@ -94,12 +94,7 @@ def _graph(job: Path | None, model: str | None, gpus: int | None, batch: int | N
     else:
         if gpus is not None or batch is not None:
             raise CliError("--gpus and --batch go with --model; a file says them itself", EXIT_USAGE)
-        try:
-            document = json.loads(job.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise CliError(f"{job} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
-        except ValueError as error:
-            raise CliError(f"{job} is no JSON: {error}", EXIT_USAGE) from None
+        document = json_document(job)
     try:
         return placement_job(document).graph()
     except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.values import json_document
 from services.core.domain.errors import DomainError
 from services.core.solvers.model import SolveStatus
 
@@ -79,12 +79,7 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
     from services.contracts.pools import PoolsRequest
 
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
-    except ValueError as error:
-        raise CliError(f"{file} is no JSON: {error}", EXIT_USAGE) from None
+    document = json_document(file)
     if not isinstance(document, dict):
         raise CliError(f"{file} is no JSON object", EXIT_USAGE)
     try:

@@ -1,4 +1,4 @@
-"""Values of ``--param key=value``: JSON where it can be, text otherwise, and ``@FILE`` for a list of pairs by time."""
+"""What is typed or read from a file: values of ``--param key=value``, and JSON documents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+
+
+def json_document(file: Path) -> Any:
+    """Return what a JSON file says.
+
+    Raises:
+        CliError: the file cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
+    except ValueError as error:
+        raise CliError(f"{file} is no JSON: {error}", EXIT_USAGE) from None
 
 
 def parameter_value(text: str) -> Any:
-    """Return what ``text`` stands for.
+    """Return what ``text`` stands for: JSON where it can be, text otherwise.
 
     ``@FILE`` reads a CSV file of two columns, such as a grid operator's cap: when (an hour of the day, UTC seconds, or
     ISO 8601, taken for UTC without an offset) and a number; a header is skipped.
