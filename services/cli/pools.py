@@ -100,8 +100,9 @@ def _show(request: PoolsRequest, result: PoolsResult, solve_s: float) -> None:
             power = f"{each.count * each.power_w / 1_000:.2f} kW"
             shown.add_row(each.location, each.request_class or "kept", each.mode, str(each.count), power)
         console.print(shown)
-    proven = result.gap is None or result.status is SolveStatus.OPTIMAL
-    gap = "" if proven else f", at most {100 * result.gap:.2g} % above the least possible"
+    gap = ""
+    if result.gap is not None and result.status is not SolveStatus.OPTIMAL:
+        gap = f", at most {100 * result.gap:.2g} % above the least possible"
     partition = "" if result.partition is None else f", partition {result.partition}"
     console.print(f"{result.status}{partition}{gap}, found in {solve_s:.2f} s")
     if result.emissions_kg is not None and result.energy_kwh is not None:
