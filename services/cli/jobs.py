@@ -212,13 +212,14 @@ def _profile_words(profile: dict[str, Any]) -> str:
         f"{curve['gpu_model']}: {curve['values'][0]:g} to {curve['values'][-1]:g} {units[curve['setting']]}, "
         f"measured on {', '.join(map(str, curve['measured_gpus']))} GPUs; "
         f"error {curve['time_mape']:.1%} in time, {curve['energy_mape']:.1%} in energy"
+        + ("" if curve["batch_known"] else "; other sizes by a usual batch, as it does not say its own")
         if curve["values"]
         else f"{curve['gpu_model']}: {curve['detail']}"
         for curve in profile["curves"]
     ]
     for newest in profile["measurements"][:1]:
         at = f"{newest['position'] + 1} of {len(newest['settings'])} settings"
-        lines.append(f"{newest['state']}, {at}  {newest['detail']}" if newest["state"] != "done" else "")
+        lines.append(f"{newest['state']}, {at}  {newest['detail']}" if newest["state"] != "done" else newest["detail"])
     return "\n".join([f"of {profile['kind']}", *filter(None, lines)]) if any(lines) else "nothing was measured"
 
 

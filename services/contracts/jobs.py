@@ -98,6 +98,15 @@ class JobSpec(Message):
     gpus: GpuRequest = GpuRequest()
     work: Work | None = None
     progress: Progress = Progress()
+    family: Literal["vision", "language", "speech", "recommendation"] | None = Field(
+        default=None, description="What kind of model it trains: a prior for how it scales, until that is measured."
+    )
+    global_batch: Int | None = Field(
+        default=None,
+        ge=1,
+        le=10**9,
+        description="Samples per step of the whole gang, the same at every size. A report's `local_batch` goes before.",
+    )
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
     flexibility_s: Real | None = Field(

@@ -19,6 +19,10 @@ class LearnedCurve(Message):
     power_w: list[float] = Field(description="Mean draw of one GPU at each value.")
     measured_gpus: list[int] = Field(description="Sizes that were measured; others are foreseen by the model.")
     points: int
+    family: str | None = Field(description="What its jobs say they train; null: unknown, the prior is a middling one.")
+    batch_known: bool = Field(
+        description="Whether its jobs say how many samples a step has; else other sizes are foreseen by the usual ones."
+    )
     time_mape: float | None = Field(description="Mean absolute error of the model's times on its points, as a share.")
     energy_mape: float | None = Field(description="The same of its energies.")
     detail: str = Field(description="Why there is no model; empty where there is one.")
@@ -59,7 +63,7 @@ class JobProfile(Message):
     """What is known of the kind of job that a job is of."""
 
     job_id: str
-    kind: str = Field(description="The job's label `kind`, or the job itself.")
+    kind: str = Field(description="The job's label `kind`, of its tenant alone, or the job itself.")
     curves: list[LearnedCurve]
     measurements: list[SettingMeasurement] = Field(description="The newest first, at most 20.")
     in_force: list[SettingInForce] = Field(description="What its own devices had, the newest first, at most 50.")

@@ -5,8 +5,8 @@ A JSON list with one entry per kind of job, GPU model and kind of setting::
     [{"kind": "resnet50", "gpu_model": "A100-SXM4-80GB", "setting": "power_limit",
       "values": [150, 250, 400], "speed": [0.62, 0.9, 1.0], "power_w": [148, 241, 370]}]
 
-``kind`` is the job's label ``kind``; ``values`` are watts or MHz, ascending, and end at the default; ``speed`` is
-relative to the default, ``power_w`` what one GPU draws.
+``kind`` is the job's label ``kind``, of every tenant; ``values`` are watts or MHz, ascending, and end at the default;
+``speed`` is relative to the default, ``power_w`` what one GPU draws.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.contracts.schema import Message, Name
 from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.errors import DomainError
 from services.core.domain.settings import SettingCurve, SettingKind
-from services.scheduler.learned import Tables, curve_of
+from services.scheduler.learned import Tables, curve_of, with_hosts
 
 LABEL = "kind"
 
@@ -70,7 +70,11 @@ def read_curves(path: Path) -> KnownCurves:
 
 
 def known_of(
-    jobs: Sequence[Any], gpu_models: tuple[str, ...], operators: KnownCurves, learned: Tables
+    jobs: Sequence[Any],
+    gpu_models: tuple[str, ...],
+    operators: KnownCurves,
+    learned: Tables,
+    host_w: Mapping[str, float],
 ) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
     """Return the row of each kind of job in ``Snapshot.setting_curves`` and ``Snapshot.gangs``, and those.
 
@@ -78,21 +82,22 @@ def known_of(
     knows has a row of its own: so a policy sees which unknown jobs are of one kind.
 
     Args:
-        jobs: With ``profile``, the kind, ``has_kind``, whether its user named it, and ``min_gpus``.
+        jobs: With ``profile``, the kind, ``kind``, what its user calls it, None if nothing, and ``min_gpus``.
         gpu_models: Of the cluster.
-        operators: From the operator's file.
+        operators: From the operator's file, by what users call kinds, whoever's they are.
         learned: What was measured.
+        host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that beside what was measured of their GPUs.
     """
     sizes = {row["profile"]: row["min_gpus"] for row in jobs}
-    named = {row["profile"] for row in jobs if row["has_kind"]}
+    named = {row["profile"]: row["kind"] for row in jobs if row["kind"] is not None}
     rows = {kind: row for row, kind in enumerate(sorted({*operators, *learned, *named}))}
     curves: list[Curves] = []
     gangs: list[Gangs] = []
     for kind in rows:
         tables = learned.get(kind, {})
         by_name = {key: curve_of(table, sizes.get(kind, 1)) for key, table in tables.items()}
-        by_name |= operators.get(kind, {})
-        given = {model for model, _ in operators.get(kind, {})}
+        by_name |= operators.get(named.get(kind, kind), {})
+        given = {model for model, _ in operators.get(named.get(kind, kind), {})}
         curves.append(
             {
                 (at, setting): curve
@@ -101,6 +106,10 @@ def known_of(
                 if model == name
             }
         )
-        newest = {model: table for (model, _), table in tables.items() if model not in given}
+        newest = {
+            model: with_hosts(table, host_w.get(model, 0.0))
+            for (model, _), table in tables.items()
+            if model not in given
+        }
         gangs.append({at: newest[name] for at, name in enumerate(gpu_models) if name in newest})
     return rows, tuple(curves), tuple(gangs)

@@ -203,7 +203,7 @@ async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobPro
     curves, measurements = await queries.profile(job["kind"])
     return JobProfile(
         job_id=job_id,
-        kind=job["kind"],
+        kind=job["name"],
         curves=[_curve(row, job["gpus"]) for row in curves],
         measurements=[
             SettingMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id

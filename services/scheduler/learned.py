@@ -20,7 +20,7 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.profiles.capped import CappedModel
 from services.core.profiles.observations import Observations
-from services.core.profiles.priors import ANY_FAMILY
+from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.core.profiles.profile import JobProfile
 from services.db.pool import Pool
 from services.kit.logging import Log
@@ -29,8 +29,8 @@ log = Log(__name__)
 
 WIDEST = 64
 """Gang sizes are foreseen up to here, and up to the widest that was measured."""
-ASSUMED_BATCH = 32.0
-"""Samples per GPU and step at the smallest size measured, of a job that does not say: how far it scales hangs on it."""
+KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
+"""A kind of job, as the tables name it, of a row ``j`` of jobs: what one tenant's jobs teach stays that tenant's."""
 
 NEWS = """
 SELECT p.kind, p.gpu_model, p.setting, max(p.measured_at) AS newest,
@@ -44,8 +44,9 @@ HAVING f.fitted_at IS NULL OR max(p.measured_at) > f.fitted_at LIMIT 1
 """
 
 POINTS = """
-SELECT gpus, nodes, local_batch, value, step_time_s, power_w FROM setting_points
- WHERE kind = $1 AND gpu_model = $2 AND setting = $3 ORDER BY measured_at DESC, gpus, value
+SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, j.spec ->> 'family' AS family
+  FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
+ WHERE p.kind = $1 AND p.gpu_model = $2 AND p.setting = $3 ORDER BY p.measured_at DESC, p.gpus, p.value
 """
 
 STORE = """
@@ -80,10 +81,12 @@ class Learned:
 def learn(points: list[Any], gpu_model: str, setting: SettingKind, gpus_per_node: int) -> Learned:
     """Return what these points teach.
 
-    The batch of the job as a whole is taken to stay the same at every size (PowerFlow, section 4).
+    The batch of the job as a whole is taken to stay the same at every size (PowerFlow, section 4). Where nothing says
+    how large it is, the smallest gang measured is taken to have its family's usual batch on each GPU.
 
     Args:
-        points: Rows with gpus, nodes, local_batch, value, step_time_s and power_w, the newest first.
+        points: Rows with gpus, nodes, local_batch (0: not known), value, step_time_s, power_w and family (None: not
+            known), the newest first.
         gpu_model: The boards' name.
         setting: What ``value`` is.
         gpus_per_node: GPUs of the widest node, over which wider gangs are taken to spread.
@@ -95,8 +98,10 @@ def learn(points: list[Any], gpu_model: str, setting: SettingKind, gpus_per_node
         np.array([row[name] for row in points], dtype=np.float64)
         for name in ("gpus", "nodes", "local_batch", "value", "step_time_s", "power_w")
     )
-    if not (batch > 0).all():
-        batch = ASSUMED_BATCH * gpus.min() / gpus
+    family = next((row["family"] for row in points if row["family"]), ANY_FAMILY)
+    known = np.flatnonzero(batch > 0)
+    whole = float((gpus * batch)[known[0]]) if known.size else family_of(family).batch * float(gpus.min())
+    batch = np.where(batch > 0, batch, whole / gpus)
     seen = Observations.of(
         step_s,
         gpus=gpus,
@@ -106,13 +111,12 @@ def learn(points: list[Any], gpu_model: str, setting: SettingKind, gpus_per_node
         mean_power_w=power_w,
         axis=setting,
     )
-    profile = JobProfile.of(gpu_model, ANY_FAMILY, setting).observe(seen)
+    profile = JobProfile.of(gpu_model, family, setting).observe(seen)
     widest = max(WIDEST, int(gpus.max()))
     sizes: Ints = np.array(
         sorted({*gpus.astype(np.int64).tolist(), *(1 << at for at in range(widest.bit_length()))}), dtype=np.int64
     )
     values: Floats = np.unique(value)
-    whole = float(gpus[0] * batch[0])
     size = sizes[:, None].astype(np.float64)
     time_s, energy_j = profile.foreseen(size, whole / size, values[None, :], np.ceil(size / gpus_per_node))
     speed, drawn_w = 1.0 / time_s, energy_j / time_s
@@ -181,6 +185,17 @@ def table_of(row: Any) -> GangTable:
     """Return the table of one row that has one."""
     speed, power_w, values = (np.array(row[name], dtype=np.float64) for name in ("speed", "power_w", "settings"))
     return GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, SettingKind(row["setting"]), values)
+
+
+def with_hosts(table: GangTable, host_w: float) -> GangTable:
+    """Return the table of gangs each of whose GPUs has so much of its host's draw."""
+    return replace(table, power_w=table.power_w + host_w * table.gpus[:, None])
+
+
+def speed_curve(table: GangTable) -> Floats:
+    """Return the speed at 1, 2, ... ``WIDEST`` GPUs at the default setting, in units of that at one: (WIDEST,)."""
+    speed, _ = table.at(np.arange(1, WIDEST + 1))
+    return speed[:, -1] / speed[0, -1]
 
 
 def curve_of(table: GangTable, gpus: int) -> SettingCurve:

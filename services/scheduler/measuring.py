@@ -27,6 +27,7 @@ from services.db.pool import Pool
 from services.kit.logging import Log
 from services.scheduler.device_settings import COLUMNS, EVENT, write_settings
 from services.scheduler.ingest import settings_of
+from services.scheduler.learned import KIND
 
 log = Log(__name__)
 
@@ -41,9 +42,9 @@ SHARE = 0.8
 """Of the rest, what is measured; what is left is for the nodes to set their devices and to be heard."""
 TOO_RARE = "It reports progress every {:.0f} s: too rarely for a second setting."
 
-GANGS = """
+GANGS = f"""
 SELECT a.id, a.job_id, a.gpus, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused,
-       coalesce(j.labels ->> 'kind', j.id) AS kind,
+       {KIND} AS kind,
        (SELECT jsonb_agg(n.devices ORDER BY n.id) FROM nodes n
          WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))) AS devices
   FROM allocations a JOIN jobs j ON j.id = a.job_id
@@ -63,8 +64,10 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::float8, $9::float8 / 2) ON CONFLICT 
 RUNNING = """
 SELECT m.allocation_id AS id, m.job_id, m.kind, m.gpu_model, m.setting, m.gpus, m.nodes, m.settings, m.window_s,
        m.slice_s AS share_s, m.began_at, m.position, extract(epoch FROM now() - m.slice_since)::float8 AS slice_s,
-       a.state AS allocation_state, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused
-  FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id WHERE m.state = 'running'
+       a.state AS allocation_state, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused,
+       (j.spec ->> 'global_batch')::float8 / m.gpus AS spec_batch
+  FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id
+  JOIN jobs j ON j.id = m.job_id WHERE m.state = 'running'
 """
 
 SAID = """
@@ -299,7 +302,8 @@ async def _unseen(connection: Any, row: Any) -> str:
 
 async def _keep(connection: Any, row: Any, point: Point) -> None:
     value = row["settings"][row["position"]]
-    where = (row["kind"], row["gpu_model"], row["setting"], row["gpus"], row["nodes"], point.local_batch, value)
+    local_batch = point.local_batch or row["spec_batch"] or 0.0
+    where = (row["kind"], row["gpu_model"], row["setting"], row["gpus"], row["nodes"], local_batch, value)
     await connection.execute(KEEP, *where, point.step_time_s, point.power_w, point.elapsed_s, row["job_id"])
 
 

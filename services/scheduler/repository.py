@@ -8,6 +8,7 @@ from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
 from services.db.node_power import NODE_POWER
 from services.db.pool import Pool
+from services.scheduler.learned import KIND
 from services.scheduler.node_power import BY_OPERATOR, power_down, wake
 
 SET_POLICY = """
@@ -19,16 +20,21 @@ UPDATE scheduler_state
 
 AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, $3, $4, $5)"
 
-JOB = """
-SELECT j.tenant_id, coalesce(j.labels ->> 'kind', j.id) AS kind,
-       coalesce(a.gpus, (j.spec #>> '{gpus,min}')::int) AS gpus
+JOB = f"""
+SELECT j.tenant_id, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name,
+       coalesce(a.gpus, (j.spec #>> '{{gpus,min}}')::int) AS gpus
   FROM jobs j LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = $1
 """
 
 LEARNED = """
 SELECT gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points, time_mape, energy_mape, detail,
-       fitted_at
-  FROM setting_profiles WHERE kind = $1 ORDER BY gpu_model, setting
+       fitted_at, said.family, coalesce(said.batch_known, false) AS batch_known
+  FROM setting_profiles f, LATERAL (
+       SELECT (array_agg(j.spec ->> 'family' ORDER BY p.measured_at DESC) FILTER (WHERE j.spec ->> 'family' <> ''))[1]
+                AS family, bool_or(p.local_batch > 0) AS batch_known
+         FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
+        WHERE (p.kind, p.gpu_model, p.setting) = (f.kind, f.gpu_model, f.setting)) said
+ WHERE f.kind = $1 ORDER BY gpu_model, setting
 """
 
 MEASUREMENTS = """

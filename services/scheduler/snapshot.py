@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,36 +12,36 @@ from pydantic import ValidationError
 
 from services.contracts.nodes import PowerState
 from services.contracts.parallel import ParallelLayout
-from services.core.cycle.snapshot import Floats, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Floats, Gangs, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
 from services.core.domain.settings import SettingKind
 from services.core.parallel.graph import JobGraph
+from services.core.profiles.priors import board_of
 from services.db.pool import Pool
 from services.scheduler import learned as learned_rows
 from services.scheduler.curves import KnownCurves, known_of
 from services.scheduler.learned import tables_of
 from services.scheduler.settings import SchedulerSettings
 
-JOBS = """
+JOBS = f"""
 SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
-       (j.spec #>> '{gpus,min}')::int AS min_gpus,
-       coalesce((j.spec #>> '{gpus,max}')::int, (j.spec #>> '{gpus,min}')::int) AS max_gpus,
-       coalesce((j.spec #>> '{gpus,step}')::int, 1) AS step_gpus,
-       j.spec #>> '{gpus,model}' AS model, j.spec ->> 'layout' AS layout,
-       (j.spec #>> '{gpus,memory_gib}')::float8 AS memory_gib,
+       (j.spec #>> '{{gpus,min}}')::int AS min_gpus,
+       coalesce((j.spec #>> '{{gpus,max}}')::int, (j.spec #>> '{{gpus,min}}')::int) AS max_gpus,
+       coalesce((j.spec #>> '{{gpus,step}}')::int, 1) AS step_gpus,
+       j.spec #>> '{{gpus,model}}' AS model, j.spec ->> 'layout' AS layout,
+       (j.spec #>> '{{gpus,memory_gib}}')::float8 AS memory_gib,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.cancel_requested OR j.hold_requested AS leaves,
        coalesce((j.spec ->> 'preemptible')::bool, true) AS preemptible,
        coalesce((j.spec ->> 'priority')::int, 0) AS priority,
        coalesce(extract(epoch FROM (j.spec ->> 'deadline')::timestamptz)::float8, 'infinity') AS deadline_s,
-       (j.spec #>> '{work,total}')::float8 AS work,
+       (j.spec #>> '{{work,total}}')::float8 AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
-       a.power_limit_w, a.clock_mhz, coalesce(j.labels ->> 'kind', j.id) AS profile,
-       j.labels ? 'kind' AS has_kind,
+       a.power_limit_w, a.clock_mhz, {learned_rows.KIND} AS profile, j.labels ->> 'kind' AS kind,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done
@@ -71,23 +71,22 @@ SELECT n.id, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 
  ORDER BY n.id
 """
 
-DRAW = """
-WITH up AS (
-    SELECT id, readings FROM nodes n WHERE state = 'up' AND lease_until > now()
-       AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
-)
-SELECT (SELECT sum((r ->> 'power_w')::float8) FROM up, jsonb_array_elements(up.readings) r)
-       + coalesce((SELECT sum(host.w) FROM (
-           SELECT sum(u.cpu_energy_j + u.static_energy_j)
-                  / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0) AS w
-             FROM energy_usages u JOIN up ON up.id = u.node_id
-            WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' GROUP BY u.node_id) host), 0)
-       + (SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
-                 + count(*) FILTER (WHERE state = 'waking' AND acted_at IS NOT NULL) * $2::float8
-            FROM node_power WHERE state IN ('off', 'waking'))
+HOSTS = """
+SELECT u.node_id, sum(u.cpu_energy_j + u.static_energy_j)
+       / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0) AS power_w
+  FROM energy_usages u JOIN nodes n ON n.id = u.node_id
+ WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' AND n.state = 'up' AND n.lease_until > now()
+   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
+ GROUP BY u.node_id
 """
-"""GPUs as the newest heartbeats have them, hosts as the last minute of the ledger has them, and what is configured for
-nodes that are off or boot."""
+"""What hosts draw that are on, by the last minute of the ledger."""
+
+ASLEEP_W = """
+SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
+       + count(*) FILTER (WHERE state = 'waking' AND acted_at IS NOT NULL) * $2::float8
+  FROM node_power WHERE state IN ('off', 'waking')
+"""
+"""What is configured for nodes that are off, $1 each, or boot, $2."""
 
 STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
 
@@ -148,27 +147,32 @@ async def load(
         claims = await connection.fetch("SELECT node_id, device FROM device_claims")
         quotas = await connection.fetch(QUOTAS)
         measuring = await connection.fetch(MEASURING)
-        estimates = (settings.node_standby_w, settings.node_boot_w)
-        drawn_w = await connection.fetchval(DRAW, *estimates) if at_rest else None
+        hosts = {row["node_id"]: row["power_w"] or 0.0 for row in await connection.fetch(HOSTS)}
+        asleep_w = await connection.fetchval(ASLEEP_W, settings.node_standby_w, settings.node_boot_w)
         learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
-    of_kind, setting_curves, gangs = known_of(jobs, models, curves or {}, learned)
+    host_w = _host_w(nodes, hosts, kinds)
+    of_kind, setting_curves, gangs = known_of(
+        jobs, models, curves or {}, learned, dict(zip(models, host_w, strict=True))
+    )
+    speed_rows, speed_curves = _speed_curves(gangs)
     settable = tuple(_settable(nodes, kind) for kind in kinds)
     snapshot = Snapshot(
         version=state["version"],
         now_s=now_s,
         trigger=trigger,
         gpu_models=models,
-        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind),
+        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind, speed_rows),
         nodes=_node_table(nodes, claims, kinds, covers),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
+        speed_curves=speed_curves,
         setting_curves=setting_curves,
         settable=settable,
         gangs=gangs,
-        idle_w=_idle_w(nodes, claims, kinds),
-        measured_w=float("nan") if drawn_w is None else drawn_w,
+        idle_w=_idle_w(nodes, claims, kinds) + host_w,
+        measured_w=_drawn_w(nodes, hosts) + asleep_w if at_rest else float("nan"),
         measures=settings.measures_settings and any(settable),
         measuring=frozenset(JobId(row["job_id"]) for row in measuring),
         placement=settings.placement,
@@ -203,17 +207,52 @@ def _settable(nodes: list[Any], kind: Kind) -> frozenset[SettingKind]:
     return frozenset(each for each, flag in flags.items() if all(device.get(flag) for device in devices))
 
 
+def _is_awake(row: Any) -> bool:
+    """Whether a node's newest readings are of a node that is on, and not of one that went off since."""
+    return row["power"] not in (PowerState.OFF, PowerState.WAKING)
+
+
+def _drawn_w(nodes: list[Any], hosts: Mapping[str, float]) -> float:
+    """Return what GPUs draw, as the newest heartbeats have it, and hosts; NaN where no GPU was heard of."""
+    readings = [each["power_w"] for row in nodes if _is_awake(row) for each in row["readings"]]
+    return sum(readings) + sum(hosts.values()) if readings else float("nan")
+
+
+def _host_w(nodes: list[Any], hosts: Mapping[str, float], kinds: list[Kind]) -> Floats:
+    """Return what hosts of each kind of node draw per GPU, 0 where no meter has told: (n_gpu_models,) watts."""
+    drawn_w, gpus = np.zeros((2, len(kinds)))
+    for row in nodes:
+        if row["id"] in hosts:
+            drawn_w[kinds.index(_kind(row))] += hosts[row["id"]]
+            gpus[kinds.index(_kind(row))] += len(row["devices"])
+    return drawn_w / np.maximum(gpus, 1)
+
+
 def _idle_w(nodes: list[Any], claims: list[Any], kinds: list[Kind]) -> Floats:
-    """Return what a free device of each kind draws now, 0 where none is free: (n_gpu_models,) watts."""
+    """Return what a free device of each kind draws now, or its board by what is known of it: (n_gpu_models,) watts."""
     taken = {(claim["node_id"], claim["device"]) for claim in claims}
     draws: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-    for row in nodes:
+    for row in filter(_is_awake, nodes):
         draws[_kind(row)] += [each["power_w"] for each in row["readings"] if (row["id"], each["index"]) not in taken]
-    return np.array([sum(each) / len(each) if each else 0.0 for each in draws.values()], dtype=np.float64)
+    means = [sum(each) / len(each) if each else board_of(kind[0]).idle_w for kind, each in draws.items()]
+    return np.array(means, dtype=np.float64)
+
+
+def _speed_curves(gangs: tuple[Gangs, ...]) -> tuple[list[int], Floats]:
+    """Return the row of each kind of job in ``Snapshot.speed_curves``, -1 for none, and those."""
+    known = [next(iter(tables.values()), None) for tables in gangs]
+    curves = [learned_rows.speed_curve(table) for table in known if table is not None]
+    rows = np.where([table is not None for table in known], np.cumsum([table is not None for table in known]) - 1, -1)
+    return rows.tolist(), np.array(curves).reshape(len(curves), learned_rows.WIDEST)
 
 
 def _job_table(
-    rows: list[Any], profiles: list[Any], kinds: list[Kind], now_s: float, curve_rows: dict[str, int]
+    rows: list[Any],
+    profiles: list[Any],
+    kinds: list[Kind],
+    now_s: float,
+    curve_rows: dict[str, int],
+    speed_rows: list[int],
 ) -> JobTable:
     def floats(column: str) -> Floats:
         return np.array([row[column] for row in rows], dtype=np.float64)
@@ -225,6 +264,7 @@ def _job_table(
     gpu_power_w = floats("gpu_power_w")
     gpu_power_w[floats("gpu_s") < 1] = np.nan
     base, now = _efficiencies(rows, profiles)
+    of_kind = [curve_rows.get(row["profile"], -1) for row in rows]
     return JobTable(
         ids=tuple(JobId(row["id"]) for row in rows),
         tenants=tuple(row["tenant_id"] for row in rows),
@@ -247,9 +287,10 @@ def _job_table(
         efficiency_now=now,
         progress=np.minimum(floats("done") / floats("work"), 1.0),
         placements=tuple(_placement(row["shares"]) for row in rows),
+        speed_curve=np.array([speed_rows[at] if at >= 0 else -1 for at in of_kind], dtype=np.int64),
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
-        setting_curve=np.array([curve_rows.get(row["profile"], -1) for row in rows], dtype=np.int64),
+        setting_curve=np.array(of_kind, dtype=np.int64),
     )
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 import services.db.tables  # noqa: F401  (registers every table)
 from services.db.engine import async_url, create_engine, is_connection_error
 from services.db.metadata import metadata
+from services.db.pool import connect
 from tests.support.servers import ROOT, fresh_database
 
 
@@ -51,6 +52,37 @@ async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:
     assert await ask(url, table_names) == set()
     await asyncio.to_thread(migrate, url)
     assert await ask(url, differences) == []
+
+
+POINT = (
+    "INSERT INTO setting_points (job_id, kind, gpu_model, setting, gpus, nodes, local_batch, value, step_time_s, "
+    "power_w, elapsed_s) VALUES ($1, $2, 'A100', 'power_limit', 1, 1, 0, 200, 1, 1, 1)"
+)
+JOB = (
+    "INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state) "
+    "VALUES ($1, $2, 'a', 'p', '{}', '{}', 'failed')"
+)
+
+
+async def test_what_jobs_taught_goes_to_their_tenant_and_back(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    await asyncio.to_thread(migrate, url, "downgrade", "0015")
+    connection = await connect(url, application_name="test")
+
+    async def kinds() -> dict[str, str]:
+        return {row["job_id"]: row["kind"] for row in await connection.fetch("SELECT job_id, kind FROM setting_points")}
+
+    try:
+        for job, tenant, kind in (("j1", "a", "resnet"), ("j2", "b", "bert"), ("j3", "b", "j3")):
+            await connection.execute(JOB, job, tenant)
+            await connection.execute(POINT, job, kind)
+        await asyncio.to_thread(migrate, url)
+        assert await kinds() == {"j1": "a/resnet", "j2": "b/bert", "j3": "j3"}
+        await connection.execute(POINT, "j4", "b/resnet")
+        await asyncio.to_thread(migrate, url, "downgrade", "0015")
+        assert await kinds() == {"j4": "resnet", "j2": "bert", "j3": "j3"}, "of two tenants' the newer one stays"
+    finally:
+        await connection.close()
 
 
 async def test_two_processes_may_migrate_at_once(postgres_url: str) -> None:

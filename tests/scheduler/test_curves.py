@@ -19,7 +19,7 @@ def test_a_file_is_read_by_kind_and_gpu_model(tmp_path: Path) -> None:
     file = tmp_path / "curves.json"
     file.write_text(json.dumps([ENTRY | COLUMNS, ENTRY | COLUMNS | {"kind": "j", "gpu_model": "K80"}]))
 
-    rows, curves, gangs = known_of([], ("V100", "A100"), read_curves(file), {})
+    rows, curves, gangs = known_of([], ("V100", "A100"), read_curves(file), {}, {})
 
     assert rows == {"j": 0, "k": 1}
     assert not curves[0], "no such GPU model here"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from gpu_agent.devices.models import MODELS
 from services.contracts.identity import Identity, Role
+from services.contracts.jobs import JobSpec
 from services.core.cycle.plan import Plan, ProfileSettings
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.settings import SettingKind
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.profiles.priors import ANY_FAMILY, FAMILIES
 from services.kit.identity import identity_headers
 from services.scheduler import loop
+from services.scheduler.learned import learn
 from services.scheduler.measuring import Point, Sweep, sweep_after
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_settings import active_round, set_of
@@ -64,7 +68,9 @@ async def slice_over(world: World) -> None:
     await world.fetch("UPDATE setting_measurements SET slice_since = slice_since - interval '31 s' RETURNING 1")
 
 
-async def works(world: World, gang: str, nodes: dict[str, int], marks: int = 10) -> None:
+async def works(
+    world: World, gang: str, nodes: dict[str, int], marks: int = 10, local_batch: float | None = 64.0
+) -> None:
     """Have the nodes say what the gang did at its present settings, as the board's model has it."""
     power_limit_w, _, revision = await set_of(world, gang)
     clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, power_limit_w or 400.0)
@@ -75,7 +81,7 @@ async def works(world: World, gang: str, nodes: dict[str, int], marks: int = 10)
             "gpu_energy_j": 20.0 * gpus * BOARD.power_w(0.9, clock_mhz),
             "marks": marks if node == "n1" else 0,
             "over": node == "n1",
-            "local_batch": 64.0 if node == "n1" else None,
+            "local_batch": local_batch if node == "n1" else None,
         }
         said = {"revision": revision, "power_limit_w": power_limit_w, "measure": True, "refused": {}, "slice": seen}
         await world.fetch(
@@ -86,8 +92,8 @@ async def works(world: World, gang: str, nodes: dict[str, int], marks: int = 10)
         )
 
 
-async def started(world: World, gpus: int, kind: str | None = "resnet") -> tuple[str, str]:
-    job = await world.job(gpus)
+async def started(world: World, gpus: int, kind: str | None = "resnet", **spec: Any) -> tuple[str, str]:
+    job = await world.job(gpus, **spec)
     await world.fetch("UPDATE jobs SET labels = $2 WHERE id = $1 RETURNING 1", job, {"kind": kind} if kind else {})
     await world.scheduler.turn()
     gang = await world.allocation(job)
@@ -292,3 +298,65 @@ async def test_operators_read_what_was_learned_and_tenants_that_of_their_own_job
     assert [each["state"] for each in found["measurements"]] == ["done"]
     assert [(each["current"], each["power_limit_w"]) for each in found["in_force"]] == [(True, 202.0), (True, 201.0)]
     assert other.status_code == 404
+
+
+async def test_what_one_tenants_jobs_teach_stays_with_that_tenant(world: World, policy: Profiler) -> None:
+    await settable(world, "n1", "n2")
+    job, gang = await started(world, 1)
+    await world.scheduler.turn()
+    for _ in LIMITS:
+        await works(world, gang, {"n1": 1})
+        await world.scheduler.turn()
+    namesake, same = await world.job(1), await world.job(1)
+    for each, tenant in ((namesake, "other"), (same, "default")):
+        await world.fetch(
+            "UPDATE jobs SET tenant_id = $2, labels = $3 WHERE id = $1 RETURNING 1", each, tenant, {"kind": "resnet"}
+        )
+    await world.scheduler.turn()
+
+    assert policy.seen is not None
+    kind = dict(zip(policy.seen.jobs.ids, policy.seen.jobs.setting_curve.tolist(), strict=True))
+    assert kind[JobId(same)] == kind[JobId(job)] != kind[JobId(namesake)]
+    assert policy.seen.gangs[kind[JobId(job)]]
+    assert not policy.seen.gangs[kind[JobId(namesake)]]
+    other = identity_headers(Identity(tenant_id="other", role=Role.USER, key_id="key-2"))
+    async with client(world, Role.USER) as api:
+        found = (await api.get(f"/v1/jobs/{namesake}/profile", headers=other)).json()
+        own = (await api.get(f"/v1/jobs/{same}/profile")).json()
+    assert (found["kind"], found["curves"]) == ("resnet", [])
+    assert [each["job_id"] for each in found["measurements"]] == [namesake], "it is measured itself"
+    assert len(own["curves"]) == 1
+
+
+async def test_the_family_and_the_batch_come_from_the_spec_where_reports_do_not_say(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1")
+    job, gang = await started(world, 2, family="language", global_batch=256)
+    await world.scheduler.turn()
+    for _ in LIMITS:
+        await works(world, gang, {"n1": 2}, local_batch=None)
+        await world.scheduler.turn()
+    async with client(world, Role.USER) as api:
+        (curve,) = (await api.get(f"/v1/jobs/{job}/profile")).json()["curves"]
+
+    assert (curve["family"], curve["batch_known"]) == ("language", True)
+    points = await world.fetch("SELECT DISTINCT local_batch FROM setting_points")
+    assert [row["local_batch"] for row in points] == [128.0]
+
+
+def test_an_unknown_batch_is_the_familys_usual_one_and_an_unknown_family_a_middling_one() -> None:
+    def scales(family: str | None, local_batch: float) -> float:
+        rows = [
+            {"gpus": 1, "nodes": 1, "local_batch": local_batch, "value": value, "step_time_s": 0.1, "power_w": 200.0}
+            | {"family": family}
+            for value in (200.0, 400.0)
+        ]
+        speed, _ = learn(rows, "A100", SettingKind.POWER_LIMIT, 8).table.at(np.array([1, 16]))
+        return float(speed[1, -1] / speed[0, -1])
+
+    assert scales("language", 0.0) == scales("language", FAMILIES["language"].batch)
+    assert scales(None, 0.0) == scales(ANY_FAMILY, FAMILIES[ANY_FAMILY].batch)
+    assert len({round(scales(family, 0.0), 6) for family in FAMILIES}) == len(FAMILIES), "a family makes a difference"
+    named = get_args(get_args(JobSpec.model_fields["family"].annotation)[0])
+    assert {*named, ANY_FAMILY} == set(FAMILIES)

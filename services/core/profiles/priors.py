@@ -10,7 +10,7 @@ shape set by hand after what Zeus' and Sia's tables show of their models; nothin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -81,7 +81,9 @@ FAMILIES = {
     "speech": Family(5e-2, 16.0, 0.3, 0.6, 0.1, 0.5, 0.6),
     "recommendation": Family(1e-5, 1_024.0, 0.6, 0.4, 0.2, 1.0, 0.2),
 }
-ANY_FAMILY = "vision"
+ANY_FAMILY = "any"
+"""Of a job that does not say what it trains: between all families, their geometric means."""
+FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in FAMILIES.values()]), axis=0)).tolist())
 
 
 def board_of(gpu_model: str) -> Board:

@@ -189,7 +189,7 @@ setting_points = Table(
     Column("measured_at", Timestamp, nullable=False, server_default=text("now()")),
 )
 """What was measured of a kind of job, the newest per configuration: seconds per unit of the job's own work, and the
-mean draw of one GPU. ``local_batch`` is 0 where the job does not say."""
+mean draw of one GPU. ``local_batch`` is 0 where the job does not say. A kind that users named is "tenant/label"."""
 
 setting_profiles = Table(
     "setting_profiles",
