@@ -32,6 +32,21 @@ def sizes_of(choices: Choices, gpus: int, limit_w: float = INF, **how: object) -
     return [int(choices.gpus[job, size]) if size >= 0 else 0 for job, size in enumerate(at.tolist())]
 
 
+def test_free_devices_of_nodes_that_stay_on_draw_and_so_does_the_rest_of_the_last_node() -> None:
+    some = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, stays_on=ints(6, 4))
+
+    assert [some.idle_draw_w(0, held) for held in (0, 5, 6, 7, 9, 10, 14)] == [60.0, 10.0, 0.0, 30.0, 10.0, 0.0, 0.0]
+    assert some.idle_draw_w(0, 16) == 0.0
+    assert some.idle_draw_w(1, 1) == 3.0
+
+
+def test_a_first_gang_that_fits_at_its_lowest_setting_alone_is_not_passed_over() -> None:
+    choices = Choices(ints(1, 1)[:, None], np.array([[[0.5, 1.0]]] * 2), np.array([[[200.0, 300.0]]] * 2))
+
+    assert sizes_of(choices, 2, limit_w=199.0) == [0, 0]
+    assert sizes_of(choices, 2, limit_w=250.0) == [1, 0]
+
+
 def test_gangs_are_powers_of_two_on_the_jobs_own_grid() -> None:
     sizes = powers_of_two(ints(1, 2, 3, 3, 6), ints(8, 8, 3, 16, 12), ints(1, 2, 1, 1, 6))
 

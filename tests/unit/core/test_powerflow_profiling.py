@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Preempt, ProfileSettings, SetPowerLimit
+from services.core.cycle.plan import Preempt, ProfileSettings, SetPowerLimit, Start
 from services.core.cycle.recording import snapshot_from_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
@@ -115,6 +115,30 @@ def test_whose_turn_it_is(profiling: str, known: bool, already: tuple[int, ...],
     memory = PowerflowMemory(profiled={MEASURED: already} if already else {})
     plan = run_cycle(build_policy("powerflow", {"profiling": profiling}), snapshot, memory).plan
     assert any(isinstance(action, ProfileSettings) for action in plan.actions) == begins
+
+
+@pytest.mark.parametrize(("limit_w", "measured", "set_w"), [(700.0, False, 150.0), (1_200.0, True, None)])
+def test_a_gang_the_limit_leaves_no_power_to_measure_starts_unmeasured(
+    limit_w: float, measured: bool, set_w: float | None
+) -> None:
+    """Four GPUs are allocated at 150 W each; at 300 W, to be measured, the gang would wait for ever."""
+    snapshot = a_snapshot([a_job(MEASURED, max_gpus=4)], [a_node("n", gpus=4)])
+    snapshot = replace(
+        snapshot,
+        trigger=Trigger.ACTIVE,
+        jobs=replace(snapshot.jobs, setting_curve=np.zeros(1, np.int64)),
+        settable=(frozenset([SettingKind.POWER_LIMIT]),),
+        gangs=({0: TABLE},),
+        measures=True,
+        measuring=frozenset(),
+    )
+    policy = build_policy("powerflow", {"profiling": "each_job", "power_limit_w": limit_w})
+    cycle = run_cycle(policy, snapshot, PowerflowMemory())
+    actions = cycle.plan.actions
+    assert [action.gpus for action in actions if isinstance(action, Start)] == [4]
+    assert any(isinstance(action, ProfileSettings) for action in actions) == measured
+    assert [each.value for each in actions if isinstance(each, SetPowerLimit)] == ([] if set_w is None else [set_w])
+    assert cycle.memory.profiled == ({MEASURED: (4,)} if measured else {})
 
 
 def test_who_is_being_measured_is_recorded() -> None:

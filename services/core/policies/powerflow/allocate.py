@@ -11,14 +11,16 @@ return takes the next step, until GPUs run out or the cluster draws its limit. T
 
 The limit is checked at node boundaries as printed (lines 18-20); what the last node took beyond it is given back, last
 step first, so that the allocation is a prefix of the greedy order that keeps the limit. A job whose smallest gang
-exceeds the limit on an otherwise idle cluster is passed over; as printed it would hold up all behind it.
+exceeds the limit on an otherwise idle cluster even at its lowest setting is passed over; as printed it would hold up
+all behind it.
 
 Source: PowerFlow section 5.2, eq. 20, Algorithm 1 lines 2-20.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -55,10 +57,11 @@ class Room:
 
     Attributes:
         gpus: (n_pools,) devices by GPU model.
-        idle_w: (n_pools,) draw of one of them while nobody holds it, watts.
+        idle_w: (n_pools,) draw of one of them while nobody holds it and its node is on, watts.
         gpus_per_node: At whose multiples the limit is looked at.
         limit_w: What the cluster may draw, watts; inf for no limit.
         other_w: What it draws beside jobs and those devices, watts.
+        stays_on: (n_pools,) how many of the devices are on nodes that stay on where nobody uses them; None for all.
     """
 
     gpus: Ints
@@ -66,6 +69,33 @@ class Room:
     gpus_per_node: int
     limit_w: float
     other_w: float = 0.0
+    stays_on: Ints | None = None
+
+    def idle_draw_w(self, pool: int, held: int) -> float:
+        """Return what a model's free devices draw while this many are held, watts.
+
+        Gangs are taken to be packed: onto nodes that stay on, then onto whole others, the last of which has free
+        devices.
+        """
+        gpus, on, idle_w = self._pools[pool]
+        free = on - held if held < on else min((on - held) % max(self.gpus_per_node, 1), gpus - held)
+        return free * idle_w
+
+    @property
+    def depends_on_placement(self) -> bool:
+        """Whether some nodes stay on and others do not, so that it matters where a gang is placed."""
+        return self.stays_on is not None and bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
+
+    def wherever_placed(self) -> Room:
+        """Return the room with no device taken off the nodes that stay on: what gangs draw at most, wherever placed."""
+        stays_on = self.gpus if self.stays_on is None else self.stays_on
+        other_w = self.other_w + float(stays_on @ self.idle_w)
+        return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
+
+    @cached_property
+    def _pools(self) -> list[tuple[int, int, float]]:
+        on = self.gpus if self.stays_on is None else self.stays_on
+        return list(zip(self.gpus.tolist(), on.tolist(), self.idle_w.tolist(), strict=True))
 
 
 def allocate_gpus(
@@ -85,10 +115,11 @@ def allocate_gpus(
     greedy = greedy or Greedy()
     kind, order = _steps(choices, work_s, greedy)
     draw_w = _draw_w(choices)
-    net_w = np.where(choices.gpus > 0, draw_w - choices.gpus * room.idle_w[pool][:, None], 0.0)
-    base_w = room.other_w + float(room.gpus @ room.idle_w)
-    possible = base_w + net_w[:, 0] <= room.limit_w
-    walk = _Walk(choices.gpus, net_w, pool, room, base_w, stops=greedy.at_limit == "stop")
+    left_w = _left_alone_w(choices.gpus[:, 0], pool, room)
+    lowest_w = np.where(choices.speed[:, 0] > 0, choices.power_w[:, 0], np.inf).min(axis=1)
+    draw_w[:, 0] = np.where(draw_w[:, 0] <= left_w, draw_w[:, 0], lowest_w)
+    possible = lowest_w <= left_w
+    walk = _Walk(choices.gpus, draw_w, pool, room, stops=greedy.at_limit == "stop")
     for job in np.flatnonzero(keeps).tolist():
         walk.take(job)
     walk.begin()
@@ -121,16 +152,19 @@ class _Walk:
         size: Per job the index of its present size, -1 for none.
     """
 
-    def __init__(self, gpus: Ints, net_w: Floats, pool: Ints, room: Room, base_w: float, *, stops: bool) -> None:
+    def __init__(self, gpus: Ints, draw_w: Floats, pool: Ints, room: Room, *, stops: bool) -> None:
         self.size = [-1] * len(gpus)
         self._more: list[list[int]] = np.diff(gpus, axis=1, prepend=0).tolist()
-        self._net_w: list[list[float]] = np.diff(net_w, axis=1, prepend=0.0).tolist()
+        self._more_w: list[list[float]] = np.diff(draw_w, axis=1, prepend=0.0).tolist()
         self._pool: list[int] = pool.tolist()
-        self._left: list[int] = room.gpus.tolist()
+        self._room = room
+        self._gpus: list[int] = room.gpus.tolist()
         self._per_node = max(room.gpus_per_node, 1)
-        self._limit_w, self._power_w = room.limit_w, base_w
+        self._held = [0] * len(self._gpus)
+        self._idle_w = [room.idle_draw_w(each, 0) for each in range(len(self._gpus))]
+        self._limit_w, self._power_w = room.limit_w, room.other_w + sum(self._idle_w)
         self._stops = stops
-        self._held = 0
+        self._all_held = 0
         self._trail: list[int] = []
 
     def begin(self) -> None:
@@ -139,19 +173,22 @@ class _Walk:
 
     def fits(self, job: int) -> bool:
         """Whether the job's next step finds devices, and power where every step is checked."""
-        at = self.size[job] + 1
-        if self._more[job][at] > self._left[self._pool[job]]:
+        at, pool = self.size[job] + 1, self._pool[job]
+        held = self._held[pool] + self._more[job][at]
+        if held > self._gpus[pool]:
             return False
-        return self._stops or self._power_w + self._net_w[job][at] <= self._limit_w
+        if self._stops:
+            return True
+        idle_w = self._room.idle_draw_w(pool, held) - self._idle_w[pool]
+        return self._power_w + self._more_w[job][at] + idle_w <= self._limit_w
 
     def take(self, job: int) -> bool:
         """Take the job's next step; return whether the allocation ends at this node boundary (lines 18-20)."""
         at = self.size[job] = self.size[job] + 1
         more = self._more[job][at]
-        crosses = self._held % self._per_node + more >= self._per_node
-        self._held += more
-        self._left[self._pool[job]] -= more
-        self._power_w += self._net_w[job][at]
+        crosses = self._all_held % self._per_node + more >= self._per_node
+        self._all_held += more
+        self._count(self._pool[job], more, self._more_w[job][at])
         self._trail.append(job)
         return crosses and self._stops and self._power_w >= self._limit_w
 
@@ -159,8 +196,15 @@ class _Walk:
         """Undo steps, the last one first, until the limit holds."""
         while self._trail and self._power_w > self._limit_w:
             job = self._trail.pop()
-            self._power_w -= self._net_w[job][self.size[job]]
+            at = self.size[job]
+            self._count(self._pool[job], -self._more[job][at], -self._more_w[job][at])
             self.size[job] -= 1
+
+    def _count(self, pool: int, gpus: int, gang_w: float) -> None:
+        self._held[pool] += gpus
+        idle_w = self._room.idle_draw_w(pool, self._held[pool])
+        self._power_w += gang_w + idle_w - self._idle_w[pool]
+        self._idle_w[pool] = idle_w
 
 
 def known_work_s(work_s: Floats) -> Floats:
@@ -172,6 +216,15 @@ def known_work_s(work_s: Floats) -> Floats:
 def _draw_w(choices: Choices) -> Floats:
     """Return each gang's draw at its most efficient setting: (n_jobs, n_sizes) watts."""
     return np.take_along_axis(choices.power_w, choices.most_efficient[:, :, None], axis=2)[:, :, 0]
+
+
+def _left_alone_w(gpus: Ints, pool: Ints, room: Room) -> Floats:
+    """Return what the limit leaves a gang that is alone on the cluster: (n_jobs,) watts."""
+    nobody_w = [room.idle_draw_w(each, 0) for each in range(room.gpus.size)]
+    base_w = room.other_w + sum(nobody_w)
+    kinds: list[tuple[int, int]] = list(zip(pool.tolist(), gpus.tolist(), strict=True))
+    idle_w = {(each, held): room.idle_draw_w(each, held) - nobody_w[each] for each, held in set(kinds)}
+    return room.limit_w - base_w - np.fromiter(map(idle_w.__getitem__, kinds), np.float64, len(kinds))
 
 
 def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats]:

@@ -65,6 +65,16 @@ class Powerflow:
             memory, limit = replace(memory, correction=ratio), limit / ratio
         view = view_of(snapshot, config, capacity.model, _fixed_gpus(snapshot, memory, capacity, active=active))
         room = room_of(snapshot, capacity, limit, config)
+        plan, following = self._within(snapshot, memory, capacity, view, room)
+        if room.depends_on_placement and _all_idle(snapshot, plan):
+            plan, following = self._within(snapshot, memory, capacity, view, room.wherever_placed())
+        return plan, following
+
+    def _within(
+        self, snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, view: View, room: Room
+    ) -> tuple[Plan, PowerflowMemory]:
+        """Return the plan for this room, and the memory after it."""
+        config, active = self.config, snapshot.trigger is Trigger.ACTIVE
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
         ranking = ranking_of(snapshot, view, sizes, room)
         shown = _on_their_models(snapshot, view)
@@ -77,10 +87,10 @@ class Powerflow:
             plan = replace(plan, actions=(*moves(shown, plan, ranking, view, config), *plan.actions))
         found = to_measure(snapshot, plan, view.tables, config, memory)
         pinned = memory.measured.keys() | found.keys()
-        plan = set_within(
-            snapshot, plan, view.tables, limit, config, pinned, all_placed=_all_placed(snapshot, ranking, plan)
+        plan, unmeasured = set_within(
+            snapshot, plan, view.tables, room.limit_w, config, pinned, all_placed=_all_placed(snapshot, ranking, plan)
         )
-        begin = _of_gangs(snapshot, plan, found)
+        begin = _of_gangs(snapshot, plan, {job_id: each for job_id, each in found.items() if job_id not in unmeasured})
         actions = (*plan.actions, *(each.action for each in begin))
         return replace(plan, actions=actions), begun(snapshot, memory, begin, config)
 
@@ -123,17 +133,19 @@ def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity,
 def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: PowerflowConfig) -> Room:
     """Return what there is to share out: nodes that take work, and what drained ones still hold.
 
-    Where unused nodes are powered down, free devices are taken to draw nothing; ``watts`` counts what really idles.
+    Nodes that may be powered down draw nothing while nobody uses them.
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
-    idle_w = snapshot.idle_w if snapshot.idle_w.size else np.zeros(len(snapshot.gpu_models))
-    if config.power_down and nodes.may_sleep.any():
-        idle_w = np.zeros(len(snapshot.gpu_models))
+    n_models = len(snapshot.gpu_models)
+    idle_w = snapshot.idle_w if snapshot.idle_w.size else np.zeros(n_models)
     on = capacity.model >= 0
-    beside = np.bincount(capacity.model[on], (jobs.gpus - capacity.held)[on], idle_w.size).astype(np.int64)
-    drained_w = float((nodes.free_gpus * idle_w[nodes.gpu_model])[~nodes.schedulable].sum()) if len(nodes) else 0.0
+    beside = np.bincount(capacity.model[on], (jobs.gpus - capacity.held)[on], n_models).astype(np.int64)
+    goes_off = nodes.asleep | (nodes.may_sleep & config.power_down)
+    stays_on = np.bincount(nodes.gpu_model, nodes.gpus * (nodes.schedulable & ~goes_off), n_models).astype(np.int64)
+    drained = ~nodes.schedulable & ~(goes_off & (nodes.free_gpus == nodes.gpus))
+    drained_w = float((nodes.free_gpus * idle_w[nodes.gpu_model])[drained].sum())
     per_node = int(nodes.gpus.max(initial=1))
-    return Room(model_gpus(snapshot) + beside, idle_w, per_node, limit, drained_w)
+    return Room(model_gpus(snapshot) + beside, idle_w, per_node, limit, drained_w, stays_on + beside)
 
 
 def allocate(
@@ -179,9 +191,9 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
         kept = np.where(stays | shrinks, held, got)
         taken = np.bincount(view.pool, kept, room.gpus.size)
         runs = np.flatnonzero(kept)
-        draws_w = _least_energy_w(view, runs, kept[runs]) - room.idle_w[view.pool[runs]] * kept[runs]
-        base_w = room.other_w + float(room.gpus @ room.idle_w)
-        if bool((taken <= room.gpus).all()) and base_w + math.fsum(draws_w.tolist()) <= room.limit_w:
+        draws_w = math.fsum(_least_energy_w(view, runs, kept[runs]).tolist())
+        idle_w = sum(room.idle_draw_w(pool, int(held)) for pool, held in enumerate(taken.tolist()))
+        if bool((taken <= room.gpus).all()) and room.other_w + idle_w + draws_w <= room.limit_w:
             stays |= shrinks
     return stays
 
@@ -233,6 +245,11 @@ def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
     waits = int(((phase == Phase.QUEUED) | (phase == Phase.PREEMPTING)).sum())
     starts = sum(isinstance(action, Start) for action in plan.actions)
     return waits == starts and not any(isinstance(action, Preempt) for action in plan.actions)
+
+
+def _all_idle(snapshot: Snapshot, plan: Plan) -> bool:
+    """Whether nobody holds a device and this plan starts nobody."""
+    return not snapshot.jobs.gpus.any() and not any(isinstance(action, Start) for action in plan.actions)
 
 
 def _of_gangs(snapshot: Snapshot, plan: Plan, found: Mapping[JobId, Measurement]) -> list[Measurement]:

@@ -3,8 +3,8 @@
 As printed every job is, the first time it runs on a number of GPUs (``each_job``); the paper's simulator charges each
 job for it once (``first_run``). The default measures one gang of each kind of job: where jobs recur, the others learn
 from it. Only gangs that start are measured, and running ones at the default setting: to be measured takes the default's
-power, for which a start can wait and a running gang cannot. From then on settings fall, and the limit counts a gang
-at the one it is at. It keeps its size until it is measured.
+power. A start for which the limit does not leave that is not measured (``watts``). Once measuring, settings fall, and
+the limit counts a gang at the one it is at. It keeps its size until it is measured.
 
 Source: PowerFlow section 5.2.
 """
@@ -61,7 +61,7 @@ def to_measure(
 ) -> dict[JobId, Measurement]:
     """Return the measurements to begin with this plan, by job; of a kind of job one at a time."""
     kind = SettingKind(config.setting)
-    if config.profiling == "never":
+    if config.profiling == "never" or not snapshot.measures:
         return {}
     jobs, nodes = snapshot.jobs, snapshot.nodes
     model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))

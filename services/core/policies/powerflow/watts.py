@@ -3,7 +3,7 @@
 Algorithm 1 counts the jobs it allocates to. A round must count more: gangs that are stopping draw until they are gone,
 free devices draw what they do when idle, and a gang that resizes stops first. So the second half of the algorithm is
 run on the gangs that really go on or start, with what everything else draws taken off the limit. Where even their
-lowest settings do not fit, the last start of the plan waits.
+lowest settings do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones wait.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def set_within(
     pinned: Collection[JobId],
     *,
     all_placed: bool,
-) -> Plan:
+) -> tuple[Plan, set[JobId]]:
     """Return the plan with settings that keep the limit, without the starts it leaves no power for.
 
-    Nodes that the plan leaves unused are powered down where they may be, but for the spare ones.
+    Nodes that the plan leaves unused are powered down where they may be, but for the spare ones. The second part of
+    the answer are the pinned jobs that start but are not to be measured, as the limit leaves no power for it.
 
     Args:
         snapshot: The cluster.
@@ -69,30 +70,51 @@ def set_within(
         config: Parameters.
         pinned: Jobs whose gangs are being measured: they are taken to draw what they may from their present setting on
             downwards.
-        all_placed: Whether nobody waits for a node; else unused ones stay awake.
+        all_placed: Whether nobody waits for a node; else unused ones stay awake while the limit allows it.
     """
-    actions = list(plan.actions)
-    draw = draw_of(snapshot, actions, tables, pinned)
-    speed, power_w = _rows(snapshot, draw, tables)
-    lowest_w = np.where(speed > 0, power_w, np.inf).min(axis=1)
-    starts = [(at, action) for at, action in enumerate(actions) if isinstance(action, Start)]
-    idle = Idle(snapshot, [start for _, start in starts])
+    starts = [action for action in plan.actions if isinstance(action, Start)]
+    draw = draw_of(snapshot, plan.actions, tables, pinned)
+    free_speed, free_w = (each[:, 0] for each in tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
+    speed, power_w = _pinned(snapshot, draw, tables, free_speed, free_w)
+    lowest_w, unpinned_w = _lowest_w(speed, power_w), _lowest_w(free_speed, free_w)
+    measured = np.flatnonzero(draw.starts & draw.pinned & (unpinned_w < lowest_w)).tolist()
+    idle = Idle(snapshot, starts)
     spare_nodes = config.spare_nodes if all_placed and config.power_down else None
-    going_on = len(draw.jobs) - len(starts)
+    n_gangs, going_on = len(draw.jobs), len(draw.jobs) - len(starts)
+    unmeasured: set[JobId] = set()
     while True:
         sleeps = idle.unused(spare_nodes)
         left_w = limit_w - draw.stopping_w - idle.draw_w(sleeps)
-        n_gangs = going_on + len(starts)
-        if float(lowest_w[:n_gangs].sum()) <= left_w or not starts:
+        if float(lowest_w[:n_gangs].sum()) <= left_w:
             break
-        at, last = starts.pop()
-        idle.give_back(last)
-        actions[at : at + 1] = [Hold(last.job_id, Reason.POWER_LIMIT)] if snapshot.reasons else []
+        if config.power_down and spare_nodes != 0:
+            spare_nodes = 0
+        elif measured:
+            row = measured.pop()
+            unmeasured.add(snapshot.jobs.ids[int(draw.jobs[row])])
+            draw.pinned[row], lowest_w[row] = False, unpinned_w[row]
+            speed[row], power_w[row] = free_speed[row], free_w[row]
+        elif n_gangs > going_on:
+            n_gangs -= 1
+            idle.give_back(starts[n_gangs - going_on])
+        else:
+            break
+    actions = _with_starts(snapshot, plan, starts[: n_gangs - going_on])
     draw, speed, power_w = draw.first(n_gangs), speed[:n_gangs], power_w[:n_gangs]
     chosen = allocate_settings(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
     down: list[int] = sleeps.tolist()
     nodes = tuple(PowerNode(snapshot.nodes.ids[node], False, Reason.UNUSED) for node in down)
-    return Plan(plan.snapshot_version, (*actions, *_settings(snapshot, draw, tables, chosen)), nodes)
+    return Plan(plan.snapshot_version, (*actions, *_settings(snapshot, draw, tables, chosen)), nodes), unmeasured
+
+
+def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> tuple[Action, ...]:
+    """Return the plan's actions with only these of its starts; the other gangs wait for power."""
+    kept = {start.job_id: start for start in starts}
+    actions = (
+        kept.get(each.job_id, Hold(each.job_id, Reason.POWER_LIMIT)) if isinstance(each, Start) else each
+        for each in plan.actions
+    )
+    return tuple(each for each in actions if snapshot.reasons or not isinstance(each, Hold))
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
@@ -187,9 +209,14 @@ class Idle:
             self._starts_on[node] += times
 
 
-def _rows(snapshot: Snapshot, draw: Draw, tables: Tables) -> tuple[Floats, Floats]:
-    """Return speed and power of every gang by setting, 0 where it has no such setting: (n_gangs, n_settings) each."""
-    speed, power_w = (each[:, 0] for each in tables.gangs(draw.jobs, draw.models, draw.gpus[:, None]))
+def _lowest_w(speed: Floats, power_w: Floats) -> Floats:
+    """Return what gangs draw at their lowest settings: (n_gangs,)."""
+    return np.where(speed > 0, power_w, np.inf).min(axis=1)
+
+
+def _pinned(snapshot: Snapshot, draw: Draw, tables: Tables, speed: Floats, power_w: Floats) -> tuple[Floats, Floats]:
+    """Return speed and power by setting, (n_gangs, n_settings) each, with one setting for gangs that are pinned."""
+    speed, power_w = speed.copy(), power_w.copy()
     for row in np.flatnonzero(draw.pinned).tolist():
         at = _now_or_above(snapshot, tables, int(draw.jobs[row]), int(draw.models[row]), starts=bool(draw.starts[row]))
         of_speed, most_w = speed[row, at], power_w[row, : at + 1].max()
