@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
+    from services.core.profiles.capped import CappedModel
     from services.core.profiles.learn import EnergyModel, ThroughputModel
     from services.core.profiles.observations import Observations
 
@@ -29,6 +31,16 @@ FileArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
+class Form(StrEnum):
+    """Of the model: PowerFlow's, or ours for power limits."""
+
+    PAPER = "paper"
+    CAPPED = "capped"
+
+
+FormOption = Annotated[Form, typer.Option(help="The paper's form, or ours for power limits, which needs energies.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.add_typer(group, name="fit")
@@ -40,26 +52,29 @@ def _fit() -> None:
 
 
 @group.command()
-def throughput(file: FileArgument, as_json: JsonOption = False) -> None:
+def throughput(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOption = False) -> None:
     """Fit step times over GPUs, batch, clock and nodes; columns that are not there are held fixed."""
+    from services.core.profiles.capped import fit_capped
     from services.core.profiles.learn import fit_throughput
 
-    points, lines = read_points(file, (TIME,))
+    fit, needed = (fit_throughput, (TIME,)) if form is Form.PAPER else (fit_capped, (TIME, ENERGY))
+    points, lines = read_points(file, needed)
     try:
-        model = fit_throughput(points, held_out=True)
+        model = fit(points, held_out=True)
     except DomainError as error:
         raise _refusal(file, lines, error) from None
     _tell("throughput", model, as_json)
 
 
 @group.command()
-def energy(file: FileArgument, as_json: JsonOption = False) -> None:
+def energy(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOption = False) -> None:
     """Fit energy per step over GPUs, batch, clock and nodes; needs the step times too."""
+    from services.core.profiles.capped import fit_capped
     from services.core.profiles.learn import fit_energy
 
     points, lines = read_points(file, (TIME, ENERGY))
     try:
-        model = fit_energy(points, held_out=True)
+        model = (fit_energy if form is Form.PAPER else fit_capped)(points, held_out=True)
     except DomainError as error:
         raise _refusal(file, lines, error) from None
     _tell("energy", model, as_json)
@@ -136,15 +151,20 @@ def _refusal(file: Path, lines: list[int], error: DomainError) -> CliError:
     return CliError(f"{where}: {error}", EXIT_USAGE)
 
 
-def document(kind: str, model: ThroughputModel | EnergyModel) -> dict[str, Any]:
+def document(kind: str, model: ThroughputModel | EnergyModel | CappedModel) -> dict[str, Any]:
     """Return a fit as one JSON object; errors are shares, ``mape`` is that of points left out of the fit."""
+    from services.core.profiles.capped import CappedModel
     from services.core.profiles.observations import COLUMN_OF
 
-    quality = model.quality
+    if isinstance(model, CappedModel):
+        quality = model.time_quality if kind == "throughput" else model.energy_quality
+    else:
+        quality = model.quality
     return {
         "model": kind,
+        **({"form": Form.CAPPED.value} if isinstance(model, CappedModel) else {}),
         "axis": COLUMN_OF[model.axis],
-        "parameters": model.parameters._asdict(),
+        "parameters": model.named() if isinstance(model, CappedModel) else model.parameters._asdict(),
         "standard_errors": model.errors(),
         "fixed": dict(model.fixed),
         "mape": None if math.isnan(quality.held_out_mape) else quality.held_out_mape,
@@ -156,7 +176,7 @@ def document(kind: str, model: ThroughputModel | EnergyModel) -> dict[str, Any]:
     }
 
 
-def _tell(kind: str, model: ThroughputModel | EnergyModel, as_json: bool) -> None:
+def _tell(kind: str, model: ThroughputModel | EnergyModel | CappedModel, as_json: bool) -> None:
     found = document(kind, model)
     if as_json:
         print_json(found)

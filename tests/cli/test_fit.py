@@ -11,6 +11,7 @@ import pytest
 from services.cli.client import CliError
 from services.cli.main import app
 from tests.support.performance import CLOCKS_MHZ, SPEED, grid, measured
+from tests.unit.core.profiles.test_capped import points
 
 HEADER = ["gpus", "local_batch", "clock_mhz", "nodes", "seconds_per_iteration", "energy_j_per_iteration"]
 
@@ -18,9 +19,9 @@ HEADER = ["gpus", "local_batch", "clock_mhz", "nodes", "seconds_per_iteration", 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Return a file of a planted job with 2 % noise."""
-    points = measured(grid(gpus=(1, 2, 8, 16), batches=(16, 32, 64), clocks=CLOCKS_MHZ[::2]), noise=0.02)
+    planted = measured(grid(gpus=(1, 2, 8, 16), batches=(16, 32, 64), clocks=CLOCKS_MHZ[::2]), noise=0.02)
     names = ("gpus", "local_batch", "setting", "nodes", "seconds_per_iteration", "energy_j_per_iteration")
-    rows = zip(*(getattr(points, name).tolist() for name in names), strict=True)
+    rows = zip(*(getattr(planted, name).tolist() for name in names), strict=True)
     path = tmp_path / "points.csv"
     write(path, HEADER, [[f"{value:.8g}" for value in row] for row in rows])
     return path
@@ -47,6 +48,7 @@ def test_both_models_come_as_one_object_with_their_held_out_error(
     assert 0 < speed["mape"] < 0.04
     assert 0 < energy["mape"] < 0.05
     assert speed["points"] == 72
+    assert "form" not in speed
     assert speed["spread"]["gpus"] == {"distinct": 4, "least": 1.0, "greatest": 16.0}
     assert set(energy["standard_errors"]) == set(energy["parameters"])
 
@@ -61,6 +63,27 @@ def test_people_get_a_table_and_the_reasons(file: Path, tmp_path: Path, capsys: 
     assert "MAPE on points left out" in shown
     assert "clock_mhz is absent" in shown
     assert "gpus is absent" in shown
+
+
+def test_limits_may_be_fitted_in_a_form_in_which_they_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = points(noise=0.01)
+    names = ("local_batch", "setting", "seconds_per_iteration", "energy_j_per_iteration")
+    rows = zip(*(getattr(seen, name).tolist() for name in names), strict=True)
+    cells = [[f"{value:.8g}" for value in row] for row in rows]
+    path = tmp_path / "limits.csv"
+    write(path, ["local_batch", "power_limit_w", *HEADER[4:]], cells)
+
+    ours = json.loads(run(capsys, "energy", str(path), "--form", "capped", "--json"))
+
+    assert (ours["model"], ours["form"], ours["axis"]) == ("energy", "capped", "power_limit_w")
+    assert 0 < ours["mape"] < 0.015
+    assert ours["parameters"]["static_w"] == pytest.approx(36.0, rel=0.3)
+    assert set(ours["fixed"]) < set(ours["parameters"]) == set(ours["standard_errors"])
+    assert "exponent" in run(capsys, "throughput", str(path), "--form", "capped")
+    write(path, ["local_batch", "clock_mhz", *HEADER[4:]], cells)
+    with pytest.raises(CliError, match="this form needs power limits") as caught:
+        app(["fit", "energy", str(path), "--form", "capped"], standalone_mode=False)
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ KNEE = 8.0
 """How sharply a limit sets in; measured curves bend within some 10 % of the demand."""
 MEASURED = ("seconds_per_iteration", "energy_j_per_iteration")
 OWN = ("static_w", "alpha_w", "theta", "beta_w", "sync_w", "exponent")
+NAMES = (*ThroughputParameters._fields, *OWN)
 
 
 class CappedParameters(NamedTuple):
@@ -102,6 +103,19 @@ class CappedModel:
     def parameters(self) -> CappedParameters:
         """Return the parameters as numbers."""
         return unpacked(self.vector)
+
+    @property
+    def axis(self) -> SettingKind:
+        """Return what the setting is."""
+        return SettingKind.POWER_LIMIT
+
+    def named(self) -> dict[str, float]:
+        """Return the parameters by name, those of the speed first."""
+        return dict(zip(NAMES, self.vector.tolist(), strict=True))
+
+    def errors(self) -> dict[str, float]:
+        """Return the standard error of each parameter; 0 for one that was not fitted."""
+        return dict(zip(NAMES, np.sqrt(np.maximum(np.diag(self.covariance), 0.0)).tolist(), strict=True))
 
     def step_and_energy(self, gpus: Any, local_batch: Any, power_limit_w: Any, nodes: Any) -> tuple[Any, Any]:
         """Return step time, s, and energy, J, in a configuration; arguments broadcast."""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import CappedModel, step_and_energy, unpacked
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.learn import EnergyModel
@@ -49,7 +48,7 @@ class PerformanceTable:
         Raises:
             DomainError: Some are by clock and some by power limit.
         """
-        axes = {SettingKind.POWER_LIMIT if isinstance(model, CappedModel) else model.axis for model in models}
+        axes = {model.axis for model in models}
         if len(axes) > 1:
             raise DomainError("jobs of one table are all by clock, or all by power limit")
         self._n_jobs = len(models)

@@ -76,7 +76,7 @@ class JobProfile:
     @property
     def axis(self) -> SettingKind:
         """Return whether the job is known by clock or by power limit."""
-        return SettingKind.POWER_LIMIT if isinstance(self.model, CappedModel) else self.model.axis
+        return self.model.axis
 
     def foreseen(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> tuple[Any, Any]:
         """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
