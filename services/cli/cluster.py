@@ -6,9 +6,11 @@ import json
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.forecast import forecast
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import parameter_value
@@ -33,9 +35,21 @@ def register(app: typer.Typer) -> None:
     policy.callback()(list_policies)
     policy.command("set")(set_policy)
     app.add_typer(policy, name="policy")
-    app.command()(carbon)
+    grids = typer.Typer(help="Show a zone's carbon intensity, or forecast it from a file.", cls=_ZoneOrCommand)
+    grids.command("show")(carbon)
+    grids.command()(forecast)
+    app.add_typer(grids, name="carbon")
     app.command()(report)
     app.command()(check)
+
+
+class _ZoneOrCommand(typer.core.TyperGroup):
+    """``carbon [ZONE]`` is ``carbon show [ZONE]``: what is no command's name is a zone's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
 
 
 def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:

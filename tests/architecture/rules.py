@@ -35,6 +35,7 @@ FRONT_DOORS = {
         "services.core",
         "services.contracts",
         "services.kit",
+        "services.learning",
         "services.standalone",
         "services.simulator",
     },

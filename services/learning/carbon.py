@@ -1,0 +1,399 @@
+"""Carbon intensity up to days ahead, learned from a grid's own past.
+
+One ridge regression foretells every hour ahead at once from what was known at the moment of forecasting: the last two
+weeks of intensity, taken as differences from the last week's mean, the shares of carbon-free and renewable energy where
+they are given, the weekday and the season. It learns from moments at the same hour of day as the forecast's own and the
+hours beside it, so that no hour of the day needs a term of its own, and it says the change from the last value known.
+Intensities are square roots inside, unless some are negative (marginal signals): errors grow with the level.
+
+Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
+what came before; the errors there are the quantiles' too. Persistence, the last 24 hours over and over, is what it has
+to beat, and what stands in where a history is too short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import Ridge
+
+from services.core.domain.errors import DomainError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Method = Literal["ridge", "persistence"]
+
+HOUR_S, DAY_H = 3600.0, 24
+HORIZON_H, LONGEST_H = 96, 168
+LAG_DAYS = 14
+OFFSETS_H = (-1, 0, 1)
+"""Moments to learn from lie so far from the forecast's hour of day."""
+PENALTIES = (2e-3, 1e-2, 5e-2)
+"""Of the ridge, as shares of the features' total variance."""
+LEAST_TRAINING_DAYS, LEAST_BACKTEST_DAYS = 14, 7
+BACKTEST_SHARE, MOST_BACKTEST_DAYS = 0.2, 180
+MOST_DAYS = 3 * 365
+LEAST_KNOWN = 0.9
+"""Of the hours around a moment that is learned from; the others are filled."""
+LONGEST_GAP_H = 7 * DAY_H
+"""Between the last value known and the moment of forecasting."""
+QUANTILES = (0.1, 0.9)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a grid did, hour by hour, until the moment of forecasting.
+
+    Attributes:
+        start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
+        values: (hours,) gCO2/kWh, without gaps: a missing hour has the value of the last day that knew that hour,
+            else the last value before it. Nothing is filled from later values.
+        known: (hours,) whether it was measured.
+        shares: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any.
+    """
+
+    start_s: float
+    values: Floats
+    known: NDArray[np.bool_]
+    shares: Floats
+
+    @property
+    def end_s(self) -> float:
+        """The moment of forecasting."""
+        return self.start_s + HOUR_S * len(self.values)
+
+    def until(self, hours: int) -> History:
+        """Return its first hours."""
+        return History(self.start_s, self.values[:hours], self.known[:hours], self.shares[:hours])
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """How forecasts would have gone over the last part of a history, learned from what came before.
+
+    Attributes:
+        first_s, last_s: The first and the last moment forecast from.
+        forecasts: How many.
+        mae: Method to its mean absolute error by day ahead, gCO2/kWh.
+        coverage: Share of the hours that lay between the quantiles, which are those of the first half's errors and
+            are judged on the second half; of the method in use.
+        greenest_regret: By how much the six hours of the next day that the method in use took for the greenest
+            emitted more than the six that were; a share.
+    """
+
+    first_s: float
+    last_s: float
+    forecasts: int
+    mae: dict[Method, tuple[float, ...]]
+    coverage: float
+    greenest_regret: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Intensities ahead, hour by hour from ``start_s``.
+
+    Attributes:
+        start_s: The moment of forecasting.
+        values: (hours,) gCO2/kWh.
+        p10, p90: (hours,) nine of ten errors of the backtest stayed above, below; None where nothing tells.
+        method: What made it.
+        backtest: None for a history too short for one.
+        note: Why it is not the learned method, where it is not.
+    """
+
+    start_s: float
+    values: Floats
+    p10: Floats | None
+    p90: Floats | None
+    method: Method
+    backtest: Backtest | None
+    note: str = ""
+
+
+def history_of(
+    times_s: Floats, values: Floats, until_s: float, shares: Floats | None = None, *, step_s: float = HOUR_S
+) -> History:
+    """Return what was known at ``until_s``, hour by hour; shorter steps become the mean of their hour.
+
+    Args:
+        times_s: (n,) when each value began to hold, UTC seconds, increasing.
+        values: (n,) gCO2/kWh; NaN is no value.
+        until_s: The moment of forecasting, taken down to the hour. What begins then or later is not looked at.
+        shares: (n, columns).
+        step_s: How long a value holds at most.
+
+    Raises:
+        DomainError: nothing is known before that moment, or nothing of the week before it.
+    """
+    end = int(until_s // HOUR_S)
+    hours = np.floor(times_s / HOUR_S).astype(np.int64)
+    kept = (hours < end) & (hours >= end - MOST_DAYS * DAY_H) & np.isfinite(values)
+    if not kept.any():
+        raise DomainError("the history holds nothing before the moment of forecasting")
+    if end - 1 - hours[kept][-1] - max(0, round(step_s / HOUR_S) - 1) > LONGEST_GAP_H:
+        last = np.datetime64(int(times_s[kept][-1]), "s")
+        raise DomainError(f"the history ends at {last}, more than a week before the moment of forecasting")
+    columns = np.column_stack([values, *([] if shares is None else shares.T)])[kept]
+    rows = hours[kept] - hours[kept][0]
+    length = end - int(hours[kept][0])
+    finite = np.isfinite(columns)
+    total, count = np.zeros((length, columns.shape[1])), np.zeros((length, columns.shape[1]))
+    np.add.at(total, rows, np.where(finite, columns, 0.0))
+    np.add.at(count, rows, finite)
+    means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    filled = np.column_stack([_filled(column) for column in means.T])
+    return History(float(hours[kept][0]) * HOUR_S, filled[:, 0], np.isfinite(means[:, 0]), filled[:, 1:])
+
+
+def _filled(column: Floats) -> Floats:
+    """Return a column whose gaps have the value of a day before, as filled, else the one before; 0 before any."""
+    filled = column.copy()
+    for at in np.flatnonzero(~np.isfinite(column)):
+        filled[at] = filled[at - DAY_H] if at >= DAY_H else (filled[at - 1] if at else 0.0)
+    return filled
+
+
+def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
+    """Return the 24 hours before each origin over and over, (origins, hours); less than a day known repeats the last.
+
+    Args:
+        history: What is known.
+        origins: Hours since its beginning.
+        horizon_h: How far ahead.
+    """
+    back = origins[:, None] - DAY_H + np.arange(horizon_h) % DAY_H
+    return history.values[np.where(back >= 0, back, origins[:, None] - 1)]
+
+
+def forecast(history: History, horizon_h: int = HORIZON_H) -> Forecast:
+    """Return intensities from the end of a history on, by the method that its own backtest found better.
+
+    Raises:
+        DomainError: a horizon out of bounds.
+    """
+    if not 1 <= horizon_h <= LONGEST_H:
+        raise DomainError(f"forecasts reach 1 to {LONGEST_H} h ahead, not {horizon_h}")
+    now = np.array([len(history.values)])
+    tuned = tune(history, horizon_h)
+    if tuned is None:
+        plain = persistence(history, now, horizon_h)[0]
+        least = LAG_DAYS + LEAST_TRAINING_DAYS + LEAST_BACKTEST_DAYS + 2 * (-(-horizon_h // DAY_H))
+        given = len(history.values) / DAY_H
+        note = f"about {least} days of history are needed to learn from, and {given:.0f} are given"
+        return Forecast(history.end_s, plain, *_day_to_day(history, plain), "persistence", None, note)
+    values = tuned.at(history, training_days(history, horizon_h), now)[0]
+    note = "" if tuned.method == "ridge" else "it had the smaller error in the backtest"
+    return Forecast(history.end_s, values, *tuned.quantiles(values), tuned.method, tuned.backtest, note)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a backtest decided.
+
+    Attributes:
+        penalty: Of the ridge regression; None for persistence.
+        low, high: (hours,) quantiles of the errors, of square roots where ``root``.
+        root: Whether intensities are square roots inside.
+        backtest: What it rests on.
+    """
+
+    penalty: float | None
+    low: Floats
+    high: Floats
+    root: bool
+    backtest: Backtest
+
+    @property
+    def method(self) -> Method:
+        """What is forecast with."""
+        return "persistence" if self.penalty is None else "ridge"
+
+    def at(self, history: History, days: Ints, now: Ints) -> Floats:
+        """Return what is foretold at the moments ``now`` having learned from those of ``days``, (now, hours)."""
+        if self.penalty is None:
+            return persistence(history, now, len(self.low))
+        return ridge(history, days, now, len(self.low), (self.penalty,))[self.penalty]
+
+    def quantiles(self, values: Floats) -> tuple[Floats, Floats]:
+        """Return p10 and p90 of (..., hours) foretold, gCO2/kWh."""
+        inside = _inside(values, self.root)
+        return _outside(inside + self.low, self.root), _outside(inside + self.high, self.root)
+
+
+def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
+    """Return what a backtest on the last fifth of a history decides; None where the history is too short for one."""
+    days = training_days(history, horizon_h)
+    tested = min(MOST_BACKTEST_DAYS, max(LEAST_BACKTEST_DAYS, int(BACKTEST_SHARE * len(days))))
+    late = days[-tested:]
+    # What is learned from had ended when the first forecast of the backtest was made.
+    early = days[days + horizon_h <= late[0]] if len(days) else days
+    if len(early) < LEAST_TRAINING_DAYS:
+        return None
+    truth = history.values[late[:, None] + np.arange(horizon_h)]
+    plain = persistence(history, late, horizon_h)
+    tried = ridge(history, early, late, horizon_h, PENALTIES)
+    error = {penalty: float(np.abs(made - truth).mean()) for penalty, made in tried.items()}
+    penalty = min(error, key=error.__getitem__)
+    wins = error[penalty] < float(np.abs(plain - truth).mean())
+    made = tried[penalty] if wins else plain
+    root = _is_root(history)
+    errors = _inside(truth, root) - _inside(made, root)
+    half = len(late) // 2
+    low, high = _quantiles(errors[:half])
+    backtest = Backtest(
+        first_s=history.start_s + HOUR_S * float(late[0]),
+        last_s=history.start_s + HOUR_S * float(late[-1]),
+        forecasts=len(late),
+        mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(tried[penalty], truth)},
+        coverage=float(((errors[half:] >= low) & (errors[half:] <= high)).mean()),
+        greenest_regret=greenest_regret(made, truth),
+    )
+    return Tuned(penalty if wins else None, *_quantiles(errors), root, backtest)
+
+
+def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
+    """Return the mean absolute error of each day ahead, the last of which may be a part, gCO2/kWh.
+
+    Args:
+        made: (forecasts, hours).
+        truth: The same, as it came.
+    """
+    errors = np.abs(made - truth).mean(axis=0)
+    return tuple(float(errors[at : at + DAY_H].mean()) for at in range(0, len(errors), DAY_H))
+
+
+def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
+    """Return by how much the hours of the first day taken for the greenest emitted more than the greenest; a share.
+
+    Over all forecasts together: the sum of what the chosen hours emitted over the sum of the best, less 1.
+    """
+    made, truth = made[:, :DAY_H], truth[:, :DAY_H]
+    chosen = np.argsort(made, axis=1, kind="stable")[:, :hours]
+    best = float(np.sort(truth, axis=1)[:, :hours].sum())
+    return float(np.take_along_axis(truth, chosen, axis=1).sum()) / best - 1.0 if best > 0 else 0.0
+
+
+def training_days(history: History, horizon_h: int) -> Ints:
+    """Return the moments a day apart, at the hour of day of the history's end, that can be learned from."""
+    end = len(history.values)
+    origins = np.arange(end - horizon_h, LAG_DAYS * DAY_H + max(OFFSETS_H), -DAY_H)[::-1]
+    seen = np.concatenate(([0.0], np.cumsum(history.known)))
+    before = (seen[origins] - seen[origins - LAG_DAYS * DAY_H]) / (LAG_DAYS * DAY_H)
+    after = (seen[origins + horizon_h] - seen[origins]) / horizon_h
+    return origins[(before >= LEAST_KNOWN) & (after >= LEAST_KNOWN)].astype(np.int64)
+
+
+def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tuple[float, ...]) -> dict[float, Floats]:
+    """Return per penalty what a regression on ``days`` says at the moments ``now``, (now, hours) gCO2/kWh."""
+    last = int(days[-1])
+    # An hour later than the last day's moment would look an hour past the end of its targets.
+    origins = np.unique(np.concatenate([days + offset for offset in OFFSETS_H]))
+    origins = origins[origins <= last]
+    root = _is_root(history.until(last + horizon_h))
+    inner = History(history.start_s, _inside(history.values, root), history.known, history.shares)
+    seen, ahead = _features(inner, origins), _features(inner, now)
+    centre, scale = zip(*(_scaling(name, seen[name]) for name in seen), strict=True)
+    x = np.hstack([(seen[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
+    x_now = np.hstack([(ahead[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
+    y = inner.values[origins[:, None] + np.arange(horizon_h)] - inner.values[origins - 1][:, None]
+    total = float((x * x).sum())
+    return {
+        penalty: _outside(
+            Ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y).predict(x_now)
+            + inner.values[now - 1][:, None],
+            root,
+        )
+        for penalty in penalties
+    }
+
+
+WEIGHTS = {
+    "last 3 h": 5.0,
+    "last day": 5.0,
+    "against the week": 3.0,
+    "day before": 2.0,
+    "week ago": 2.0,
+    "week's hours": 3.0,
+    "fortnight's hours": 3.0,
+    "days": 2.0,
+    "level": 0.5,
+    "weekday": 2.0,
+    "season": 0.5,
+    "shares, last day": 1.5,
+    "shares, week's hours": 1.0,
+}
+"""How much each group of features may say: the penalty on a group is the less the more it weighs."""
+
+
+def _features(history: History, origins: Ints) -> dict[str, Floats]:
+    """Return groups of features of moments, each (moments, width): nothing in them begins at its moment or later."""
+    fortnight = history.values[origins[:, None] - 1 - np.arange(LAG_DAYS * DAY_H)]  # the newest first
+    level = fortnight[:, : 7 * DAY_H].mean(axis=1, keepdims=True)
+    fortnight = fortnight - level
+    by_day = fortnight.reshape(len(origins), LAG_DAYS, DAY_H)
+    week = by_day[:, :7].mean(axis=1)
+    at_s = history.start_s + HOUR_S * origins
+    moments = at_s.astype("datetime64[s]")
+    year = moments.astype("datetime64[Y]")
+    angle = 2 * np.pi * (moments - year).astype(np.float64) / (366 * DAY_H * HOUR_S)
+    groups = {
+        "last 3 h": fortnight[:, :3],
+        "last day": fortnight[:, :DAY_H],
+        "against the week": fortnight[:, :DAY_H] - week,
+        "day before": fortnight[:, DAY_H : 2 * DAY_H],
+        "week ago": fortnight[:, 6 * DAY_H : 7 * DAY_H],
+        "week's hours": week,
+        "fortnight's hours": by_day.mean(axis=1),
+        "days": by_day.mean(axis=2),
+        "level": level,
+        "weekday": np.eye(7)[(at_s // (DAY_H * HOUR_S)).astype(np.int64) % 7],
+        "season": np.column_stack([np.sin(angle), np.cos(angle)]),
+    }
+    for column in range(history.shares.shape[1]):
+        share = history.shares[:, column][origins[:, None] - 1 - np.arange(7 * DAY_H)]
+        share = share - share.mean(axis=1, keepdims=True)
+        groups[f"shares, last day {column}"] = share[:, :DAY_H]
+        groups[f"shares, week's hours {column}"] = share.reshape(len(origins), 7, DAY_H).mean(axis=1)
+    return groups
+
+
+def _scaling(name: str, group: Floats) -> tuple[Floats, float]:
+    """Return the centre of a group's columns and the factor that gives the group its weight."""
+    weight = WEIGHTS[name.rstrip("0123456789 ") if name.startswith("shares") else name]
+    spread = float(group.std()) * np.sqrt(group.shape[1])
+    return group.mean(axis=0), weight / spread if spread > 1e-9 else 0.0
+
+
+def _quantiles(errors: Floats) -> tuple[Floats, Floats]:
+    """Return the 10 % and 90 % quantiles of (forecasts, hours) by hour, over it and the hours beside it; around 0."""
+    hours = errors.shape[1]
+    found = [np.quantile(errors[:, max(0, hour - 1) : min(hours, hour + 2)], QUANTILES) for hour in range(hours)]
+    low, high = np.array(found).T
+    return np.minimum(low, 0.0), np.maximum(high, 0.0)
+
+
+def _day_to_day(history: History, plain: Floats) -> tuple[Floats | None, Floats | None]:
+    """Return the quantiles of a persistence forecast by how much days differed; None with less than three days."""
+    known = history.known[DAY_H:] & history.known[:-DAY_H]
+    changes = (history.values[DAY_H:] - history.values[:-DAY_H])[known]
+    if len(changes) < 2 * DAY_H:
+        return None, None
+    low, high = np.quantile(changes, QUANTILES)
+    floor = -np.inf if (history.values < 0).any() else 0.0
+    return np.maximum(plain + min(low, 0.0), floor), plain + max(high, 0.0)
+
+
+def _is_root(history: History) -> bool:
+    return bool(history.values.min() >= 0)
+
+
+def _inside(values: Floats, root: bool) -> Floats:
+    return np.sqrt(np.maximum(values, 0.0)) if root else values
+
+
+def _outside(values: Floats, root: bool) -> Floats:
+    return np.maximum(values, 0.0) ** 2 if root else values

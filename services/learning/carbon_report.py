@@ -1,0 +1,226 @@
+"""The tables of ``docs/results/forecasts.md``: ``python -m services.learning.carbon_report PAGE DATA``.
+
+DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
+96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
+``<!-- end -->`` is made anew for the names errors, regret, lifecycle, intervals and rolling.
+
+Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
+model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is fitted anew
+every four weeks to all that came before.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from services.learning.carbon import (
+    HORIZON_H,
+    HOUR_S,
+    Floats,
+    History,
+    Ints,
+    Tuned,
+    greenest_regret,
+    history_of,
+    mean_errors,
+    persistence,
+    training_days,
+    tune,
+)
+
+ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
+FEW_REGRETS = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE")
+"""Where the six greenest hours of the next day are to be found with at most 2 % regret."""
+LEARNED_UNTIL, TESTED_UNTIL = "2023-01-01", "2024-01-01"
+COLUMNS = {"direct": "(direct)", "lifecycle": "(Life cycle)"}
+SHARES = ("Carbon-free", "Renewable")
+
+
+@dataclass(frozen=True)
+class Year:
+    """A zone's forecasts of the tested year.
+
+    Attributes:
+        truth, plain, ours, theirs: (forecasts, 96) as it came, persistence, learned, and as issued, gCO2/kWh.
+        rolling: (forecasts, 96) fitted anew every four weeks where that was asked for, else as ours.
+        inside: Share of the hours that lay between p10 and p90, by day ahead.
+        penalty: Of the ridge regression; None for persistence.
+        fit_s: Processor time of tuning, fitting, and all forecasts of the year.
+    """
+
+    truth: Floats
+    plain: Floats
+    ours: Floats
+    theirs: Floats
+    rolling: Floats
+    inside: tuple[float, ...]
+    penalty: float | None
+    fit_s: float
+
+
+def hours_of(file: Path, column: str) -> tuple[Floats, Floats, Floats]:
+    """Return times, intensities and shares of a file of Electricity Maps."""
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        rows = csv.reader(text)
+        header = next(rows)
+        value = next(at for at, name in enumerate(header) if name.endswith(column))
+        shares = [at for at, name in enumerate(header) if name.startswith(SHARES)]
+        cells = [(row[0], row[value], *(row[at] for at in shares)) for row in rows]
+    times = np.array([cell[0] for cell in cells], dtype="datetime64[s]").astype(np.float64)
+    figures = np.array([cell[1:] for cell in cells], dtype=np.float64)
+    return times, figures[:, 0], figures[:, 1:]
+
+
+def issues_of(file: Path) -> tuple[Floats, Floats]:
+    """Return the moments of issue (n,) and the forecasts (n, 96): rows come issue by issue, the target hour in each."""
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        rows = list(csv.reader(text))[1:]
+    times = np.array([row[0] for row in rows], dtype="datetime64[s]").astype(np.float64).reshape(-1, HORIZON_H)
+    if not (np.diff(times, axis=1) == HOUR_S).all():
+        raise ValueError(f"{file} does not hold {HORIZON_H} contiguous hours per issue")
+    return times[:, 0], np.array([row[1] for row in rows], dtype=np.float64).reshape(-1, HORIZON_H)
+
+
+def year_of(data: Path, zone: str, signal: str, *, anew: bool = False) -> Year:
+    """Return how the forecasts of a zone went; ``anew`` with those fitted anew, which takes the longest."""
+    times, values, shares = hours_of(data / "em_hourly" / f"{zone}_2021_2023.csv.gz", COLUMNS[signal])
+    issued_s, issued = issues_of(data / "forecast_96h" / f"{zone}_2021_2023.csv.gz")
+    since, until = (float(np.datetime64(day, "s").astype(np.int64)) for day in (LEARNED_UNTIL, TESTED_UNTIL))
+    whole = history_of(times, values, until, shares)
+    kept = (issued_s >= since) & (issued_s + HORIZON_H * HOUR_S <= until)
+    now = ((issued_s[kept] - whole.start_s) / HOUR_S).astype(np.int64)
+    truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
+    began_s = time.process_time()
+    before = whole.until(int((since - whole.start_s) / HOUR_S))
+    tuned = tune(before)
+    if tuned is None:
+        raise ValueError(f"{zone} has too short a history")
+    days = training_days(before, HORIZON_H)
+    ours = tuned.at(whole, days, now)
+    fit_s = time.process_time() - began_s
+    low, high = tuned.quantiles(ours)
+    inside = ((truth >= low) & (truth <= high)).reshape(len(now), -1, 24).mean(axis=(0, 2))
+    return Year(
+        truth,
+        persistence(whole, now, HORIZON_H),
+        ours,
+        issued[kept],
+        np.concatenate(list(_monthly(whole, now, tuned))) if anew else ours,
+        tuple(float(each) for each in inside),
+        tuned.penalty,
+        fit_s,
+    )
+
+
+def _monthly(whole: History, now: Ints, tuned: Tuned) -> Iterator[Floats]:
+    """Yield forecasts fitted anew every 28 days to all that came before."""
+    for first in range(0, len(now), 28):
+        some = now[first : first + 28]
+        yield tuned.at(whole, training_days(whole.until(int(some[0])), HORIZON_H), some)
+
+
+def errors_table(years: dict[str, Year]) -> str:
+    """Return mean absolute errors by day ahead, and day 1 against the forecasts as issued."""
+    lines = ["| zone | persistence, days 1 to 4 | Sundial | ours | ours, day 1 | MAPE of day 1: Sundial, ours |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    better = 0
+    for zone, year in years.items():
+        cells = [mean_errors(made, year.truth) for made in (year.plain, year.theirs, year.ours)]
+        better += cells[2][0] < cells[1][0]
+        told = [" / ".join(f"{error:.2f}" for error in each) for each in cells]
+        mape = [_mape(made, year.truth) for made in (year.theirs, year.ours)]
+        change = f"{100 * (cells[2][0] / cells[1][0] - 1):+.1f} %"
+        lines.append(f"| {zone} | {' | '.join(told)} | {change} | {mape[0]}, {mape[1]} |")
+    return "\n".join([*lines, "", f"Day 1: smaller than Sundial's in {better} of {len(years)} zones."])
+
+
+def _mape(made: Floats, truth: Floats) -> str:
+    told, came = made[:, :24], truth[:, :24]
+    return "none" if (came == 0).any() else f"{100 * float((np.abs(told - came) / came).mean()):.1f} %"
+
+
+def regret_table(years: dict[str, Year]) -> str:
+    """Return what choosing the six greenest hours of the next day by a forecast costs."""
+    lines = ["| zone | persistence | Sundial | ours | target |", "|---|---:|---:|---:|---|"]
+    for zone, year in years.items():
+        regrets = [greenest_regret(made, year.truth) for made in (year.plain, year.theirs, year.ours)]
+        target = ("met" if regrets[2] <= 0.02 else "missed") if zone in FEW_REGRETS else ""
+        lines.append(f"| {zone} | {' | '.join(f'{100 * each:.2f} %' for each in regrets)} | {target} |")
+    return "\n".join(lines)
+
+
+def lifecycle_table(years: dict[str, Year]) -> str:
+    """Return errors and regret of life-cycle intensity."""
+    lines = [
+        "| zone | persistence, days 1 to 4 | ours | regret of persistence | of ours |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for zone, year in years.items():
+        made = (year.plain, year.ours)
+        told = [" / ".join(f"{error:.2f}" for error in mean_errors(each, year.truth)) for each in made]
+        regrets = [f"{100 * greenest_regret(each, year.truth):.2f} %" for each in made]
+        lines.append(f"| {zone} | {' | '.join([*told, *regrets])} |")
+    return "\n".join(lines)
+
+
+def intervals_table(years: dict[str, Year]) -> str:
+    """Return how many hours lay between p10 and p90, and what it took."""
+    lines = ["| zone | inside, day 1 | day 2 | day 3 | day 4 | penalty | CPU s |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    for zone, year in years.items():
+        shares = " | ".join(f"{100 * share:.0f} %" for share in year.inside)
+        lines.append(f"| {zone} | {shares} | {year.penalty or 'persistence'} | {year.fit_s:.1f} |")
+    return "\n".join(lines)
+
+
+def rolling_table(years: dict[str, Year]) -> str:
+    """Return the errors where the model is fitted anew every four weeks."""
+    lines = ["| zone | ours, days 1 to 4 | day 1 against Sundial's | regret |", "|---|---:|---:|---:|"]
+    for zone, year in years.items():
+        errors, theirs = mean_errors(year.rolling, year.truth), mean_errors(year.theirs, year.truth)
+        told = " / ".join(f"{error:.2f}" for error in errors)
+        regret = 100 * greenest_regret(year.rolling, year.truth)
+        lines.append(f"| {zone} | {told} | {100 * (errors[0] / theirs[0] - 1):+.1f} % | {regret:.2f} % |")
+    return "\n".join(lines)
+
+
+def fill(text: str, parts: dict[str, str]) -> str:
+    """Return a page with its parts made anew.
+
+    Raises:
+        ValueError: the page lacks the place of one.
+    """
+    for name, part in parts.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"the page has no place for {name}")
+        text = place.sub(lambda match, part=part: f"{match[1]}{part}\n{match[2]}", text)
+    return text
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fill the page."""
+    page, data = Path(arguments[0]), Path(arguments[1])
+    direct = {zone: year_of(data, zone, "direct", anew=True) for zone in ZONES}
+    lifecycle = {zone: year_of(data, zone, "lifecycle") for zone in ZONES}
+    parts = {
+        "errors": errors_table(direct),
+        "regret": regret_table(direct),
+        "intervals": intervals_table(direct),
+        "rolling": rolling_table(direct),
+        "lifecycle": lifecycle_table(lifecycle),
+    }
+    page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

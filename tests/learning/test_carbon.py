@@ -1,0 +1,157 @@
+"""Forecasts learned from a grid's past: they see no future, know when they know little, and beat persistence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carbon_service.providers.recorded import load
+from services.core.domain.errors import DomainError
+from services.learning.carbon import (
+    HORIZON_H,
+    HOUR_S,
+    Floats,
+    forecast,
+    greenest_regret,
+    history_of,
+    mean_errors,
+    persistence,
+    training_days,
+    tune,
+)
+
+START_S = 1_640_995_200.0  # 2022-01-01T00:00Z
+
+
+def grid(days: int, seed: int = 1) -> tuple[Floats, Floats]:
+    """Return times and intensities of a grid with days, weeks and noise that lasts."""
+    rng = np.random.default_rng(seed)
+    hour = np.arange(24 * days)
+    noise = np.convolve(rng.normal(0, 12, 24 * days + 40), 0.9 ** np.arange(41), "valid")
+    shape = 300 + 60 * np.sin(2 * np.pi * hour / 24) - 40 * (hour // 24 % 7 >= 5)
+    return START_S + HOUR_S * hour, np.maximum(shape + noise, 1.0)
+
+
+def recording(zone: str, hours: int = 24 * 170) -> tuple[Floats, Floats]:
+    """Return the first hours of a bundled recording, a real grid of 2021."""
+    found = load(zone)
+    return found.times_s[:hours], found.measured[:hours]
+
+
+@pytest.mark.parametrize("zone", ["US-CAL-CISO", "DE"])
+def test_a_real_grid_is_foretold_better_than_by_persistence(zone: str) -> None:
+    times, values = recording(zone, 24 * 184)
+    tested = 24 * 140
+    whole = history_of(times, values, times[-1] + HOUR_S)
+    now = np.arange(tested, len(whole.values) - HORIZON_H, 24)
+    before = whole.until(tested)
+    tuned = tune(before)
+    assert tuned is not None
+    truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
+    ours = mean_errors(tuned.at(whole, training_days(before, HORIZON_H), now), truth)
+    assert tuned.method == "ridge"
+    assert ours[0] < mean_errors(persistence(whole, now, HORIZON_H), truth)[0]
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 99), at_h=st.integers(24 * 60, 24 * 90 - 1), with_shares=st.booleans())
+def test_the_future_changes_no_forecast(seed: int, at_h: int, with_shares: bool) -> None:
+    times, values = grid(90)
+    rng = np.random.default_rng(seed)
+    shares = np.column_stack([100 - values / 10, values / 20]) if with_shares else None
+    other, others = values.copy(), None if shares is None else shares.copy()
+    other[at_h:] = rng.uniform(0, 1e4, len(values) - at_h)
+    if others is not None:
+        others[at_h:] = np.nan
+    at_s = times[0] + HOUR_S * at_h
+    one = forecast(history_of(times, values, at_s, shares))
+    two = forecast(history_of(times, other, at_s, others))
+    assert one.backtest == two.backtest
+    np.testing.assert_array_equal([one.values, one.p10, one.p90], [two.values, two.p10, two.p90])
+
+
+def test_no_forecast_of_the_backtest_learned_from_what_it_was_to_foretell() -> None:
+    times, values = grid(120)
+    whole = tune(history_of(times, values, times[-1] + HOUR_S))
+    assert whole is not None
+    first = int((whole.backtest.first_s - times[0]) / HOUR_S)
+    known = history_of(times, values, times[first])
+    early = training_days(known, HORIZON_H)
+    assert early[-1] + HORIZON_H <= first
+
+
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 99), gaps=st.sets(st.integers(0, 24 * 80 - 2), max_size=60), negative=st.booleans())
+def test_quantiles_are_ordered_whatever_is_missing(seed: int, gaps: set[int], negative: bool) -> None:
+    times, values = grid(80, seed)
+    values = values - 320 if negative else values
+    values[list(gaps)] = np.nan
+    kept = np.array([hour for hour in range(len(times)) if hour % 97 or not hour])  # some rows are not there at all
+    made = forecast(history_of(times[kept], values[kept], times[-1] + HOUR_S))
+    assert made.p10 is not None
+    assert made.p90 is not None
+    assert made.values.shape == made.p10.shape == made.p90.shape == (HORIZON_H,)
+    assert (made.p10 <= made.values + 1e-9).all()
+    assert (made.values <= made.p90 + 1e-9).all()
+    assert negative or (made.p10 >= 0).all()
+    assert np.isfinite([made.values, made.p10, made.p90]).all()
+
+
+@pytest.mark.parametrize("hours", [1, 5, 24, 24 * 10, 24 * 30])
+def test_a_short_history_is_repeated_and_that_is_said(hours: int) -> None:
+    times, values = grid(30)
+    made = forecast(history_of(times[:hours], values[:hours], times[0] + HOUR_S * hours))
+    last = values[max(0, hours - 24) : hours]
+    assert made.method == "persistence"
+    assert f"{hours / 24:.0f} are given" in made.note
+    assert made.backtest is None
+    assert (made.p10 is None) == (hours < 72)
+    assert set(made.values) <= set(last)
+    if hours >= 24:
+        np.testing.assert_array_equal(made.values, np.tile(last, 4))
+
+
+def test_what_repetition_tells_best_is_repeated() -> None:
+    times, _ = grid(60)
+    yesterday = np.tile(np.random.default_rng(3).uniform(100, 500, 24), 60)
+    made = forecast(history_of(times, yesterday, times[-1] + HOUR_S))
+    assert made.backtest is not None
+    assert min(np.mean(each) for each in made.backtest.mae.values()) == pytest.approx(
+        np.mean(made.backtest.mae[made.method])
+    )
+    np.testing.assert_allclose(made.values, np.tile(yesterday[:24], 4), atol=1e-6)
+
+
+def test_shorter_steps_become_the_mean_of_their_hour() -> None:
+    times = START_S + 300.0 * np.arange(12 * 24)
+    found = history_of(times, np.arange(12 * 24, dtype=np.float64), START_S + 20.5 * HOUR_S, step_s=300)
+    np.testing.assert_allclose(found.values, 5.5 + 12 * np.arange(20))
+    assert found.end_s == START_S + 20 * HOUR_S
+
+
+def test_a_gap_takes_the_day_before_and_never_what_comes_later() -> None:
+    times, values = grid(4)
+    missing = values.copy()
+    missing[50:80] = np.nan
+    found = history_of(times, missing, times[-1] + HOUR_S)
+    np.testing.assert_array_equal(found.values[50:74], values[26:50])
+    np.testing.assert_array_equal(found.values[74:80], values[26:32])
+    assert found.known.sum() == 96 - 30
+
+
+def test_what_cannot_be_forecast_is_refused() -> None:
+    times, values = grid(30)
+    with pytest.raises(DomainError, match="nothing before"):
+        history_of(times, values, times[0])
+    with pytest.raises(DomainError, match="more than a week before"):
+        history_of(times, values, times[-1] + 9 * 24 * HOUR_S)
+    with pytest.raises(DomainError, match="1 to 168"):
+        forecast(history_of(times, values, times[-1]), 169)
+
+
+def test_regret_is_what_the_chosen_hours_emitted_beyond_the_best() -> None:
+    truth = np.array([[1.0] * 6 + [3.0] * 18])
+    assert greenest_regret(truth, truth) == 0.0
+    assert greenest_regret(-truth, truth) == pytest.approx(2.0)
