@@ -13,8 +13,12 @@ Source: A-SRPT section IV-C, 3: 100 trees, squared error, an unseen group is for
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,8 @@ from sklearn.tree import DecisionTreeRegressor
 from services.core.profiles.recurrence import Floats, GroupTable, Ints, Predictions, Runs
 
 TREES = 100
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,22 +43,28 @@ class Forest:
         nothing = np.empty(0)
         if not len(history):
             return GroupTable(np.empty(0, dtype=np.int64), nothing, nothing)
-        pairs, pair_of = np.unique(np.stack([history.group, history.user], axis=1), axis=0, return_inverse=True)
-        pair_of = pair_of.reshape(-1)
+        pairs, pair_of_job = np.unique(np.stack([history.group, history.user], axis=1), axis=0, return_inverse=True)
+        pair_of_job = pair_of_job.reshape(-1)
         groups, users = (np.unique(pairs[:, column]) for column in (0, 1))
         coded = _coded(groups, users, pairs[:, 0], pairs[:, 1])
         rng = np.random.default_rng(self.seed)
         grown: list[Any] = []
         sums, squares = np.zeros(len(pairs)), np.zeros(len(pairs))
-        for seed in rng.integers(0, 2**31, self.trees).tolist():
-            drawn = rng.integers(0, len(history), len(history))
-            weight = np.bincount(pair_of[drawn], minlength=len(pairs)).astype(np.float64)
-            total = np.bincount(pair_of[drawn], history.amount[drawn], minlength=len(pairs))
+
+        def grow(seed: int, weight: Floats, total: Floats) -> tuple[Any, Floats]:
             there = np.flatnonzero(weight)
             tree = DecisionTreeRegressor(random_state=seed)
             tree.fit(coded[there], total[there] / weight[there], sample_weight=weight[there])
-            told = tree.tree_.predict(coded)[:, 0]
-            grown.append(tree.tree_)
+            return tree.tree_, tree.tree_.predict(coded)[:, 0]
+
+        def draw(seed: int) -> tuple[int, Floats, Floats]:
+            drawn = pair_of_job[jobs := rng.integers(0, len(history), len(history))]
+            weight = np.bincount(drawn, minlength=len(pairs)).astype(np.float64)
+            total = np.bincount(drawn, history.amount[jobs], minlength=len(pairs)).astype(np.float64)
+            return seed, weight, total
+
+        for tree, told in _in_order(grow, (draw(seed) for seed in rng.integers(0, 2**31, self.trees).tolist())):
+            grown.append(tree)
             sums += told
             squares += told**2
         mean = sums / self.trees
@@ -96,6 +108,19 @@ class ForestModel:
             told = np.stack([tree.predict(coded)[:, 0] for tree in self.trees])
             amount[new], spread[new] = told.mean(axis=0), told.std(axis=0)
         return Predictions(amount, spread, seen)
+
+
+def _in_order(call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> Iterator[T]:
+    """Yield the results of calls on all cores, in the order of their arguments, which are drawn as they are needed."""
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:  # a tree grows outside of Python's lock
+        pending: deque[Future[T]] = deque()
+        for each in arguments:
+            pending.append(pool.submit(call, *each))
+            if len(pending) > cores:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _coded(groups: Ints, users: Ints, group: Ints, user: Ints) -> NDArray[np.float32]:
