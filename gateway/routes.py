@@ -15,6 +15,7 @@ from services.contracts import (
     optimize,
     policies,
     pools,
+    predictions,
     profiles,
     queries,
     reports,
@@ -149,6 +150,11 @@ JOBS = (
         answer=profiles.JobProfile,
     ),
     _route(
+        *("GET", "/v1/predictions/{job_id}", _S, "jobs", "How long a job was foretold to run, and how sure that was"),
+        answer=predictions.JobPrediction,
+        statuses=((409, "Nothing was foretold of it: `conflict`."),),
+    ),
+    _route(
         *("GET", "/v1/jobs/{job_id}/footprint", _T, "footprint", "A job's energy and emissions, with the intensities"),
         query=queries.LedgerQuery,
         answer=reports.JobFootprintReport,
@@ -258,6 +264,17 @@ CLUSTER = (
         body=policies.PolicyChoice,
         answer=policies.ActivePolicy,
         statuses=((409, "Changed by somebody else meanwhile: `conflict`."),),
+    ),
+    _route(
+        *(
+            "GET",
+            "/v1/predictions/models",
+            _S,
+            "policies",
+            "Versions of the model of job lengths, and how good they are",
+        ),
+        role=Role.OPERATOR,
+        answer=predictions.LengthModelList,
     ),
     _route("GET", "/v1/policies/{name}", _S, "policies", "Look at a policy", answer=policies.PolicyDescription),
     _route(

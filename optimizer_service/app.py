@@ -13,7 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
-from optimizer_service.queue import QUEUE, TASK, optimizer_celery
+from optimizer_service.length_model import training_repository
+from optimizer_service.length_trainer import LengthTrainer
+from optimizer_service.queue import QUEUE, TASK, TRAINING_QUEUE, TRAINING_TASK, optimizer_celery, training_celery
 from optimizer_service.repository import solve_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
@@ -32,11 +34,13 @@ log = Log(__name__)
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
-    """Return the app; it sweeps up after crashes while it runs."""
+    """Return the app; while it runs it sweeps up after crashes and has job lengths learned."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
     repository = solve_repository(engine)
     queue = WorkQueue(optimizer_celery(settings), redis, QUEUE, TASK)
+    trainings = training_repository(engine)
+    training_queue = WorkQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,9 +54,14 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             )
             desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
             app.state.optimizer = OptimizerService(desk, ServiceSources(carbon))
-            sweeping = asyncio.create_task(Sweeper("solve", repository, queue, settings).run())
+            loops = (
+                Sweeper("solve", repository, queue, settings),
+                Sweeper("training", trainings, training_queue, settings),
+                LengthTrainer(engine, trainings, training_queue, settings),
+            )
+            running = [asyncio.create_task(loop.run()) for loop in loops]
             yield
-            await end_tasks([sweeping])
+            await end_tasks(running)
         await redis.aclose()
         await engine.dispose()
 

@@ -1,4 +1,4 @@
-"""The queue of solves."""
+"""The queues of solves and of trainings: one worker serves both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from services.kit.celery import TaskLimits, create_celery
 
 QUEUE = "optimizer"
 TASK = "optimizer.solve"
+TRAINING_QUEUE = "lengths"
+TRAINING_TASK = "lengths.train"
+TRAINING_LIMITS = TaskLimits(soft_s=900, hard_s=960)
 # A solve may run its solver twice (an infeasible problem's shortfall is a solve of its own).
 LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIME_S + 120)
 
@@ -17,3 +20,8 @@ LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIM
 def optimizer_celery(settings: OptimizerSettings) -> Celery:
     """Return the Celery app that the service publishes with and the workers work for."""
     return create_celery(QUEUE, settings, LIMITS)
+
+
+def training_celery(settings: OptimizerSettings) -> Celery:
+    """Return the Celery app that trainings are published with."""
+    return create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)

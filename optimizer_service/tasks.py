@@ -1,10 +1,11 @@
-"""The worker: ``python -m celery -A optimizer_service.tasks worker --concurrency 1``."""
+"""The worker: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``."""
 
 from __future__ import annotations
 
 import functools
 
-from optimizer_service.queue import TASK, optimizer_celery
+from optimizer_service.length_model import training_worker
+from optimizer_service.queue import TASK, TRAINING_LIMITS, TRAINING_TASK, optimizer_celery
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.db.engine import async_url, create_engine
@@ -24,7 +25,25 @@ def _worker() -> Worker:
     return solve_worker(engine, settings.lease_s)
 
 
+@functools.cache
+def _trainer() -> Worker:
+    engine = create_engine(settings.database_url, pool_size=1, application_name="optimizer-worker")
+    return training_worker(
+        engine,
+        settings.database_url,
+        settings.lease_s,
+        max_jobs=settings.train_max_jobs,
+        models_kept=settings.models_kept,
+    )
+
+
 @app.task(name=TASK)
 def solve(solve_id: str) -> None:
     """Solve the solve of that id; safe to run twice."""
     _worker().run(solve_id)
+
+
+@app.task(name=TRAINING_TASK, soft_time_limit=TRAINING_LIMITS.soft_s, time_limit=TRAINING_LIMITS.hard_s)
+def train_lengths(training_id: str) -> None:
+    """Train the model of job lengths that has that id; safe to run twice."""
+    _trainer().run(training_id)

@@ -37,13 +37,21 @@ class WorkRepository:
     """Queries on one table of work; times are the database's own."""
 
     def __init__(
-        self, engine: AsyncEngine, work: Table, submissions: Table, what: str, summary: Sequence[ColumnElement[Any]]
+        self,
+        engine: AsyncEngine,
+        work: Table,
+        submissions: Table | None,
+        what: str,
+        summary: Sequence[ColumnElement[Any]],
     ) -> None:
-        """Take the tables; ``what`` one piece of work is called, and the columns that lists show of it."""
+        """Take the tables, what one piece of work is called, and the columns that lists show of it.
+
+        Without a table of submissions no draft may have an idempotency key.
+        """
         self._engine = engine
         self._work = work
-        self._submissions = submissions
-        self._stands_for = next(column for column in submissions.c if column.foreign_keys)
+        self._submissions = work if submissions is None else submissions
+        self._stands_for = next((column for column in self._submissions.c if column.foreign_keys), work.c.id)
         self._what = what
         self._summary = summary
 

@@ -21,10 +21,12 @@ from services.contracts.policies import (
     PolicyList,
     PolicyParameter,
 )
+from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.profiles import JobProfile, LearnedCurve, SettingInForce, SettingMeasurement
 from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
+from services.core.domain.jobs import JobState
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
@@ -210,6 +212,34 @@ async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobPro
         ],
         in_force=[SettingInForce(**row) for row in await queries.in_force(job_id)],
     )
+
+
+@router.get("/predictions/models")
+async def list_length_models(_: Operator, queries: Queries) -> LengthModelList:
+    """Return the versions of the model of job lengths that are kept, with how good each was."""
+    return LengthModelList(items=[LengthModel(**row) for row in await queries.length_models()])
+
+
+@router.get("/predictions/{job_id}")
+async def read_prediction(job_id: Name, caller: Caller, queries: Queries) -> JobPrediction:
+    """Return what was foretold of a job's length, how sure that was, and what it came to; a tenant sees its own."""
+    row = await queries.prediction(job_id)
+    if row is None or not (caller.is_operator or caller.tenant_id == row["tenant_id"]):
+        raise not_found("job")
+    if row["predicted_at"] is None:
+        why = (
+            "It had ended before." if JobState(row["state"]).is_final else "That is done when it first waits for GPUs."
+        )
+        raise ProblemError(409, ProblemCode.CONFLICT, f"Nothing was foretold of this job. {why}")
+    told = {name: value for name, value in dict(row).items() if name in JobPrediction.model_fields}
+    actual_gpu_s = row["actual_gpu_s"]
+    more = {
+        "job_id": job_id,
+        "group_id": f"{row['group_id']:016x}",
+        "duration_s": row["gpu_s"] / row["min_gpus"],
+        "error_gpu_s": None if actual_gpu_s is None else row["gpu_s"] - actual_gpu_s,
+    }
+    return JobPrediction(**{**told, **more})
 
 
 def _curve(row: Any, wanted: int) -> LearnedCurve:

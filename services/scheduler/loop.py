@@ -35,6 +35,7 @@ from services.scheduler.measuring import Measuring
 from services.scheduler.node_power import NodePower
 from services.scheduler.power import PowerWatch
 from services.scheduler.power_hooks import NoHook, PowerHook
+from services.scheduler.predicting import Predicting
 from services.scheduler.relay import Relay
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.snapshot import Loaded, load
@@ -100,6 +101,7 @@ class Scheduler:
         self._ingest = Ingest(pool, settings)
         self._measuring = Measuring(pool)
         self._points_unread = True
+        self._predicting = Predicting(pool)
         self._relay = Relay(pool, redis)
         self._nodes = NodePower(pool, hook or NoHook(), settings)
         self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
@@ -182,6 +184,7 @@ class Scheduler:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             carbon = await self._carbon.outlook(time.time())
+            await self._predicting.refresh()
             at_rest = self._power.at_rest(time.monotonic())
             loaded = await load(
                 self._pool,
@@ -191,7 +194,10 @@ class Scheduler:
                 self._curves,
                 at_rest=at_rest,
                 covers=self._nodes.hook.covers,
+                predicting=self._predicting,
             )
+            if loaded.told:
+                await self._predicting.keep(loaded.told)
             due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
             loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
+from services.db.lengths import AMOUNT, MEASURED
 from services.db.node_power import NODE_POWER
 from services.db.pool import Pool
 from services.scheduler.learned import KIND
@@ -65,6 +66,20 @@ PIN = "UPDATE node_power SET pinned = $2 WHERE node_id = $1 AND pinned <> $2 RET
 
 class PowerRefusedError(Exception):
     """A node's power cannot be changed as asked; the message says why."""
+
+
+PREDICTION = f"""
+SELECT j.tenant_id, j.state, (j.spec #>> '{{gpus,min}}')::int AS min_gpus, q.predicted_at, q.model_id, q.group_id,
+       q.seen AS group_seen, q.examples, q.gpu_s, q.spread_gpu_s, q.low_gpu_s, q.median_gpu_s, q.high_gpu_s,
+       CASE WHEN j.state = 'succeeded' THEN {AMOUNT} END AS actual_gpu_s
+  FROM jobs j LEFT JOIN job_predictions q ON q.job_id = j.id {MEASURED}
+ WHERE j.id = $1
+"""
+
+MODELS = """
+SELECT id, trained_at, through_at, jobs, groups, is_active AS active, evaluation
+  FROM length_models ORDER BY trained_at DESC, id DESC
+"""
 
 
 class Repository:
@@ -176,3 +191,13 @@ class Repository:
         """Return what was learned of a kind of job, and its last measurements."""
         async with self._pool.transaction("repeatable_read", readonly=True) as connection:
             return await connection.fetch(LEARNED, kind), await connection.fetch(MEASUREMENTS, kind)
+
+    async def prediction(self, job_id: str) -> Any | None:
+        """Return a job with what was foretold of it, if anything was, and what it came to."""
+        async with self._pool.connection() as connection:
+            return await connection.fetchrow(PREDICTION, job_id)
+
+    async def length_models(self) -> list[Any]:
+        """Return the versions of the model of job lengths, newest first, without their content."""
+        async with self._pool.connection() as connection:
+            return await connection.fetch(MODELS)

@@ -23,6 +23,7 @@ from services.db.pool import Pool
 from services.scheduler import learned as learned_rows
 from services.scheduler.curves import KnownCurves, known_of
 from services.scheduler.learned import tables_of
+from services.scheduler.predicting import Predicting, Told, remaining_s
 from services.scheduler.settings import SchedulerSettings
 
 JOBS = f"""
@@ -44,14 +45,17 @@ SELECT j.id, j.tenant_id, j.state,
        a.power_limit_w, a.clock_mhz, {learned_rows.KIND} AS profile, j.labels ->> 'kind' AS kind,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
-       p.done
+       p.done, q.gpu_s AS told_gpu_s
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
   LEFT JOIN job_footprints f ON f.job_id = j.id
   LEFT JOIN job_progress p ON p.job_id = j.id
+  LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
  WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
  ORDER BY j.id
 """
+
+UNTOLD = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
 
 PROFILES = """
 SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS efficiency
@@ -110,6 +114,7 @@ class Loaded:
     policy: str
     parameters: dict[str, Any]
     memory: dict[str, Any]
+    told: Told | None = None
 
 
 async def load(
@@ -121,6 +126,7 @@ async def load(
     *,
     at_rest: bool = False,
     covers: Callable[[str], bool] = lambda _: False,
+    predicting: Predicting | None = None,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -133,11 +139,14 @@ async def load(
         curves: What an operator knows of speed and power by setting; beside it stands what was measured here.
         at_rest: Whether what was changed last is in force, so that what is drawn now says something.
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
+        predicting: Foretells jobs that are seen for the first time; what it tells of them is to be kept.
     """
     async with pool.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
         now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
         jobs = await connection.fetch(JOBS)
+        new = [row["id"] for row in jobs if row["told_gpu_s"] is None] if predicting else []
+        told = predicting.tell(await connection.fetch(UNTOLD, new)) if predicting and new else None
         profiles = await connection.fetch(PROFILES, settings.min_profile_s)
         nodes = [
             row
@@ -163,7 +172,7 @@ async def load(
         now_s=now_s,
         trigger=trigger,
         gpu_models=models,
-        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind, speed_rows),
+        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind, speed_rows, told),
         nodes=_node_table(nodes, claims, kinds, covers),
         carbon=carbon,
         tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
@@ -179,7 +188,7 @@ async def load(
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
         network=replace(settings.network, server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
     )
-    return Loaded(snapshot, state["policy"], state["parameters"], state["memory"])
+    return Loaded(snapshot, state["policy"], state["parameters"], state["memory"], told)
 
 
 @lru_cache(maxsize=4_096)
@@ -253,6 +262,7 @@ def _job_table(
     now_s: float,
     curve_rows: dict[str, int],
     speed_rows: list[int],
+    told: Told | None,
 ) -> JobTable:
     def floats(column: str) -> Floats:
         return np.array([row[column] for row in rows], dtype=np.float64)
@@ -265,6 +275,10 @@ def _job_table(
     gpu_power_w[floats("gpu_s") < 1] = np.nan
     base, now = _efficiencies(rows, profiles)
     of_kind = [curve_rows.get(row["profile"], -1) for row in rows]
+    attained_gpu_s = floats("attained_gpu_s") + gpus * np.maximum(now_s - since_s, 0)
+    progress = np.minimum(floats("done") / floats("work"), 1.0)
+    just_told = dict(zip(told.job_ids, told.gpu_s, strict=True)) if told else {}
+    told_gpu_s = np.array([just_told.get(row["id"], row["told_gpu_s"]) for row in rows], dtype=np.float64)
     return JobTable(
         ids=tuple(JobId(row["id"]) for row in rows),
         tenants=tuple(row["tenant_id"] for row in rows),
@@ -279,13 +293,14 @@ def _job_table(
         preemptible=np.array([row["preemptible"] for row in rows], dtype=np.bool_),
         priority=ints("priority"),
         deadline_s=floats("deadline_s"),
-        attained_gpu_s=floats("attained_gpu_s") + gpus * np.maximum(now_s - since_s, 0),
+        attained_gpu_s=attained_gpu_s,
         energy_j=floats("energy_j"),
         carbon_gco2=floats("carbon_gco2"),
         gpu_power_w=gpu_power_w,
         efficiency_base=base,
         efficiency_now=now,
-        progress=np.minimum(floats("done") / floats("work"), 1.0),
+        progress=progress,
+        remaining_s=remaining_s(told_gpu_s, progress, attained_gpu_s, floats("min_gpus")),
         placements=tuple(_placement(row["shares"]) for row in rows),
         speed_curve=np.array([speed_rows[at] if at >= 0 else -1 for at in of_kind], dtype=np.int64),
         power_limit_w=floats("power_limit_w"),

@@ -34,7 +34,7 @@ AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
 MIGRATIONS = ("-m", "migrations")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
-    "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", *_ONE_AT_A_TIME),
+    "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
     "simulator-worker": (
         *("-m", "celery", "-A", "services.simulator.tasks", "worker", "-Q", "simulator,experiments"),
         *_ONE_AT_A_TIME,

@@ -61,6 +61,7 @@ jobs = Table(
     Column("started_at", Timestamp),
     Column("ended_at", Timestamp),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
+    Index("jobs_succeeded", "ended_at", "id", postgresql_where=text("state = 'succeeded'")),
     Index("jobs_by_tenant", "tenant_id", "id"),
     Index("jobs_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
 )

@@ -1,0 +1,76 @@
+"""Has the model of job lengths trained: every hour in which enough jobs have ended.
+
+A loop in the service and not Celery beat, for the sweeper's reasons; what it goes by is in the database. Any number of
+services may run it: the same history is one training, and only one is pending at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import datetime
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from optimizer_service.settings import OptimizerSettings
+from services.contracts.background import Draft, TooManyPendingError, WorkProblem
+from services.kit.background.desk import sha256
+from services.kit.background.queue import WorkQueue
+from services.kit.background.store import WorkStore
+from services.kit.ids import new_id
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+OWNER = "installation"
+
+DUE = text("""
+SELECT max(j.ended_at) AS through, count(*) AS jobs
+  FROM jobs j
+ WHERE j.state = 'succeeded'
+   AND j.ended_at > coalesce((SELECT max((problem ->> 'through')::timestamptz) FROM length_trainings
+                               WHERE state <> 'failed'), '-infinity')
+   AND NOT EXISTS (SELECT FROM length_trainings
+                    WHERE state IN ('queued', 'running') OR submitted_at > now() - make_interval(secs => :interval_s))
+""")
+"""The jobs that have succeeded since the last training; none while one is pending or was begun within the interval."""
+
+
+class LengthTrainer:
+    """Looks whether a training is due."""
+
+    def __init__(self, engine: AsyncEngine, store: WorkStore, queue: WorkQueue, settings: OptimizerSettings) -> None:
+        self._engine = engine
+        self._store = store
+        self._queue = queue
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        while True:
+            try:
+                await self.look()
+            except Exception as error:
+                log.warning("lengths.not_looked", error=str(error) or type(error).__name__)
+            await asyncio.sleep(self._settings.train_look_s * random.uniform(0.8, 1.2))
+
+    async def look(self) -> str | None:
+        """Submit a training if one is due; return its id."""
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(DUE, {"interval_s": self._settings.train_interval_s})).one()
+        if row.jobs < self._settings.train_min_jobs:
+            return None
+        through: datetime = row.through
+        document = {"through": through.isoformat()}
+        digest = sha256("lengths", document)
+        draft = Draft(new_id("length"), OWNER, OWNER, WorkProblem(document, digest), None, digest)
+        try:
+            submitted = await self._store.submit(draft, max_pending=1)
+        except TooManyPendingError:
+            return None
+        if submitted.is_new:
+            log.info("lengths.training", id=submitted.id, new_jobs=row.jobs)
+            if await self._queue.send(submitted.id):
+                await self._store.mark_enqueued(submitted.id)
+        return submitted.id

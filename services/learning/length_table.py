@@ -1,0 +1,113 @@
+"""A fitted forest as what is served: a table of what it foretells of every (group, user) it has seen.
+
+What the forest tells of a known pair is exact here. Of a known group with a new user the table tells the mean over the
+group's users, weighted by their jobs: a tree's answer would hang on where the new user's hash happens to lie. Written
+as plain arrays, which cannot run code when they are read.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.recurrence import Bools, Floats, GroupTable, Ints, Predictions, Runs
+
+if TYPE_CHECKING:  # whoever serves tables does without scikit-learn
+    from services.learning.forest import ForestModel
+
+QUANTILES = (0.1, 0.5, 0.9)
+_NAMES = ("groups", "amount", "spread", "examples", "quantiles", "pairs", "pair_amount", "pair_spread")
+
+
+@dataclass(frozen=True)
+class LengthTable:
+    """What is foretold, in the history's unit.
+
+    Attributes:
+        groups: (n_groups,) ascending.
+        amount, spread: (n_groups,) of a user that is new to the group.
+        examples: (n_groups,) jobs of the history.
+        quantiles: (n_groups, 3) of what the group's jobs came to, at ``QUANTILES``.
+        pairs: (n_pairs, 2) known (group, user), ascending.
+        pair_amount, pair_spread: (n_pairs,) mean and standard deviation over the trees.
+    """
+
+    groups: Ints
+    amount: Floats
+    spread: Floats
+    examples: Ints
+    quantiles: Floats
+    pairs: Ints
+    pair_amount: Floats
+    pair_spread: Floats
+
+    @classmethod
+    def of(cls, model: ForestModel | GroupTable, history: Runs) -> LengthTable:
+        """Return the table of a forest and of the history that it was fitted to."""
+        if isinstance(model, GroupTable):  # of an empty history
+            no_ids, nothing = np.empty(0, dtype=np.int64), np.empty(0)
+            return cls(no_ids, nothing, nothing, no_ids, np.empty((0, 3)), np.empty((0, 2), np.int64), nothing, nothing)
+        order = np.lexsort((history.amount, history.group))
+        groups, first, count = np.unique(history.group[order], return_index=True, return_counts=True)
+        ranked = history.amount[order]
+        at = first[:, None] + np.round((count[:, None] - 1) * np.array(QUANTILES)).astype(np.int64)
+        pairs, jobs = np.unique(np.stack([history.group, history.user], axis=1), axis=0, return_counts=True)
+        group_of = np.searchsorted(groups, pairs[:, 0])
+        amount = np.bincount(group_of, jobs * model.mean) / count
+        variance = np.bincount(group_of, jobs * (model.spread**2 + (model.mean - amount[group_of]) ** 2)) / count
+        return cls(groups, amount, np.sqrt(variance), count, ranked[at], pairs, model.mean, model.spread)
+
+    def predict(self, group: Ints, user: Ints) -> Predictions:
+        """Return what jobs of these groups and users will come to: (n_jobs,)."""
+        if not self.groups.size:
+            return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))
+        at, seen = self.places(group)
+        users, codes = self._users, self._codes
+        who = np.minimum(np.searchsorted(users, user), users.size - 1)
+        pair = np.minimum(np.searchsorted(codes, at * users.size + who), codes.size - 1)
+        known = seen & (self.pairs[pair, 0] == group) & (self.pairs[pair, 1] == user)
+        amount, spread = (
+            np.where(known, of_pair[pair], np.where(seen, of_group[at], 0.0))
+            for of_pair, of_group in ((self.pair_amount, self.amount), (self.pair_spread, self.spread))
+        )
+        return Predictions(amount, spread, seen)
+
+    @cached_property
+    def _users(self) -> Ints:
+        return np.unique(self.pairs[:, 1])
+
+    @cached_property
+    def _codes(self) -> Ints:
+        """One number for each pair, ascending."""
+        places = np.searchsorted(self.groups, self.pairs[:, 0])
+        return places * self._users.size + np.searchsorted(self._users, self.pairs[:, 1])
+
+    def places(self, group: Ints) -> tuple[Ints, Bools]:
+        """Return where groups stand in the table, which is not empty, and whether they do."""
+        at = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
+        return at, self.groups[at] == group
+
+    def to_bytes(self) -> bytes:
+        """Return the table as a compressed NumPy archive."""
+        file = io.BytesIO()
+        np.savez_compressed(file, **{name: getattr(self, name) for name in _NAMES})
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> LengthTable:
+        """Return the table that ``to_bytes`` wrote.
+
+        Raises:
+            DomainError: These bytes are none.
+        """
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                return cls(**{name: arrays[name] for name in _NAMES})
+        except (ValueError, KeyError, OSError, BadZipFile, EOFError) as error:
+            raise DomainError(f"not a table of lengths: {error}") from error

@@ -1,0 +1,69 @@
+"""From the history of ended jobs to a table of lengths, and whether it is better than the one in force."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.core.profiles.recurrence import EarlierRuns, Evaluation, Floats, Runs, evaluate
+from services.learning.forest import Forest
+from services.learning.length_table import LengthTable
+
+HELD_OUT = 0.2
+"""Share of the history, its newest, that the first model is tried on; later ones on half of what is new."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A new table, and what was foretold of the newest jobs by forests that had not seen them.
+
+    Attributes:
+        table: Fitted to the whole history.
+        new: What the same forest foretells when it is fitted to all but the newest jobs.
+        last: What the table in force foretells of them; None without one.
+        user_median: What the median of the user's earlier jobs foretells of them.
+        is_better: Whether the table should come into force: its mean absolute error is not above the last one's.
+    """
+
+    table: LengthTable
+    new: Evaluation
+    last: Evaluation | None
+    user_median: Evaluation
+    is_better: bool
+
+
+def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through_s: float) -> Learned:
+    """Return what a history teaches.
+
+    Neither side has seen the jobs that both are tried on: they are the later half of those that ended after the table
+    in force was made, and the forest that is tried is fitted to what ended before them.
+
+    Args:
+        history: At least one job, in the order of their ends.
+        ended_s: (n_jobs,) those ends, UTC seconds.
+        last: The table in force.
+        last_through_s: It knows what had ended by then, UTC seconds.
+    """
+    jobs = len(history)
+    news = int((ended_s > last_through_s).sum()) if last is not None else math.ceil(2 * HELD_OUT * jobs)
+    cut = jobs - max(math.ceil(news / 2), 1)
+    earlier, newest = _rows(history, slice(None, cut)), _rows(history, slice(cut, None))
+    tried = _fitted(earlier).predict(newest.group, newest.user)
+    user = EarlierRuns("median").fit(Runs(earlier.user, earlier.user, earlier.amount))
+    new = evaluate(tried, newest.amount)
+    old = None if last is None else evaluate(last.predict(newest.group, newest.user), newest.amount)
+    return Learned(
+        table=_fitted(history),
+        new=new,
+        last=old,
+        user_median=evaluate(user.predict(newest.user, newest.user), newest.amount),
+        is_better=old is None or new.mean_error <= old.mean_error,
+    )
+
+
+def _fitted(history: Runs) -> LengthTable:
+    return LengthTable.of(Forest().fit(history), history)
+
+
+def _rows(history: Runs, which: slice) -> Runs:
+    return Runs(history.group[which], history.user[which], history.amount[which])
