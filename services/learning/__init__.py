@@ -1,1 +1,1 @@
-"""Models learned with scikit-learn, as a library: the core must not import it, and more than one process may learn."""
+"""Models learned with scikit-learn or torch, as a library: the core imports neither, and many processes may learn."""

@@ -68,7 +68,7 @@ CORE_LAYERS = {
 }
 SOLVER_PACKAGES = {"pulp", "gurobipy", "highspy"}
 CORE_PACKAGES = {"numpy", "scipy"}
-LEARNING_PACKAGES = {"sklearn"}
+LEARNING_PACKAGES = {"sklearn", "torch"}
 
 EFFECT_MODULES = {
     "asyncio",

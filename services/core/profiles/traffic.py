@@ -1,0 +1,301 @@
+"""Demand ahead: the peak rate of each request class in each of the next six five-minute steps.
+
+A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
+learns from the past and foretells the peaks of the next half hour. ``backtest`` asks it at many moments of the past,
+each time knowing only what was known then, and ``choose`` takes the forecaster that would have done best. Forecasters
+that need scikit-learn or torch stand in ``services.learning``; here are the two that need nothing.
+
+>>> log = observe(times_s=[1.0, 2.0, 301.0], class_of=[0, 0, 1], n_classes=2, start_s=0.0, end_s=600.0)
+>>> log.peaks_qps.tolist()
+[[0.4, 0.0], [0.0, 0.2]]
+>>> LastPeak().fit(log).forecast(log)[0].tolist()
+[0.0, 0.2]
+
+Source: FREESH appendix D.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from services.core.domain.errors import DomainError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+WINDOW_S, STEP_S = 5.0, 300.0
+WINDOWS = 60
+"""Windows in a step."""
+STEPS_AHEAD = 6
+DAY_STEPS = 288
+HEAD_ROOM = 1.1
+"""Pools are planned for so many times the peak foretold."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Past requests in whole steps, the latest last.
+
+    Attributes:
+        peaks_qps: (n_steps, n_classes) rate of each step's fullest window.
+        counts: (n_steps, WINDOWS, n_classes) requests in each window; None where only the peaks are known.
+    """
+
+    peaks_qps: Floats
+    counts: Ints | None = None
+
+    def __post_init__(self) -> None:
+        if self.peaks_qps.ndim != 2 or not self.peaks_qps.shape[1]:
+            raise DomainError(f"peaks are of (n_steps, n_classes), not {self.peaks_qps.shape}")
+        if not np.all(np.isfinite(self.peaks_qps) & (self.peaks_qps >= 0)):
+            raise DomainError("peaks are finite and not negative")
+        steps, classes = self.peaks_qps.shape
+        if self.counts is not None and self.counts.shape != (steps, WINDOWS, classes):
+            raise DomainError(f"counts are of {(steps, WINDOWS, classes)}, not {self.counts.shape}")
+
+    def __len__(self) -> int:
+        return len(self.peaks_qps)
+
+    @property
+    def n_classes(self) -> int:
+        """How many classes."""
+        return self.peaks_qps.shape[1]
+
+    def until(self, step: int) -> Traffic:
+        """Return what was known before a step."""
+        return Traffic(self.peaks_qps[:step], None if self.counts is None else self.counts[:step])
+
+    def since(self, step: int) -> Traffic:
+        """Return what came in a step and after it."""
+        return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
+
+
+def observe(times_s: ArrayLike, class_of: ArrayLike, *, n_classes: int, start_s: float, end_s: float) -> Traffic:
+    """Return the traffic of a request log, in whole steps from ``start_s``; what is left before ``end_s`` is ignored.
+
+    Args:
+        times_s: (n_requests,) arrivals, UTC seconds, in any order.
+        class_of: (n_requests,) their classes, 0 .. ``n_classes`` - 1.
+        n_classes: How many classes there are.
+        start_s, end_s: The log is complete from here to there.
+
+    Raises:
+        DomainError: An arrival outside the log, a class that does not exist, or arrays that do not match.
+    """
+    times, classes = np.asarray(times_s, dtype=np.float64), np.asarray(class_of, dtype=np.int64)
+    if times.ndim != 1 or times.shape != classes.shape:
+        raise DomainError(f"{times.shape} arrivals, but {classes.shape} classes")
+    if not np.all((times >= start_s) & (times <= end_s)):
+        raise DomainError(f"an arrival outside the log, which goes from {start_s:g} to {end_s:g} s")
+    if not np.all((classes >= 0) & (classes < n_classes)):
+        raise DomainError(f"a class that is not among the {n_classes}")
+    windows = int((end_s - start_s) // STEP_S) * WINDOWS
+    at = np.floor((times - start_s) / WINDOW_S).astype(np.int64)
+    inside = at < windows
+    flat = np.bincount(at[inside] * n_classes + classes[inside], minlength=windows * n_classes)
+    counts = flat.astype(np.int64).reshape(-1, WINDOWS, n_classes)
+    return Traffic(counts.max(axis=1) / WINDOW_S, counts)
+
+
+class Model(Protocol):
+    """What was learned."""
+
+    def forecast(self, history: Traffic) -> Floats:
+        """Return the peaks of the steps that follow a history; (STEPS_AHEAD, n_classes) queries per second, >= 0."""
+        ...
+
+
+class Forecaster(Protocol):
+    """A way to learn from history."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    def steps_needed(self, history: Traffic) -> int | str:
+        """Return the least steps that ``fit`` takes, or why it can learn nothing of such a history."""
+        ...
+
+    def fit(self, history: Traffic) -> Model:
+        """Return what is learned from a history of that length at least."""
+        ...
+
+
+@dataclass(frozen=True)
+class LastPeak:
+    """The next half hour peaks as the last step did."""
+
+    name: str = "last peak"
+
+    def steps_needed(self, history: Traffic) -> int:
+        """One step, whatever is known."""
+        del history
+        return 1
+
+    def fit(self, history: Traffic) -> LastPeak:
+        """Nothing is learned."""
+        del history
+        return self
+
+    def forecast(self, history: Traffic) -> Floats:
+        """Return the last peaks again and again."""
+        return np.repeat(history.peaks_qps[-1:], STEPS_AHEAD, axis=0)
+
+
+@dataclass(frozen=True)
+class SeasonalNaive:
+    """Each step peaks as the same step of the day before; as the last step did, where history is not that long."""
+
+    name: str = "seasonal naive"
+
+    def steps_needed(self, history: Traffic) -> int:
+        """One step, whatever is known."""
+        del history
+        return 1
+
+    def fit(self, history: Traffic) -> SeasonalNaive:
+        """Nothing is learned."""
+        del history
+        return self
+
+    def forecast(self, history: Traffic) -> Floats:
+        """Return the day before."""
+        at = len(history) - DAY_STEPS + np.arange(STEPS_AHEAD)
+        return history.peaks_qps[np.where(at >= 0, at, len(history) - 1)]
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """What a forecaster would have foretold, beside what came.
+
+    Attributes:
+        name: Of the forecaster.
+        origins: (n_origins,) the first step that was not known.
+        forecast_qps: (n_origins, STEPS_AHEAD, n_classes).
+        actual_qps: Of the same shape; NaN after the end of history.
+    """
+
+    name: str
+    origins: Ints
+    forecast_qps: Floats
+    actual_qps: Floats
+
+    @property
+    def mae_qps(self) -> Floats:
+        """(n_classes,) mean absolute error over all origins and steps ahead."""
+        return np.nanmean(np.abs(self.forecast_qps - self.actual_qps), axis=(0, 1))
+
+    def under_share(self, head_room: float = HEAD_ROOM) -> Floats:
+        """Return the share of steps whose peak is above ``head_room`` times the forecast; (n_classes,)."""
+        known = ~np.isnan(self.actual_qps)
+        return (self.actual_qps > head_room * self.forecast_qps).sum(axis=(0, 1)) / known.sum(axis=(0, 1))
+
+    def spare_share(self, head_room: float = HEAD_ROOM) -> Floats:
+        """Return what stands ready and is not needed, as a share of the mean peak; (n_classes,), NaN without demand."""
+        spare = np.nanmean(np.maximum(head_room * self.forecast_qps - self.actual_qps, 0.0), axis=(0, 1))
+        peak = np.nanmean(self.actual_qps, axis=(0, 1))
+        return spare / np.where(peak > 0, peak, np.nan)
+
+
+def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *, refit_steps: int = 12) -> Backtest:
+    """Return what a forecaster would have foretold at past moments, each time from what was known before it.
+
+    Args:
+        history: What really came.
+        forecaster: Fitted at the first origin, and anew once ``refit_steps`` have gone by.
+        origins: Ascending; each the first step not known: at least what the forecaster needs, below the length.
+        refit_steps: How old a fit gets.
+
+    Raises:
+        DomainError: An origin at which the forecaster cannot be fitted, or after which nothing is known.
+    """
+    needed = forecaster.steps_needed(history)
+    if isinstance(needed, str):
+        raise DomainError(f"{forecaster.name}: {needed}")
+    if not origins or min(origins) < needed or max(origins) >= len(history):
+        raise DomainError(f"{forecaster.name} needs {needed} steps before an origin and one after it")
+    model, fitted = forecaster.fit(history.until(origins[0])), origins[0]
+    told: list[Floats] = []
+    for origin in origins:
+        known = history.until(origin)
+        if origin - fitted >= refit_steps:
+            model, fitted = forecaster.fit(known), origin
+        told.append(model.forecast(known))
+    ahead = np.full((STEPS_AHEAD, history.n_classes), np.nan)
+    padded = np.concatenate([history.peaks_qps, ahead])
+    actual = np.stack([padded[origin : origin + STEPS_AHEAD] for origin in origins])
+    return Backtest(forecaster.name, np.asarray(origins, dtype=np.int64), np.stack(told), actual)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The peaks foretold, by whom, and why by them.
+
+    Attributes:
+        peaks_qps: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem.
+        method: The forecaster that was chosen.
+        scores: Backtests of all that were compared, over the same origins.
+        left_out: Why the others were not compared, by name.
+    """
+
+    peaks_qps: Floats
+    method: str
+    scores: tuple[Backtest, ...]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The forecaster that did best, fitted to all of a history."""
+
+    method: str
+    model: Model
+    scores: tuple[Backtest, ...]
+    left_out: dict[str, str]
+
+    def forecast(self, history: Traffic) -> Forecast:
+        """Return the forecast of what follows a history, which may have grown since."""
+        return Forecast(self.model.forecast(history), self.method, self.scores, self.left_out)
+
+
+def choose(
+    history: Traffic, forecasters: Sequence[Forecaster], *, least_origins: int = 24, refit_steps: int = 12
+) -> Choice:
+    """Return the forecaster with the least mean absolute error, summed over classes; the first of equals.
+
+    All are asked at the same moments: every step from where the neediest can be fitted, and from a fifth of history
+    on. Who leaves fewer than ``least_origins`` moments is left out.
+
+    Args:
+        history: What is known.
+        forecasters: The simpler first.
+        least_origins: Two hours by default: too few moments choose by chance.
+        refit_steps: As in ``backtest``.
+
+    Raises:
+        DomainError: No forecaster can be compared on this history.
+    """
+    able: list[Forecaster] = []
+    left_out: dict[str, str] = {}
+    first = len(history) // 5
+    for each in forecasters:
+        needed = each.steps_needed(history)
+        if isinstance(needed, str):
+            left_out[each.name] = needed
+        elif needed + least_origins > len(history):
+            left_out[each.name] = f"needs {needed + least_origins} steps of history, which has {len(history)}"
+        else:
+            able.append(each)
+            first = max(first, needed)
+    if not able:
+        raise DomainError("no forecaster can be compared: " + "; ".join(f"{k} {v}" for k, v in left_out.items()))
+    origins = range(first, len(history))
+    scores = tuple(backtest(history, each, origins, refit_steps=refit_steps) for each in able)
+    best = int(np.argmin([score.mae_qps.sum() for score in scores]))
+    return Choice(able[best].name, able[best].fit(history), scores, left_out)

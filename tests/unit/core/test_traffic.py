@@ -1,0 +1,160 @@
+"""Demand ahead: peaks from a request log, the naive forecasters, backtests that know no future, and the choice."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.traffic import (
+    DAY_STEPS,
+    STEP_S,
+    STEPS_AHEAD,
+    Floats,
+    LastPeak,
+    SeasonalNaive,
+    Traffic,
+    backtest,
+    choose,
+    observe,
+)
+from services.core.profiles.traffic_features import features, levels_qps, ratios
+
+
+def some_traffic(steps: int, seed: int = 3, n_classes: int = 2) -> Traffic:
+    """Return random counts, with a step without requests."""
+    counts = np.random.default_rng(seed).poisson(4.0, (steps, 60, n_classes))
+    counts[steps // 2] = 0
+    return Traffic(counts.max(axis=1) / 5.0, counts)
+
+
+def test_peaks_of_a_log_counted_by_hand() -> None:
+    times = [1_000.0, 1_004.999, 1_005.0, 1_299.9, 1_300.0, 1_301.0, 1_302.0, 1_650.0]
+    traffic = observe(times, [0, 0, 0, 1, 1, 0, 1, 0], n_classes=2, start_s=1_000.0, end_s=1_700.0)
+    assert_allclose(traffic.peaks_qps, [[0.4, 0.2], [0.2, 0.4]])  # the third step is not whole
+    assert traffic.counts is not None
+    assert traffic.counts[0, :2, 0].tolist() == [2, 1]
+    assert traffic.counts[1, 0].tolist() == [1, 2]
+    assert traffic.counts.sum() == 7
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1_500.0), st.integers(0, 2)), max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_peaks_are_the_fullest_windows_in_any_order(log: list[tuple[float, int]], shuffled: object) -> None:
+    traffic = observe([t for t, _ in log], [c for _, c in log], n_classes=3, start_s=0.0, end_s=1_500.0)
+    assert len(traffic) == 5
+    for step in range(5):
+        for each in range(3):
+            windows = [int(t // 5.0) for t, c in log if c == each and step * STEP_S <= t < (step + 1) * STEP_S]
+            fullest = max((windows.count(window) for window in windows), default=0)
+            assert traffic.peaks_qps[step, each] == pytest.approx(fullest / 5.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "classes"), [([-1.0], [0]), ([601.0], [0]), ([1.0], [2]), ([1.0], [-1]), ([1.0], [0, 0]), ([np.nan], [0])]
+)
+def test_a_log_that_does_not_hold_together_is_refused(times: list[float], classes: list[int]) -> None:
+    with pytest.raises(DomainError):
+        observe(times, classes, n_classes=2, start_s=0.0, end_s=600.0)
+
+
+@pytest.mark.parametrize("peaks", [np.zeros(3), np.zeros((3, 0)), np.array([[-1.0]]), np.array([[np.inf]])])
+def test_peaks_that_cannot_be_are_refused(peaks: Floats) -> None:
+    with pytest.raises(DomainError):
+        Traffic(peaks)
+
+
+def test_the_naive_forecasters() -> None:
+    ramp = Traffic(np.arange(DAY_STEPS + 3, dtype=np.float64)[:, None])
+    assert LastPeak().fit(ramp).forecast(ramp)[:, 0].tolist() == [DAY_STEPS + 2.0] * STEPS_AHEAD
+    assert SeasonalNaive().fit(ramp).forecast(ramp)[:, 0].tolist() == [3, 4, 5, 6, 7, 8]
+    short = ramp.until(DAY_STEPS - 2)  # the first two steps of the day before are not known
+    last = DAY_STEPS - 3.0
+    assert SeasonalNaive().forecast(short)[:, 0].tolist() == [last, last, 0, 1, 2, 3]
+
+
+def test_a_backtest_counted_by_hand() -> None:
+    traffic = Traffic(np.array([[1.0], [2.0], [2.1], [5.0]]))
+    tested = backtest(traffic, LastPeak(), [1, 2, 3])
+    errors = [1.0, 1.1, 4.0, 0.1, 3.0, 2.9]
+    assert_allclose(tested.mae_qps, [np.mean(errors)])
+    assert_allclose(tested.under_share(1.1), [5 / 6])  # 2.1 is within 1.1 x 2
+    assert_allclose(tested.spare_share(1.1), [0.1 / 6 / np.mean([2, 2.1, 5, 2.1, 5, 5])])
+    assert np.isnan(tested.actual_qps[2, 1:]).all()
+
+
+@settings(max_examples=25)
+@given(st.integers(6, 39), st.integers(0, 2**31))
+def test_no_future_is_seen(now: int, seed: int) -> None:
+    """What comes at a step or after it changes no forecast and no feature of that step."""
+    real = some_traffic(40)
+    other = some_traffic(40, seed)
+    assert real.counts is not None
+    assert other.counts is not None
+    mixed = Traffic(*(np.concatenate([a[:now], b[now:]]) for a, b in
+                      ((real.peaks_qps, other.peaks_qps), (real.counts, other.counts))))  # fmt: skip
+    for forecaster in (LastPeak(), SeasonalNaive()):
+        runs = [backtest(each, forecaster, range(1, 40), refit_steps=5).forecast_qps[:now] for each in (real, mixed)]
+        assert_array_equal(*runs)
+    origins = np.arange(1, now + 1)
+    assert_array_equal(features(real, origins), features(mixed, origins))
+    assert_array_equal(features(real, origins), features(real.until(now), origins))
+    assert_array_equal(levels_qps(real, origins), levels_qps(mixed, origins))
+
+
+def test_features_reach_a_day_back_and_are_ratios() -> None:
+    traffic = some_traffic(2 * DAY_STEPS)
+    origins = np.array([DAY_STEPS + 40])
+    seen = features(traffic, origins)
+    level = traffic.peaks_qps[origins[0] - 3 : origins[0]].mean(axis=0)
+    assert_allclose(seen[0, 2, :, 1], traffic.peaks_qps[origins[0] - 1] / level)
+    a_day_before = traffic.peaks_qps[40 + 2] / traffic.peaks_qps[37:40].mean(axis=0)
+    assert_allclose(seen[0, 2, :, -3], a_day_before)
+    grown = Traffic(traffic.peaks_qps * 7.0)
+    assert_allclose(features(grown, origins)[..., 1:10], seen[..., 1:10])
+    assert_allclose(ratios(grown, origins), ratios(traffic, origins))
+    assert np.isnan(ratios(traffic, np.array([len(traffic) - 1]))[0, 1:]).all()
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Knows a wave that comes again every eight steps."""
+
+    needs: int | str = 8
+    name: str = "oracle"
+
+    def steps_needed(self, history: Traffic) -> int | str:
+        return self.needs
+
+    def fit(self, history: Traffic) -> "Oracle":
+        return self
+
+    def forecast(self, history: Traffic) -> Floats:
+        return history.peaks_qps[-8 : -8 + STEPS_AHEAD]
+
+
+def test_the_one_that_did_best_is_chosen_and_all_scores_are_kept() -> None:
+    wave = Traffic(5.0 + 4.0 * np.sin(np.arange(80) * np.pi / 4)[:, None])
+    choice = choose(wave, [LastPeak(), SeasonalNaive(), Oracle()])
+    forecast = choice.forecast(wave)
+    assert forecast.method == "oracle"
+    assert_allclose(forecast.peaks_qps, wave.peaks_qps[:STEPS_AHEAD], atol=1e-9)
+    assert [score.name for score in forecast.scores] == ["last peak", "seasonal naive", "oracle"]
+    assert len({tuple(score.origins) for score in forecast.scores}) == 1
+    assert choose(wave, [LastPeak(), SeasonalNaive()]).method == "last peak"  # the first of equals
+
+
+def test_who_cannot_be_compared_is_named() -> None:
+    wave = some_traffic(30)
+    choice = choose(wave, [LastPeak(), Oracle(needs=20)])
+    assert choice.left_out == {"oracle": "needs 44 steps of history, which has 30"}
+    assert choose(wave, [LastPeak(), Oracle(needs="needs torch")]).left_out == {"oracle": "needs torch"}
+    with pytest.raises(DomainError, match="needs 25 steps"):
+        choose(wave.until(10), [LastPeak()])
+    with pytest.raises(DomainError, match="needs 8 steps before"):
+        backtest(wave, Oracle(), [7])
