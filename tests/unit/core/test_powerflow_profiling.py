@@ -78,6 +78,17 @@ def test_a_measurement_is_over_when_that_is_told_or_else_when_it_surely_is(
     assert not memory.measured
 
 
+@pytest.mark.parametrize("measuring", [frozenset[JobId](), None])
+def test_a_measurement_that_ends_with_its_gang_was_not_made(measuring: frozenset[JobId] | None) -> None:
+    snapshot = a_snapshot([a_job(MEASURED, min_gpus=8), a_job(OTHER, on={"n": (0,)})], [a_node("n", gpus=4)])
+    snapshot = replace(snapshot, trigger=Trigger.PASSIVE, measuring=measuring)
+    until_s = snapshot.now_s + 400.0
+    memory = PowerflowMemory({}, {MEASURED: until_s, OTHER: until_s}, {MEASURED: (2, 1), OTHER: (1,)})
+    after = run_cycle(build_policy("powerflow", {}), snapshot, memory).memory
+    assert after.profiled == {MEASURED: (2,), OTHER: (1,)}
+    assert MEASURED not in after.measured
+
+
 def test_a_gang_keeps_its_size_until_it_is_measured() -> None:
     """Both would double on four GPUs; the one being measured waits for that."""
     snapshot = two_gangs(200.0, measuring=frozenset([MEASURED]), most=2)

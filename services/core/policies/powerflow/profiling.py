@@ -36,7 +36,8 @@ class Measurement:
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
 
-    Where nobody tells which are under way, they are over when they surely are.
+    Where nobody tells which are under way, they are over when they surely are. One that ended with its gang was cut
+    short: that size of the job is still to be measured.
     """
     jobs = snapshot.jobs
     told = snapshot.measuring
@@ -46,7 +47,13 @@ def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
         for job_id, until_s in memory.measured.items()
         if job_id in runs and (until_s > snapshot.now_s if told is None else job_id in told)
     }
-    profiled = memory.profiled
+    cut = {
+        job_id
+        for job_id, until_s in memory.measured.items()
+        if job_id not in runs and (told is not None or until_s > snapshot.now_s)
+    }
+    left = {job_id: sizes[:-1] if job_id in cut else sizes for job_id, sizes in memory.profiled.items()}
+    profiled = {job_id: sizes for job_id, sizes in left.items() if sizes}
     if snapshot.trigger is Trigger.ACTIVE:
         live = set(jobs.ids)
         profiled = {job_id: sizes for job_id, sizes in profiled.items() if job_id in live}
