@@ -355,7 +355,7 @@ def _changes(request: PoolsRequest, counts: np.ndarray) -> list[InstanceChange]:
 
 def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall) -> list[UnservedDemand]:
     assert plan.partition is not None
-    servable = problem.partitions[plan.partition].usable.any(axis=1)
+    servable = problem.partitions[plan.partition].usable.sum(axis=1) > 0
     return [
         UnservedDemand(
             request_class=part.classes[index].name,
