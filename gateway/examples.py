@@ -76,6 +76,22 @@ _MADE = {"id": JOB, "name": "resnet50", "state": "queued", "submitted_at": "2026
 ANSWERS: dict[str, Any] = {
     "post_jobs": _MADE,
     "post_jobs_batch": {"jobs": [_MADE]},
+    "get_predictions_job_id": {
+        "job_id": JOB,
+        "predicted_at": "2026-11-20T19:36:21.113Z",
+        "model_id": "length_01m7zw5j0gfxnxj2gt2qtgv8g8",
+        "group_id": "6e0bd5d02b1c20e0",
+        "group_seen": True,
+        "examples": 14,
+        "gpu_s": 8120.0,
+        "duration_s": 8120.0,
+        "spread_gpu_s": 64.0,
+        "low_gpu_s": 7940.0,
+        "median_gpu_s": 8102.0,
+        "high_gpu_s": 8310.0,
+        "actual_gpu_s": 8155.0,
+        "error_gpu_s": -35.0,
+    },
     "events": (
         "id: 760-4\nevent: job.running\n"
         f'data: {{"id":"760-4","job_id":"{JOB}","at":"2026-11-20T19:36:25Z","type":"job.running","data":{{}}}}\n\n'

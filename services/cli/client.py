@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from services.contracts.problems import Problem
+from services.contracts.problems import Problem, ProblemCode
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -22,11 +22,12 @@ EXIT_UNAVAILABLE = 5
 
 
 class CliError(Exception):
-    """Something to tell the user in one line, and the exit code that goes with it."""
+    """Something to tell the user in one line, the exit code that goes with it, and the problem's code if it is one."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED, code: ProblemCode | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.code = code
 
 
 def data_dir() -> Path:
@@ -144,4 +145,4 @@ def _refusal(answer: httpx.Response) -> CliError:
     lines += [
         f"  {error.pointer or '/'}: {error.detail}" for error in problem.errors if error.detail not in problem.detail
     ]
-    return CliError("\n".join(lines), exit_code)
+    return CliError("\n".join(lines), exit_code, problem.code)

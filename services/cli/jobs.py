@@ -20,6 +20,7 @@ from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.output import console
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
+from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
@@ -167,8 +168,9 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: where it stands, why, and what it has cost."""
     gateway = Gateway()
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
+    prediction = _prediction(gateway, job)
     if as_json:
-        output.print_json({**found, "profile": profile})
+        output.print_json({**found, "profile": profile, "prediction": prediction})
         return
     footprint, gang = found["footprint"], found["spec"]["gpus"]
     rows = {
@@ -181,6 +183,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
         "set to": _settings_words(found, profile),
         "profile": _profile_words(profile),
+        "foretold": _prediction_words(prediction),
         "progress": _progress_words(found),
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
         "ended": found.get("ended_at") or "-",
@@ -204,6 +207,30 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
         return asked
     told = f", the devices say {min(newest['enforced_w']):g} W" if newest["enforced_w"] else ""
     return f"{asked} (in force since {newest['since']}{told})"
+
+
+def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
+    """Return what was foretold of a job; None where nothing was."""
+    try:
+        return gateway.get(f"/v1/predictions/{job}")
+    except CliError as error:
+        if error.code != ProblemCode.CONFLICT:
+            raise
+        return None
+
+
+def _prediction_words(prediction: dict[str, Any] | None) -> str:
+    if prediction is None:
+        return "nothing yet"
+    if not prediction["group_seen"]:
+        told = "0: the first of its group"
+    else:
+        told = (
+            f"{prediction['gpu_s']:.0f} +- {prediction['spread_gpu_s']:.0f} GPU seconds, from {prediction['examples']} "
+            f"jobs of its group ({prediction['low_gpu_s']:.0f} to {prediction['high_gpu_s']:.0f})"
+        )
+    actual = prediction["actual_gpu_s"]
+    return told if actual is None else f"{told}; it came to {actual:.0f}"
 
 
 def _profile_words(profile: dict[str, Any]) -> str:

@@ -1,16 +1,24 @@
-"""A-SRPT, live: a gang of two nodes is placed as decided and its ranks see it."""
+"""A-SRPT, live: a gang of two nodes is placed as decided and its ranks see it; jobs that recur are foretold."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.integration import conftest
 from tests.integration.conftest import Installation
-from tests.integration.test_submission_to_footprint import submit
-from tests.support.servers import scratch_folder
+from tests.integration.test_submission_to_footprint import submit, wattshift
+from tests.support.servers import scratch_folder, wait_until
 
+LENGTHS = {
+    "SCHEDULER_ROUND_INTERVAL_S": "3600",
+    "OPTIMIZER_TRAIN_INTERVAL_S": "1",
+    "OPTIMIZER_TRAIN_LOOK_S": "0.3",
+    "OPTIMIZER_TRAIN_MIN_JOBS": "2",
+}
 TELL = (
     "echo NODE_RANK=$NODE_RANK WORLD_SIZE=$WORLD_SIZE MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT "
     "OFFSET=$WATTSHIFT_RANK_OFFSET LOCAL=$WATTSHIFT_LOCAL_WORLD_SIZE DEVICES=$CUDA_VISIBLE_DEVICES; sleep 2"
@@ -19,8 +27,9 @@ TELL = (
 
 @pytest.fixture(scope="module")
 def asrpt() -> Iterator[Installation]:
-    """An installation under A-SRPT."""
-    with scratch_folder() as folder:
+    """An installation under A-SRPT that learns from every two jobs that end."""
+    with pytest.MonkeyPatch.context() as patch, scratch_folder() as folder:
+        patch.setattr(conftest, "QUICK", conftest.QUICK | LENGTHS)
         made = Installation(folder / "data")
         made.up()
         made.gateway.call("PUT", "/v1/policies/active", body={"name": "a-srpt", "parameters": {}})
@@ -68,3 +77,32 @@ def test_a_gang_of_two_nodes_is_placed_as_decided(
     assert [each["DEVICES"] for each in seen] == [",".join(map(str, share["devices"])) for share in shares]
     assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in seen}) == 1
     assert all(each["MASTER_ADDR"] and int(each["MASTER_PORT"]) for each in seen)
+
+
+def test_the_third_job_of_a_group_is_foretold(asrpt: Installation) -> None:
+    first = [submit(asrpt, job(f"again-{n}", "sleep 4", 2)) for n in range(2)]
+    asrpt.wait_for_ends(first, 60)
+    told = [asrpt.gateway.get(f"/v1/predictions/{job_id}") for job_id in first]
+
+    def knows_both() -> bool:
+        models = asrpt.gateway.get("/v1/predictions/models")["items"]
+        ended = max(asrpt.job(job_id)["ended_at"] for job_id in first)
+        return any(model["active"] and model["through_at"] >= ended for model in models)
+
+    # Two more that succeed make a training due, should another test's jobs have been the last ones counted.
+    others = [submit(asrpt, job(f"other-{n}", "sleep 0.1", 1)) for n in range(2)]
+    asrpt.wait_for_ends(others, 60)
+    wait_until(knows_both, 60)
+    third = submit(asrpt, job("again-2", "sleep 4", 2))
+    asrpt.wait_for_ends([third], 60)
+    found = asrpt.gateway.get(f"/v1/predictions/{third}")
+
+    assert [(each["group_seen"], each["gpu_s"]) for each in told] == [(False, 0.0)] * 2
+    assert all(each["actual_gpu_s"] > 7 for each in told), "two GPUs for four seconds"
+    assert (found["group_id"], found["group_seen"], found["examples"]) == (told[0]["group_id"], True, 2)
+    assert found["gpu_s"] > 7
+    assert found["low_gpu_s"] <= found["gpu_s"] <= found["high_gpu_s"]
+    assert found["error_gpu_s"] == pytest.approx(found["gpu_s"] - found["actual_gpu_s"])
+    shown = wattshift(asrpt, "job", third, "--json")
+    assert json.loads(shown.stdout)["prediction"] == found
+    assert "from 2 jobs" in " ".join(wattshift(asrpt, "job", third).stdout.split())

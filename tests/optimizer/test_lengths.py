@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -31,7 +33,7 @@ async def connection(postgres_url: str) -> AsyncIterator[Any]:
 
 @pytest.fixture(scope="module")
 async def optimizer(postgres_url: str, redis_url: str) -> AsyncIterator[Installation]:
-    """An installation that trains every second in which jobs have ended."""
+    """An installation that trains every second in which jobs have ended; its worker is killed."""
     servers = {"DATABASE_URL": fresh_database(postgres_url), "REDIS_URL": redis_url}
     async with installed(**servers, **QUICK) as installation:
         yield installation
@@ -105,3 +107,26 @@ async def test_a_model_is_trained_when_enough_jobs_have_ended_and_replaced_by_a_
     assert (first["jobs"], first["groups"], first["group_version"]) == (20, 3, GROUP_VERSION)
     assert sorted(table.quantiles[:, 1].tolist()) == pytest.approx([200.0, 202.0, 204.0])
     assert (first["is_active"], second["is_active"], second["jobs"]) == (False, True, 40)
+
+
+async def test_a_worker_killed_under_a_training(optimizer: Installation) -> None:
+    async with optimizer.database() as database:
+        before = len(await models(optimizer))
+        await past_jobs(database, 10_000, 5_000, after=1_000)
+
+    async def under_way() -> bool:
+        return bool(await trainings(optimizer, "running"))
+
+    await eventually(under_way, within_s=30)
+    (training,) = await trainings(optimizer, "running")
+    os.kill(optimizer.pid("worker"), signal.SIGKILL)
+
+    async def ended() -> bool:
+        return training["id"] in {row["id"] for row in await trainings(optimizer, "succeeded")}
+
+    await eventually(ended, within_s=90)
+    made = (await models(optimizer))[before:]
+    assert [row["id"] for row in made] == [training["id"]], "trained once, and none beside it"
+    (row,) = [row for row in await trainings(optimizer, "succeeded") if row["id"] == training["id"]]
+    assert row["attempts"] == 2
+    assert sum(row["is_active"] for row in await models(optimizer)) == 1
