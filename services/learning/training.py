@@ -62,7 +62,7 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
 
 
 def _fitted(history: Runs) -> LengthTable:
-    return LengthTable.of(Forest().fit(history), history)
+    return LengthTable.of(Forest(keeps_trees=False).fit(history), history)
 
 
 def _rows(history: Runs, which: slice) -> Runs:
