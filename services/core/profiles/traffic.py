@@ -85,8 +85,11 @@ def observe(times_s: ArrayLike, class_of: ArrayLike, *, n_classes: int, start_s:
         start_s, end_s: The log is complete from here to there.
 
     Raises:
-        DomainError: An arrival outside the log, a class that does not exist, or arrays that do not match.
+        DomainError: A log that ends before it starts, an arrival outside it, a class that does not exist, or arrays
+            that do not match.
     """
+    if not -np.inf < start_s <= end_s < np.inf:
+        raise DomainError(f"a log goes from a moment to a later one, not from {start_s:g} to {end_s:g} s")
     times, classes = np.asarray(times_s, dtype=np.float64), np.asarray(class_of, dtype=np.int64)
     if times.ndim != 1 or times.shape != classes.shape:
         raise DomainError(f"{times.shape} arrivals, but {classes.shape} classes")

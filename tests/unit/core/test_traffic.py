@@ -63,6 +63,16 @@ def test_a_log_that_does_not_hold_together_is_refused(times: list[float], classe
         observe(times, classes, n_classes=2, start_s=0.0, end_s=600.0)
 
 
+@pytest.mark.parametrize(("start", "end"), [(600.0, 0.0), (0.0, np.inf), (np.nan, 1.0)])
+def test_a_log_that_does_not_end_is_refused(start: float, end: float) -> None:
+    with pytest.raises(DomainError):
+        observe([], [], n_classes=2, start_s=start, end_s=end)
+
+
+def test_a_log_shorter_than_a_step_has_no_steps() -> None:
+    assert len(observe([1.0], [0], n_classes=1, start_s=0.0, end_s=299.0)) == 0
+
+
 @pytest.mark.parametrize("peaks", [np.zeros(3), np.zeros((3, 0)), np.array([[-1.0]]), np.array([[np.inf]])])
 def test_peaks_that_cannot_be_are_refused(peaks: Floats) -> None:
     with pytest.raises(DomainError):
