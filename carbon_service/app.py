@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from carbon_service import carbon_aware, endpoints
+from carbon_service.learner import Learner
 from carbon_service.poller import Keep, Poller
 from carbon_service.providers.electricity_maps import ElectricityMaps
 from carbon_service.providers.http import Pacing
@@ -107,6 +108,8 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             app.state.carbon = CarbonService(zones, repository, now_s)
             poller = Poller(repository, _keep(settings), now_s)
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
+            if settings.learn_forecasts:
+                tasks.append(asyncio.create_task(Learner(repository, zones.sources, now_s).run()))
             log.info("carbon.started", zones=",".join(settings.zones), speed=settings.replay_speed)
             yield
             await end_tasks(tasks)

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     MEASURED = "measured"
     HELD = "held"
     PROVIDER = "provider"
+    LEARNED = "learned"
     PERSISTENCE = "persistence"
 
 
@@ -33,6 +34,8 @@ class Step:
     gco2_per_kwh: float
     kind: Kind
     is_estimated: bool = True
+    p10: float | None = None
+    p90: float | None = None
 
 
 def clipped(steps: Iterable[Step], start_s: float, end_s: float) -> list[Step]:

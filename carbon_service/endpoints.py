@@ -14,6 +14,7 @@ from carbon_service.service import CarbonService
 from services.contracts import queries
 from services.contracts.carbon import (
     CurrentIntensity,
+    ForecastBacktest,
     IntensityForecast,
     IntensityHistory,
     IntensityOutlook,
@@ -70,8 +71,16 @@ async def read_history(
 async def read_forecast(
     zone: str, query: Annotated[queries.ForecastQuery, Query()], service: Service
 ) -> IntensityForecast:
-    """Read intensities ahead: the provider's forecast as far as it reaches, then persistence."""
+    """Read intensities ahead: the provider's forecast as far as it reaches, then what was learned, then persistence."""
     return await service.forecast(zone, query.signal, query.horizon_s, query.clock)
+
+
+@router.get("/{zone}/forecast/backtest")
+async def read_backtest(
+    zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service
+) -> ForecastBacktest:
+    """Read how our own forecasts would have gone over the last part of the zone's history."""
+    return await service.backtest(zone, query.signal)
 
 
 @router.get("/{zone}/outlook")

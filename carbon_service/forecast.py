@@ -1,4 +1,4 @@
-"""What lies ahead: the provider's forecast as far as it reaches, and our own persistence beyond it."""
+"""What lies ahead: the provider's forecast as far as it reaches, then what was learned, then persistence."""
 
 from __future__ import annotations
 
@@ -43,15 +43,27 @@ def _days_until(end_s: float, points: Sequence[Point], day_s: float) -> int:
     return math.ceil((end_s - points[-1].end_s) / day_s) + 1
 
 
-def ahead(points: Sequence[Point], issue: ForecastIssue | None, start_s: float, end_s: float, feed: Feed) -> list[Step]:
-    """Return the provider's forecast over ``[start_s, end_s)``, with persistence wherever it says nothing.
+def ahead(
+    points: Sequence[Point],
+    issue: ForecastIssue | None,
+    start_s: float,
+    end_s: float,
+    feed: Feed,
+    learned: Sequence[Step] = (),
+) -> list[Step]:
+    """Return the provider's forecast over ``[start_s, end_s)``, what was learned where it says nothing, and persistence
+    where neither does.
 
-    Contiguous; begins at ``start_s`` unless nothing was ever measured and the forecast begins later.
+    Contiguous; begins at ``start_s`` unless nothing was ever measured and the forecasts begin later.
     """
-    own = persistence(points, start_s, end_s, feed)
+    own = _over(persistence(points, start_s, end_s, feed), learned, start_s, end_s)
     if issue is None:
         return own
-    told = [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER) for p in issue.points]
+    return _over(own, [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER) for p in issue.points], start_s, end_s)
+
+
+def _over(own: Sequence[Step], told: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
+    """Return what is told over ``[start_s, end_s)``, and our own wherever it says nothing."""
     steps: list[Step] = []
     reached_s = start_s
     for step in clipped(told, start_s, end_s):
@@ -70,6 +82,7 @@ def merged(
     now_s: float,
     start_s: float,
     end_s: float,
+    learned: Sequence[Step] = (),
 ) -> list[Step]:
     """Return history, now and forecast over ``[start_s, end_s)`` as one contiguous curve.
 
@@ -77,7 +90,7 @@ def merged(
     A forecast that was made later than ``now_s`` must not be given; measured points may not begin after ``now_s``.
     """
     if not points:
-        return ahead(points, issue, start_s, end_s, feed)
+        return ahead(points, issue, start_s, end_s, feed, learned)
     last = points[-1]
     known_until_s = last.end_s
     held_until_s = known_until_s
@@ -86,7 +99,7 @@ def merged(
     past = filled(points, start_s, min(known_until_s, end_s), feed)
     if held_until_s > known_until_s:
         past += clipped([Step(known_until_s, held_until_s, last.gco2_per_kwh, Kind.HELD)], start_s, end_s)
-    return joined(past + ahead(points, issue, max(held_until_s, start_s), end_s, feed))
+    return joined(past + ahead(points, issue, max(held_until_s, start_s), end_s, feed, learned))
 
 
 def is_stale(points: Sequence[Point], feed: Feed, now_s: float) -> bool:

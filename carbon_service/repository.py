@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from carbon_service.replay import Replay, next_replay
 from services.core.domain.carbon import Signal
 from services.db import locks
 from services.db.tables.carbon import carbon_forecasts as forecasts
+from services.db.tables.carbon import carbon_learned_forecasts as learned
 from services.db.tables.carbon import carbon_points as points
 from services.db.tables.carbon import carbon_replays as replays
 
@@ -39,6 +41,35 @@ class StoredPoints:
 
     points: tuple[Point, ...]
     fetched_s: float | None
+
+
+@dataclass(frozen=True)
+class LearnedPoint:
+    """An intensity foretold over ``[start_s, end_s)``, and its quantiles where there are any."""
+
+    start_s: float
+    end_s: float
+    gco2_per_kwh: float
+    p10: float | None
+    p90: float | None
+
+
+@dataclass(frozen=True)
+class LearnedForecast:
+    """What was learned of a source at ``generated_s``.
+
+    Attributes:
+        method: ``ridge`` or ``persistence``; the latter has no points of its own.
+        note: Why it is persistence.
+        points: In order of time.
+        backtest: ``services.learning.carbon.Backtest`` as a document; ``None`` without one.
+    """
+
+    generated_s: float
+    method: str
+    note: str
+    points: tuple[LearnedPoint, ...]
+    backtest: dict[str, Any] | None
 
 
 def at(time_s: float) -> datetime:
@@ -195,10 +226,51 @@ class Repository:
         told: list[list[float]] = row.points
         return ForecastIssue(row.generated_at.timestamp(), tuple(Point(*point, is_estimated=True) for point in told))
 
+    @asynccontextmanager
+    async def learning(self) -> AsyncIterator[bool]:
+        """Hold the right to learn, and yield whether it was free; it ends with the connection, whatever happens."""
+        async with self._engine.connect() as connection:
+            free = await connection.execute(select(func.pg_try_advisory_xact_lock(locks.CARBON_LEARNING)))
+            yield bool(free.scalar())
+
+    async def save_learned(self, key: SourceKey, made: LearnedForecast) -> None:
+        """Store what was learned; the same instant's replaces itself."""
+        told = {
+            "method": made.method,
+            "note": made.note,
+            "points": [[p.start_s, p.end_s, p.gco2_per_kwh, p.p10, p.p90] for p in made.points],
+            "backtest": made.backtest,
+        }
+        statement = insert(learned).values(
+            zone=key.zone, signal=key.signal.value, provider=key.provider, generated_at=at(made.generated_s), **told
+        )
+        keys = ["zone", "signal", "provider", "generated_at"]
+        async with self._engine.begin() as connection:
+            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=told))
+
+    async def learned(self, key: SourceKey, as_of_s: float) -> LearnedForecast | None:
+        """Return what was last learned by ``as_of_s``."""
+        query = (
+            select(learned)
+            .where(_of(key, learned), learned.c.generated_at <= at(as_of_s))
+            .order_by(learned.c.generated_at.desc())
+            .limit(1)
+        )
+        async with self._engine.connect() as connection:
+            row = (await connection.execute(query)).first()
+        if row is None:
+            return None
+        told = tuple(LearnedPoint(*point) for point in row.points)
+        return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, told, row.backtest)
+
     async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
         """Delete what began before ``before_s`` or is older than the newest so many; return how many rows went."""
         gone = 0
-        kept = ((points, points.c.start_at, max_points), (forecasts, forecasts.c.generated_at, max_forecasts))
+        kept = (
+            (points, points.c.start_at, max_points),
+            (forecasts, forecasts.c.generated_at, max_forecasts),
+            (learned, learned.c.generated_at, max_forecasts),
+        )
         async with self._engine.begin() as connection:
             for table, column, most in kept:
                 oldest = select(column).where(_of(key, table)).order_by(column.desc()).offset(most).limit(1)
@@ -220,3 +292,5 @@ async def _withdraw_ahead(connection: AsyncConnection, now_s: float) -> None:
     await connection.execute(update(points).where(recorded, points.c.end_at > now).values(end_at=now))
     ahead = and_(forecasts.c.provider == RECORDED, forecasts.c.generated_at > now)
     await connection.execute(delete(forecasts).where(ahead))
+    # Learned while the grid's clock ran otherwise: its hours lie elsewhere now.
+    await connection.execute(delete(learned).where(learned.c.provider == RECORDED))

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from carbon_service.curve import Kind, Step
 from carbon_service.forecast import is_stale, merged
 from carbon_service.providers.protocol import Feed, ForecastIssue, Point
-from carbon_service.repository import Repository, StoredPoints, at
+from carbon_service.repository import LearnedForecast, Repository, StoredPoints, at
 from carbon_service.zones import Source, Zones
 from services.contracts.carbon import (
     Clock,
     CurrentIntensity,
+    ForecastBacktest,
+    ForecastPoint,
     IntensityForecast,
     IntensityHistory,
     IntensityOutlook,
     IntensityPoint,
+    MethodErrors,
     OutlookPoint,
     Zone,
     ZoneList,
@@ -43,6 +46,7 @@ class Knowledge:
     points: tuple[Point, ...]
     fetched_s: float | None
     issue: ForecastIssue | None
+    learned: LearnedForecast | None = None
 
     @property
     def stale(self) -> bool:
@@ -51,7 +55,16 @@ class Knowledge:
 
     def steps(self, start_s: float, end_s: float) -> list[Step]:
         """Return the curve over ``[start_s, end_s)``."""
-        return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s)
+        return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s, self._learned_steps())
+
+    def _learned_steps(self) -> list[Step]:
+        """Return what was learned, unless it is older than a day of the grid: then persistence knows more."""
+        if self.learned is None or self.now_s - self.learned.generated_s > self.feed.day_s:
+            return []
+        return [
+            Step(point.start_s, point.end_s, point.gco2_per_kwh, Kind.LEARNED, p10=point.p10, p90=point.p90)
+            for point in self.learned.points
+        ]
 
 
 class CarbonService:
@@ -144,7 +157,7 @@ class CarbonService:
         self, zone: str, signal: Signal | None, horizon_s: float | None, clock: Clock
     ) -> IntensityForecast:
         """Return intensities from now on: what is measured of the current interval, the provider's forecast as far as
-        it reaches, and persistence.
+        it reaches, what was learned, and persistence.
 
         Args:
             zone: The zone.
@@ -161,18 +174,62 @@ class CarbonService:
         if not steps:
             raise _nothing_yet(source)
         told = any(step.kind is Kind.PROVIDER for step in steps)
-        own_from_s = next((step.start_s for step in steps if step.kind is Kind.PERSISTENCE), None)
-        issue = known.issue if told else None
+        learned_from_s, own_from_s = (
+            next((step.start_s for step in steps if step.kind is kind), None)
+            for kind in (Kind.LEARNED, Kind.PERSISTENCE)
+        )
+        is_learned = learned_from_s is not None
+        issue = known.issue if told else known.learned if is_learned else None
+        method = "provider" if told else "ridge" if is_learned else "persistence"
+        max_age_s = feed.forecast_max_age_s if told else feed.day_s
         return IntensityForecast(
             zone=zone,
             signal=source.key.signal,
             provider=source.key.provider,
-            method="provider" if told else "persistence",
+            method=method,
             generated_at=at(issue.generated_s if issue else now_s),
-            is_stale=known.stale or bool(issue and now_s - issue.generated_s > feed.forecast_max_age_s),
+            is_stale=known.stale or bool(issue and now_s - issue.generated_s > max_age_s),
             time_scale=feed.time_scale,
-            persistence_from=at(own_from_s) if told and own_from_s is not None else None,
-            points=[_point(step) for step in steps],
+            learned_from=at(learned_from_s) if told and learned_from_s is not None else None,
+            persistence_from=at(own_from_s) if method != "persistence" and own_from_s is not None else None,
+            points=[
+                ForecastPoint(
+                    start_at=at(step.start_s),
+                    end_at=at(step.end_s),
+                    gco2_per_kwh=step.gco2_per_kwh,
+                    is_estimated=step.is_estimated,
+                    p10=step.p10,
+                    p90=step.p90,
+                )
+                for step in steps
+            ],
+        )
+
+    async def backtest(self, zone: str, signal: Signal | None) -> ForecastBacktest:
+        """Return how our own forecasts of a zone would have gone, as last tested."""
+        source = self._zones.find(zone, signal)
+        learned = await self._repository.learned(source.key, self._now_s())
+        if learned is None:
+            detail = f"No forecast of {zone}'s {source.key.signal} has been learned yet; ask again in a minute."
+            raise ProblemError(404, ProblemCode.NO_DATA, detail)
+        tested = learned.backtest or {}
+        first_s, last_s = tested.get("first_s"), tested.get("last_s")
+        return ForecastBacktest(
+            zone=zone,
+            signal=source.key.signal,
+            provider=source.key.provider,
+            method="ridge" if learned.method == "ridge" else "persistence",
+            note=learned.note,
+            generated_at=at(learned.generated_s),
+            first_at=None if first_s is None else at(first_s),
+            last_at=None if last_s is None else at(last_s),
+            forecasts=tested.get("forecasts", 0),
+            errors=[
+                MethodErrors(method=method, mean_absolute_error_gco2_per_kwh=list(errors))
+                for method, errors in tested.get("mae", {}).items()
+            ],
+            coverage=tested.get("coverage"),
+            greenest_regret=tested.get("greenest_regret"),
         )
 
     async def outlook(
@@ -254,7 +311,8 @@ class CarbonService:
         since_s = basis_s if since_s is None else min(since_s, basis_s)
         found = await self._points_until(source, since_s, now_s)
         issue = await self._repository.forecast(source.key, now_s)
-        return Knowledge(now_s, source, feed, found.points, found.fetched_s, issue)
+        learned = await self._repository.learned(source.key, now_s)
+        return Knowledge(now_s, source, feed, found.points, found.fetched_s, issue, learned)
 
     async def _points_until(self, source: Source, since_s: float, now_s: float) -> StoredPoints:
         """Return the points since ``since_s``; after a long outage, the last two days there are."""

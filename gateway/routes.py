@@ -308,6 +308,11 @@ CARBON = (
         answer=carbon.IntensityForecast,
     ),
     _route(
+        *("GET", "/v1/carbon/{zone}/forecast/backtest", _C, "carbon", "How far our own forecasts were off"),
+        query=queries.SignalQuery,
+        answer=carbon.ForecastBacktest,
+    ),
+    _route(
         *("GET", "/v1/carbon/{zone}/outlook", _C, "carbon", "History, now and forecast as one curve"),
         query=queries.OutlookQuery,
         answer=carbon.IntensityOutlook,

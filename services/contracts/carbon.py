@@ -52,28 +52,73 @@ class IntensityHistory(Message):
     next_cursor: str | None = None
 
 
+class ForecastPoint(IntensityPoint):
+    """An intensity foretold."""
+
+    p10: float | None = Field(default=None, description="One in ten was below it in the backtest; null if none tells.")
+    p90: float | None = Field(default=None, description="One in ten was above it in the backtest; null if none tells.")
+
+
 class IntensityForecast(Message):
     """Intensities ahead, from now on."""
 
     zone: str
     signal: Signal
     provider: str
-    method: str = Field(description="`provider` or the name of our own model, such as `persistence`.")
+    method: str = Field(
+        description="What the first points come from: `provider`, or our own `ridge` (learned) or `persistence`."
+    )
     generated_at: Instant
     is_stale: bool
     time_scale: float = 1
-    persistence_from: Instant | None = Field(
-        default=None, description="From here on the points are our persistence: the provider's forecast ends before."
+    learned_from: Instant | None = Field(
+        default=None, description="From here on the points are our learned forecast: the provider's ends before."
     )
-    points: list[IntensityPoint]
+    persistence_from: Instant | None = Field(
+        default=None, description="From here on the points are our persistence: the forecast before it ends."
+    )
+    points: list[ForecastPoint]
+
+
+class MethodErrors(Message):
+    """How far a method was off."""
+
+    method: Literal["ridge", "persistence"]
+    mean_absolute_error_gco2_per_kwh: list[float] = Field(description="Of day 1, day 2 and so on ahead.")
+
+
+class ForecastBacktest(Message):
+    """How our own forecasts would have gone over the last part of what is known of a zone."""
+
+    zone: str
+    signal: Signal
+    provider: str
+    method: Literal["ridge", "persistence"] = Field(description="What is in use: the one with the smaller error.")
+    note: str = Field(description="Why it is not the learned one, where it is not.")
+    generated_at: Instant = Field(description="When it was learned and tested.")
+    first_at: Instant | None = Field(
+        default=None, description="From when on forecasts were tested, by the grid's clock."
+    )
+    last_at: Instant | None = Field(default=None, description="The last of them, by the grid's clock.")
+    forecasts: int = Field(default=0, description="How many were tested; 0 while there is too little history.")
+    errors: list[MethodErrors] = Field(default_factory=list[MethodErrors])
+    coverage: float | None = Field(
+        default=None, description="Share of hours between p10 and p90, tested on other days than those they come from."
+    )
+    greenest_regret: float | None = Field(
+        default=None,
+        description="By how much the six hours of the next day that were taken for the greenest emitted more than the "
+        "six that were; a share.",
+    )
 
 
 class OutlookPoint(IntensityPoint):
     """One step of an outlook."""
 
-    kind: Literal["measured", "held", "provider", "persistence"] = Field(
+    kind: Literal["measured", "held", "provider", "learned", "persistence"] = Field(
         description="`measured` by the provider; `held`: the last value, or yesterday's in a gap of the history, "
-        "until a measured one comes; `provider`: its forecast; `persistence`: the same hour of the day before."
+        "until a measured one comes; `provider`: its forecast; `learned`: ours, from the zone's history; "
+        "`persistence`: the same hour of the day before."
     )
 
 

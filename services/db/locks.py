@@ -11,3 +11,6 @@ REPLAY = 4_269_697_285
 
 FIRST_START = 4_269_697_286
 """Held while the first tenant and the admin key are looked for or made."""
+
+CARBON_LEARNING = 4_269_697_287
+"""Held while forecasts of carbon intensity are learned: one replica does it for all."""

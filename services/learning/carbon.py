@@ -157,6 +157,32 @@ def _filled(column: Floats) -> Floats:
     return filled
 
 
+def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
+    """Return how the steps within each hour of the day differed from its mean over the last fortnight, (24, steps).
+
+    Zeros of one column where steps are an hour or longer, or do not fit into one; zeros for an hour never known.
+
+    Args:
+        times_s: (n,) when each value began to hold, UTC seconds.
+        values: (n,) gCO2/kWh.
+        until_s: What begins then or later is not looked at.
+        step_s: Length of a step.
+    """
+    steps = round(HOUR_S / step_s) if step_s < HOUR_S and HOUR_S % step_s == 0 else 1
+    shape = np.zeros((DAY_H, steps))
+    kept = (times_s < until_s) & (times_s >= until_s - LAG_DAYS * DAY_H * HOUR_S) & np.isfinite(values)
+    hour = (times_s[kept] // HOUR_S % DAY_H).astype(np.int64)
+    step = np.minimum(times_s[kept] % HOUR_S // step_s, steps - 1).astype(np.int64)
+    if steps > 1 and kept.any():
+        total, count = np.zeros_like(shape), np.zeros_like(shape)
+        np.add.at(total, (hour, step), values[kept])
+        np.add.at(count, (hour, step), 1.0)
+        whole = (count > 0).all(axis=1)
+        means = total[whole] / count[whole]
+        shape[whole] = means - means.mean(axis=1, keepdims=True)
+    return shape
+
+
 def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
     """Return the 24 hours before each origin over and over, (origins, hours); less than a day known repeats the last.
 
@@ -195,13 +221,13 @@ class Tuned:
     """What a backtest decided.
 
     Attributes:
-        penalty: Of the ridge regression; None for persistence.
+        penalties: Of the ridge regression, by day ahead; None for persistence.
         low, high: (hours,) quantiles of the errors, of square roots where ``root``.
         root: Whether intensities are square roots inside.
         backtest: What it rests on.
     """
 
-    penalty: float | None
+    penalties: tuple[float, ...] | None
     low: Floats
     high: Floats
     root: bool
@@ -210,13 +236,13 @@ class Tuned:
     @property
     def method(self) -> Method:
         """What is forecast with."""
-        return "persistence" if self.penalty is None else "ridge"
+        return "persistence" if self.penalties is None else "ridge"
 
     def at(self, history: History, days: Ints, now: Ints) -> Floats:
         """Return what is foretold at the moments ``now`` having learned from those of ``days``, (now, hours)."""
-        if self.penalty is None:
+        if self.penalties is None:
             return persistence(history, now, len(self.low))
-        return ridge(history, days, now, len(self.low), (self.penalty,))[self.penalty]
+        return _by_day(ridge(history, days, now, len(self.low), tuple(set(self.penalties))), self.penalties)
 
     def quantiles(self, values: Floats) -> tuple[Floats, Floats]:
         """Return p10 and p90 of (..., hours) foretold, gCO2/kWh."""
@@ -236,23 +262,31 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     truth = history.values[late[:, None] + np.arange(horizon_h)]
     plain = persistence(history, late, horizon_h)
     tried = ridge(history, early, late, horizon_h, PENALTIES)
-    error = {penalty: float(np.abs(made - truth).mean()) for penalty, made in tried.items()}
-    penalty = min(error, key=error.__getitem__)
-    wins = error[penalty] < float(np.abs(plain - truth).mean())
-    made = tried[penalty] if wins else plain
+    errors = {penalty: mean_errors(made, truth) for penalty, made in tried.items()}
+    ahead = range(len(errors[PENALTIES[0]]))
+    penalties = tuple(min(PENALTIES, key=lambda penalty: errors[penalty][day]) for day in ahead)
+    learned = _by_day(tried, penalties)
+    wins = float(np.abs(learned - truth).mean()) < float(np.abs(plain - truth).mean())
+    made = learned if wins else plain
     root = _is_root(history)
-    errors = _inside(truth, root) - _inside(made, root)
+    missed = _inside(truth, root) - _inside(made, root)
     half = len(late) // 2
-    low, high = _quantiles(errors[:half])
+    low, high = _quantiles(missed[:half])
     backtest = Backtest(
         first_s=history.start_s + HOUR_S * float(late[0]),
         last_s=history.start_s + HOUR_S * float(late[-1]),
         forecasts=len(late),
-        mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(tried[penalty], truth)},
-        coverage=float(((errors[half:] >= low) & (errors[half:] <= high)).mean()),
+        mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(learned, truth)},
+        coverage=float(((missed[half:] >= low) & (missed[half:] <= high)).mean()),
         greenest_regret=greenest_regret(made, truth),
     )
-    return Tuned(penalty if wins else None, *_quantiles(errors), root, backtest)
+    return Tuned(penalties if wins else None, *_quantiles(missed), root, backtest)
+
+
+def _by_day(made: dict[float, Floats], penalties: tuple[float, ...]) -> Floats:
+    """Return of each day ahead what its penalty says, (forecasts, hours)."""
+    days = [made[penalty][:, day * DAY_H : (day + 1) * DAY_H] for day, penalty in enumerate(penalties)]
+    return np.concatenate(days, axis=1)
 
 
 def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:

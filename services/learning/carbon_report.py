@@ -53,7 +53,7 @@ class Year:
         truth, plain, ours, theirs: (forecasts, 96) as it came, persistence, learned, and as issued, gCO2/kWh.
         rolling: (forecasts, 96) fitted anew every four weeks where that was asked for, else as ours.
         inside: Share of the hours that lay between p10 and p90, by day ahead.
-        penalty: Of the ridge regression; None for persistence.
+        penalties: Of the ridge regression by day ahead; None for persistence.
         fit_s: Processor time of tuning, fitting, and all forecasts of the year.
     """
 
@@ -63,7 +63,7 @@ class Year:
     theirs: Floats
     rolling: Floats
     inside: tuple[float, ...]
-    penalty: float | None
+    penalties: tuple[float, ...] | None
     fit_s: float
 
 
@@ -116,7 +116,7 @@ def year_of(data: Path, zone: str, signal: str, *, anew: bool = False) -> Year:
         issued[kept],
         np.concatenate(list(_monthly(whole, now, tuned))) if anew else ours,
         tuple(float(each) for each in inside),
-        tuned.penalty,
+        tuned.penalties,
         fit_s,
     )
 
@@ -174,11 +174,12 @@ def lifecycle_table(years: dict[str, Year]) -> str:
 
 def intervals_table(years: dict[str, Year]) -> str:
     """Return how many hours lay between p10 and p90, and what it took."""
-    lines = ["| zone | inside, day 1 | day 2 | day 3 | day 4 | penalty | CPU s |"]
+    lines = ["| zone | inside, day 1 | day 2 | day 3 | day 4 | penalty, days 1 to 4 | CPU s |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|")
     for zone, year in years.items():
         shares = " | ".join(f"{100 * share:.0f} %" for share in year.inside)
-        lines.append(f"| {zone} | {shares} | {year.penalty or 'persistence'} | {year.fit_s:.1f} |")
+        penalties = " / ".join(map(str, year.penalties or ("persistence",)))
+        lines.append(f"| {zone} | {shares} | {penalties} | {year.fit_s:.1f} |")
     return "\n".join(lines)
 
 

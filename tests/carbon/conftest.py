@@ -33,7 +33,9 @@ async def empty_database(database_url: str) -> str:
     """The address of the module's database with nothing in it; one per test would cost more."""
     engine = create_engine(database_url, pool_size=1)
     async with engine.begin() as connection:
-        await connection.execute(text("TRUNCATE carbon_points, carbon_forecasts, carbon_replays"))
+        await connection.execute(
+            text("TRUNCATE carbon_points, carbon_forecasts, carbon_learned_forecasts, carbon_replays")
+        )
     await engine.dispose()
     return database_url
 

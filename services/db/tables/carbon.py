@@ -34,6 +34,21 @@ carbon_forecasts = Table(
 )
 """Every forecast as issued, ``points`` = ``[[start, end, gCO2/kWh]]`` in UTC seconds: what was known when."""
 
+carbon_learned_forecasts = Table(
+    "carbon_learned_forecasts",
+    metadata,
+    Column("zone", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+    Column("provider", Text, primary_key=True),
+    Column("generated_at", Timestamp, primary_key=True),
+    Column("method", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("points", JSONB, nullable=False),
+    Column("backtest", JSONB),
+)
+"""What was learned of a provider's history, ``points`` = ``[[start, end, gCO2/kWh, p10, p90]]`` in UTC seconds; none
+where the backtest, or the lack of history, spoke for persistence."""
+
 carbon_replays = Table(
     "carbon_replays",
     metadata,

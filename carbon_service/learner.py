@@ -1,0 +1,131 @@
+"""Learns what lies ahead of each source from its own history in the store, and keeps forecast and backtest there.
+
+A source is learned anew with every hour of its grid, but not more often than ``LEAST_INTERVAL_S``, so that its model is
+never older than its data; a replay whose days pass faster than that is left to persistence. Of several replicas the one
+that holds the lock learns, and the others find its forecast in the store. A kill loses at most the forecast being made,
+and the one before stands until the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from carbon_service.providers.protocol import DAY_S, Feed, Point
+from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
+from carbon_service.zones import Source
+from services.core.domain.errors import DomainError
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+GRID_HOUR_S = 3600.0
+LEAST_INTERVAL_S = 30.0
+"""Between two forecasts of a source, real seconds: a fast replay has an hour every few seconds."""
+LONGEST_INTERVAL_S = 3600.0
+LOOK_INTERVAL_S = 15.0
+"""Between two looks for sources that are due, at most: the first history comes soon after the start."""
+MOST_POINTS = 110_000
+"""A year of five-minute values, twelve of hourly ones."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The grid's clock against everyone's: while a recording is replayed, they run at different speeds."""
+
+    now_s: float
+    grid_now_s: float
+    time_scale: float
+
+    def grid_s(self, real_s: float) -> float:
+        """Return what the grid's clock shows; to the second, since replayed instants are rounded."""
+        return float(round(self.grid_now_s + (real_s - self.now_s) * self.time_scale))
+
+    def real_s(self, grid_s: float) -> float:
+        """Return when the grid's clock shows ``grid_s``."""
+        return round(float(self.now_s + (grid_s - self.grid_now_s) / self.time_scale), 6)
+
+
+class Learner:
+    """Learns sources one after another. ``turn`` learns those that are due; ``run`` goes on until cancelled."""
+
+    def __init__(self, repository: Repository, sources: Sequence[Source], now_s: Callable[[], float]) -> None:
+        self._repository = repository
+        self._sources = sources
+        self._now_s = now_s
+
+    async def run(self) -> None:
+        """Learn for ever; nothing that goes wrong ends this, and what was known stands meanwhile."""
+        while True:
+            try:
+                await self.turn()
+            except Exception:
+                log.exception("forecast.turn_failed")
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def turn(self) -> int:
+        """Learn every source whose forecast is no longer of this hour; return how many were, 0 if another replica is
+        at it."""
+        learned = 0
+        async with self._repository.learning() as is_ours:
+            for source in self._sources if is_ours else ():
+                if source.feed.day_s < LEAST_INTERVAL_S:
+                    continue
+                known = await self._repository.learned(source.key, self._now_s())
+                if known is None or self._now_s() - known.generated_s >= interval_s(source.feed):
+                    learned += await self._learn(source)
+        return learned
+
+    async def _learn(self, source: Source) -> bool:
+        now_s, feed, key = self._now_s(), source.feed, source.key
+        found = await self._repository.points(key, 0.0, now_s + 1e-6, limit=MOST_POINTS, begins_by_s=now_s, newest=True)
+        clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
+        try:
+            # Not in the event loop: it takes up to some seconds.
+            made = await asyncio.to_thread(foretold, found.points, feed, clock)
+        except DomainError as error:
+            log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
+            return False
+        await self._repository.save_learned(key, made)
+        return True
+
+
+def interval_s(feed: Feed) -> float:
+    """Return how often a source is learned anew, real seconds."""
+    return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
+
+
+def foretold(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForecast:
+    """Return the learned forecast of a source, in steps as long as its own where those are shorter than an hour.
+
+    Raises:
+        DomainError: nothing is known, or nothing of the last week.
+    """
+    # Here and not above: scikit-learn takes seconds to load, and the service is to answer before.
+    from services.learning.carbon import forecast, history_of, within_hours
+
+    # Values that were published at another speed of a replay do not lie where this clock would put them.
+    usual = [point for point in points if abs(point.end_s - point.start_s - feed.step_s) <= 0.01 * feed.step_s]
+    if not usual:
+        raise DomainError("nothing is known")
+    times_s = np.array([clock.grid_s(point.start_s) for point in usual], dtype=np.float64)
+    values = np.array([point.gco2_per_kwh for point in usual], dtype=np.float64)
+    step_s = float(round(feed.step_s * feed.time_scale))
+    times_s, first = np.unique(times_s, return_index=True)
+    made = forecast(history_of(times_s, values[first], times_s[-1] + step_s, step_s=step_s))
+    ahead: list[LearnedPoint] = []
+    if made.method == "ridge":
+        shape = within_hours(times_s, values[first], made.start_s, step_s)
+        length_s = GRID_HOUR_S / shape.shape[1]
+        for hour, value in enumerate(made.values):
+            begins_s = made.start_s + GRID_HOUR_S * hour
+            p10, p90 = (None if each is None else float(each[hour]) for each in (made.p10, made.p90))
+            for at, change in enumerate(shape[int(begins_s % DAY_S // GRID_HOUR_S)]):
+                start_s, end_s = (clock.real_s(begins_s + length_s * step) for step in (at, at + 1))
+                low, high = (None if each is None else each + float(change) for each in (p10, p90))
+                ahead.append(LearnedPoint(start_s, end_s, float(value + change), low, high))
+    backtest = None if made.backtest is None else asdict(made.backtest)
+    return LearnedForecast(clock.now_s, made.method, made.note, tuple(ahead), backtest)

@@ -1,0 +1,142 @@
+"""What is learned of a source: kept, said with its quantiles and its backtest, by one replica, and never by force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from carbon_service.learner import Clock, Learner, foretold
+from carbon_service.providers.protocol import DAY_S, Feed, Point
+from carbon_service.providers.recorded import Recorded, load
+from carbon_service.replay import Replay
+from carbon_service.repository import Repository
+from services.core.domain.carbon import Signal
+from services.kit.problems import ProblemError
+from tests.carbon.harness import NOW_S, Bench, Now, a_bench
+
+HOUR_S = 3600.0
+GRID_S = float(load("GB").times_s[0]) + 120 * DAY_S
+"""What the replayed grid's clock shows at first."""
+
+
+def replayed(repository: Repository, zone: str = "GB", speed: float = 1.0) -> Bench:
+    """Return a bench of a recording whose grid is 120 days old."""
+    now = Now()
+    provider = Recorded(Replay(now.s, GRID_S, speed), now)
+    return a_bench(provider, zone, repository, now, backfill_grid_s=90 * DAY_S)
+
+
+def learner_of(bench: Bench) -> Learner:
+    return Learner(bench.repository, [bench.source], bench.now)
+
+
+async def test_a_zone_without_a_provider_forecast_has_a_learned_one(repository: Repository) -> None:
+    bench = replayed(repository)
+    await bench.poll()
+    assert (await bench.service.forecast("GB", None, None, "real")).method == "persistence"
+    with pytest.raises(ProblemError, match="has been learned yet"):
+        await bench.service.backtest("GB", None)
+    assert await learner_of(bench).turn() == 1
+    made = await bench.service.forecast("GB", None, 96 * HOUR_S, "real")
+    assert made.method == "ridge"
+    assert not made.is_stale
+    assert made.persistence_from is None or made.persistence_from == made.points[-1].start_at
+    told = [point for point in made.points if point.p10 is not None and point.p90 is not None]
+    assert len(told) >= 95
+    assert all(point.p10 <= point.gco2_per_kwh <= point.p90 for point in told)  # type: ignore[operator]
+    tested = await bench.service.backtest("GB", None)
+    errors = {each.method: each.mean_absolute_error_gco2_per_kwh for each in tested.errors}
+    assert tested.method == "ridge"
+    assert np.mean(errors["ridge"]) < np.mean(errors["persistence"])
+    assert len(errors["ridge"]) == 4
+    outlook = await bench.service.outlook("GB", None, HOUR_S, 24 * HOUR_S, "real")
+    assert {point.kind for point in outlook.points} == {"measured", "learned"}
+
+
+async def test_the_provider_comes_first_and_what_was_learned_goes_on(repository: Repository) -> None:
+    bench = replayed(repository, "DE")
+    await bench.poll()
+    await learner_of(bench).turn()
+    made = await bench.service.forecast("DE", None, 72 * HOUR_S, "real")
+    assert made.method == "provider"
+    assert made.learned_from is not None
+    assert made.persistence_from is None
+    first = next(point for point in made.points if point.start_at == made.learned_from)
+    assert first.p10 is not None
+
+
+async def test_it_is_learned_once_an_hour_and_by_one_replica(repository: Repository) -> None:
+    bench = replayed(repository)
+    await bench.poll()
+    async with repository.learning() as is_ours:
+        assert is_ours
+        assert await learner_of(bench).turn() == 0
+    assert await learner_of(bench).turn() == 1
+    assert await learner_of(bench).turn() == 0  # another replica, or this one started again: it is in the store
+    bench.now.s += HOUR_S
+    await bench.poll()
+    assert await learner_of(bench).turn() == 1
+
+
+async def test_an_old_forecast_gives_way_to_persistence_and_an_earlier_moment_sees_its_own(
+    repository: Repository,
+) -> None:
+    bench = replayed(repository)
+    await bench.poll()
+    await learner_of(bench).turn()
+    bench.now.s += 1.5 * DAY_S
+    await bench.poll()
+    assert (await bench.service.forecast("GB", None, None, "real")).method == "persistence"
+    await learner_of(bench).turn()
+    assert (await bench.service.forecast("GB", None, None, "real")).method == "ridge"
+    then = await bench.service.known_at("GB", NOW_S + HOUR_S)
+    assert then.learned is not None
+    assert then.learned.generated_s == NOW_S
+
+
+async def test_a_young_installation_says_why_it_repeats(repository: Repository) -> None:
+    bench = replayed(repository)
+    bench.poller._keep = replace(bench.poller._keep, backfill_grid_s=5 * DAY_S)
+    await bench.poll()
+    await learner_of(bench).turn()
+    tested = await bench.service.backtest("GB", None)
+    assert (tested.method, tested.forecasts, tested.errors) == ("persistence", 0, [])
+    assert "days of history are needed" in tested.note
+    assert (await bench.service.forecast("GB", None, None, "real")).method == "persistence"
+
+
+@pytest.mark.parametrize(("speed", "learned"), [(600.0, 1), (100_000.0, 0)])
+async def test_a_replay_is_learned_on_the_clock_of_its_grid(repository: Repository, speed: float, learned: int) -> None:
+    slow, fast = replayed(repository), replayed(repository, speed=speed)
+    await fast.poll()
+    assert await learner_of(fast).turn() == learned
+    if learned:
+        known = await repository.learned(fast.source.key, NOW_S)
+        assert known is not None
+        ends = [point.end_s - point.start_s for point in known.points]
+        assert ends == pytest.approx([HOUR_S / speed] * 96, abs=1e-5)
+        points = (await slow.source.provider.history("GB", Signal.AVERAGE_DIRECT, NOW_S - 90 * DAY_S, NOW_S + 1)).points
+        at_one = foretold(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0))
+        np.testing.assert_allclose(
+            [point.gco2_per_kwh for point in known.points], [point.gco2_per_kwh for point in at_one.points], rtol=1e-6
+        )
+
+
+def test_five_minute_values_are_foretold_in_five_minute_steps() -> None:
+    rng = np.random.default_rng(2)
+    steps = 60 * 288
+    noise = np.convolve(rng.normal(0, 15, steps + 200), 0.98 ** np.arange(201), "valid")
+    swing = 40 * np.where(np.arange(steps) % 12 < 6, 1, -1)  # within each hour
+    values = 200 + 150 * np.sin(2 * np.pi * np.arange(steps) / 288) + swing + noise
+    begin_s = NOW_S - NOW_S % DAY_S - 60 * DAY_S
+    points = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(values)]
+    feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
+    now_s = points[-1].end_s
+    made = foretold(points, feed, Clock(now_s, now_s, 1.0))
+    assert made.method == "ridge"
+    assert len(made.points) == 96 * 12
+    assert made.points[0].start_s == now_s
+    first = np.array([point.gco2_per_kwh for point in made.points]).reshape(96, 12)
+    assert (first[:, :6].mean(axis=1) - first[:, 6:].mean(axis=1) > 50).all()
