@@ -26,7 +26,7 @@ GRID_HOUR_S = 3600.0
 LEAST_INTERVAL_S = 30.0
 """Between two forecasts of a source, real seconds: a fast replay has an hour every few seconds."""
 LONGEST_INTERVAL_S = 3600.0
-LOOK_INTERVAL_S = 15.0
+LOOK_INTERVAL_S = 5.0
 """Between two looks for sources that are due, at most: the first history comes soon after the start."""
 MOST_POINTS = 110_000
 """A year of five-minute values, twelve of hourly ones."""

@@ -2,7 +2,7 @@
 
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
-``<!-- end -->`` is made anew for the names errors, regret, lifecycle, intervals and rolling.
+``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, lifecycle and chosen.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
 model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is fitted anew
@@ -40,7 +40,8 @@ from services.learning.carbon import (
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
 FEW_REGRETS = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE")
 """Where the six greenest hours of the next day are to be found with at most 2 % regret."""
-LEARNED_UNTIL, TESTED_UNTIL = "2023-01-01", "2024-01-01"
+TESTED, CHOSEN_ON = 2023, 2022
+"""The year tested, and the one on which features and weights were chosen; what came before is learned from."""
 COLUMNS = {"direct": "(direct)", "lifecycle": "(Life cycle)"}
 SHARES = ("Carbon-free", "Renewable")
 
@@ -90,11 +91,13 @@ def issues_of(file: Path) -> tuple[Floats, Floats]:
     return times[:, 0], np.array([row[1] for row in rows], dtype=np.float64).reshape(-1, HORIZON_H)
 
 
-def year_of(data: Path, zone: str, signal: str, *, anew: bool = False) -> Year:
+def year_of(data: Path, zone: str, signal: str, tested: int = TESTED, *, anew: bool = False) -> Year:
     """Return how the forecasts of a zone went; ``anew`` with those fitted anew, which takes the longest."""
     times, values, shares = hours_of(data / "em_hourly" / f"{zone}_2021_2023.csv.gz", COLUMNS[signal])
     issued_s, issued = issues_of(data / "forecast_96h" / f"{zone}_2021_2023.csv.gz")
-    since, until = (float(np.datetime64(day, "s").astype(np.int64)) for day in (LEARNED_UNTIL, TESTED_UNTIL))
+    since, until = (
+        float(np.datetime64(day, "s").astype(np.int64)) for day in (f"{tested}-01-01", f"{tested + 1}-01-01")
+    )
     whole = history_of(times, values, until, shares)
     kept = (issued_s >= since) & (issued_s + HORIZON_H * HOUR_S <= until)
     now = ((issued_s[kept] - whole.start_s) / HOUR_S).astype(np.int64)
@@ -212,6 +215,7 @@ def main(arguments: Sequence[str]) -> None:
     """Fill the page."""
     page, data = Path(arguments[0]), Path(arguments[1])
     direct = {zone: year_of(data, zone, "direct", anew=True) for zone in ZONES}
+    chosen = {zone: year_of(data, zone, "direct", CHOSEN_ON) for zone in ZONES}
     lifecycle = {zone: year_of(data, zone, "lifecycle") for zone in ZONES}
     parts = {
         "errors": errors_table(direct),
@@ -219,6 +223,7 @@ def main(arguments: Sequence[str]) -> None:
         "intervals": intervals_table(direct),
         "rolling": rolling_table(direct),
         "lifecycle": lifecycle_table(lifecycle),
+        "chosen": errors_table(chosen),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 

@@ -36,8 +36,11 @@ class Now:
 
 
 def settings(**chosen: object) -> Settings:
-    """Return settings with a token, and what the test chooses; nothing is read from the environment's ``CARBON_``."""
-    return Settings(WATTSHIFT_SERVICE_TOKEN=TOKEN, **chosen)  # type: ignore[arg-type]
+    """Return settings with a token, and what the test chooses; nothing is read from the environment's ``CARBON_``.
+
+    Nothing is learned unless the test chooses so: when that is done is up to a background task.
+    """
+    return Settings(WATTSHIFT_SERVICE_TOKEN=TOKEN, **{"learn_forecasts": False} | chosen)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ from carbon_service.providers.protocol import DAY_S, Feed, Point
 from carbon_service.providers.recorded import Recorded, load
 from carbon_service.replay import Replay
 from carbon_service.repository import Repository
+from services.contracts.carbon import ForecastBacktest
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
-from tests.carbon.harness import NOW_S, Bench, Now, a_bench
+from tests.carbon.harness import NOW_S, Bench, Now, a_bench, running
 
 HOUR_S = 3600.0
 GRID_S = float(load("GB").times_s[0]) + 120 * DAY_S
@@ -65,6 +67,21 @@ async def test_the_provider_comes_first_and_what_was_learned_goes_on(repository:
     assert made.persistence_from is None
     first = next(point for point in made.points if point.start_at == made.learned_from)
     assert first.p10 is not None
+
+
+async def test_the_running_service_learns_by_itself_and_a_restart_has_it(empty_database: str) -> None:
+    now = Now()
+    async with running(empty_database, now, zones=("GB",), learn_forecasts=True) as api:
+        for _ in range(600):  # the learner looks again after 5 s
+            if (answer := await api.get("/v1/carbon/GB/forecast/backtest")).status_code == 200:
+                break
+            await asyncio.sleep(0.1)
+        tested = ForecastBacktest.model_validate_json(answer.content)
+        assert tested.forecasts > 0
+    async with running(empty_database, now, zones=("GB",)) as api:
+        again = await api.get("/v1/carbon/GB/forecast/backtest")
+        assert ForecastBacktest.model_validate_json(again.content) == tested
+        assert (await api.get("/v1/carbon/GB/forecast")).json()["method"] == tested.method
 
 
 async def test_it_is_learned_once_an_hour_and_by_one_replica(repository: Repository) -> None:
