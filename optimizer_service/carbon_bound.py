@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import numpy as np
@@ -95,10 +96,21 @@ def _whole_steps(forecast: IntensityForecast) -> IntensitySeries:
         kept = [point for point in points if point.start_at < ends_at]
         kept[-1] = kept[-1].model_copy(update={"end_at": min(kept[-1].end_at, ends_at)})
         points = [kept[0].model_copy(update={"start_at": began_at}), *kept[1:]]
-    return IntensitySeries(signal=forecast.signal, points=points)
+    return IntensitySeries(
+        signal=forecast.signal,
+        points=[
+            IntensityPoint(
+                start_at=point.start_at,
+                end_at=point.end_at,
+                gco2_per_kwh=point.gco2_per_kwh,
+                is_estimated=point.is_estimated,
+            )
+            for point in points
+        ],
+    )
 
 
-def _step(points: list[IntensityPoint]) -> timedelta:
+def _step(points: Sequence[IntensityPoint]) -> timedelta:
     return max(point.end_at - point.start_at for point in points[:2])
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from optimizer_service import carbon_bound
-from services.contracts.carbon import Clock, IntensityForecast, IntensityPoint
+from services.contracts.carbon import Clock, ForecastPoint, IntensityForecast
 from services.contracts.optimize import CarbonBoundRequest
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
@@ -24,11 +24,11 @@ class Forecasts:
 
     async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
         end = self.now + timedelta(seconds=horizon_s)
-        found: list[IntensityPoint] = []
+        found: list[ForecastPoint] = []
         for hour in range(200):
             start_at, end_at = max(START + hour * HOUR, self.now), min(START + (hour + 1) * HOUR, end)
             if start_at < end_at:
-                found.append(IntensityPoint(start_at=start_at, end_at=end_at, gco2_per_kwh=hour))
+                found.append(ForecastPoint(start_at=start_at, end_at=end_at, gco2_per_kwh=hour))
         return IntensityForecast(
             zone=zone,
             signal=signal or Signal.AVERAGE_DIRECT,
