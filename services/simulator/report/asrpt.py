@@ -1,8 +1,8 @@
 """A-SRPT against its paper as tables: ``python -m services.simulator.report.asrpt PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of a-srpt-jobs, a-srpt-single, a-srpt-bandwidth and
-a-srpt-predictors, each in a folder of that name; what is missing leaves its table as it is, and of an experiment that
-was stopped, what is there counts. In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew; the
+RESULTS is a folder with what ``wattshift simulate experiment`` left of the experiments in ``TABLES``, each in a folder
+of that name; what is missing leaves its table as it is, and of an experiment that was stopped, what is there counts. In
+PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew; the
 text around it is by hand.
 """
 
@@ -29,7 +29,7 @@ from services.simulator.experiments.plan import Trace
 from services.simulator.report.powerflow_day import rows_of
 from services.simulator.workload import ClusterSpec, Workload
 
-TABLES = ("a-srpt-jobs", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-predictors")
+TABLES = ("a-srpt-jobs", "a-srpt-jobs-150k", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-predictors")
 OURS = "a-srpt"
 HOUR_S = 3_600.0
 
