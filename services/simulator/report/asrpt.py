@@ -9,11 +9,10 @@ text around it is by hand.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from services.core.policies.bounds.completion import Promise, least_total_comple
 from services.simulator.engine import EngineOptions
 from services.simulator.experiments.cell import workload_of
 from services.simulator.experiments.plan import Trace
+from services.simulator.report.marked import fill
 from services.simulator.report.powerflow_day import rows_of
 from services.simulator.workload import ClusterSpec, Workload
 
@@ -164,22 +164,15 @@ def _promise(run: Run, tau: float) -> Promise:
     )
 
 
-def filled(page: str, name: str, table: str) -> str:
-    """Return the page with what stands between the markers of that name made anew."""
-    marked = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", page)
-
-
 def main() -> None:
     """Make the tables of a page anew."""
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    text = page.read_text(encoding="utf-8")
     found = {name: runs_of(results / name) for name in TABLES if (results / name / "index.json").exists()}
-    for name, runs in found.items():
-        text = filled(text, name, predictors(runs) if name == "a-srpt-predictors" else compared(runs))
+    makers = {name: predictors if name == "a-srpt-predictors" else compared for name in found}
+    tables = {name: partial(makers[name], runs) for name, runs in found.items()}
     if found:
-        text = filled(text, "a-srpt-theorem", theorem(run for runs in found.values() for run in runs))
-    page.write_text(text, encoding="utf-8")
+        tables["a-srpt-theorem"] = partial(theorem, [run for runs in found.values() for run in runs])
+    fill(page, tables)
 
 
 if __name__ == "__main__":

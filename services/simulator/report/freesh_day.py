@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.solvers.model import SolveStatus
 from services.simulator.report.charts import Line, picture
+from services.simulator.report.marked import fill
 
 HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1
 CLASSES, PARTITIONS = ("SS", "SL", "LS", "LL"), ("a", "b")
@@ -249,12 +249,7 @@ def main() -> None:
         "day": lambda: choices(inputs, page.parent),
         "sensitivity": lambda: sensitivity(inputs),
     }
-    text = page.read_text(encoding="utf-8")
-    pattern = r"<!-- (" + "|".join(tables) + r") -->\n.*?<!-- end -->"
-    made = re.sub(
-        pattern, lambda found: f"<!-- {found[1]} -->\n\n{tables[found[1]]()}\n\n<!-- end -->", text, flags=re.DOTALL
-    )
-    page.write_text(made, encoding="utf-8")
+    fill(page, tables)
 
 
 if __name__ == "__main__":

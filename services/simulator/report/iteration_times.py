@@ -20,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from services.core.parallel.graph import JobGraph, Stage, data_parallel
 from services.core.parallel.iteration import IterationModel, Network
+from services.simulator.report.marked import fill
 
 BENCHMARK = Path(__file__).parents[3] / "results" / "benchmarks" / "placement.json"
 HEAVY = 1.5
@@ -217,15 +219,7 @@ def main() -> None:
             bodies["heavy"] = heavy_table(measured)
     if BENCHMARK.is_file():
         bodies["placement"] = placement_table(json.loads(BENCHMARK.read_text(encoding="utf-8")))
-    text = page.read_text(encoding="utf-8")
-    for name, body in bodies.items():
-        text = re.sub(
-            rf"<!-- {name} -->\n.*?<!-- end -->",
-            lambda _, name=name, body=body: f"<!-- {name} -->\n\n{body}\n\n<!-- end -->",
-            text,
-            flags=re.DOTALL,
-        )
-    page.write_text(text, encoding="utf-8")
+    fill(page, {name: partial(str, body) for name, body in bodies.items()})
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ mean absolute percentage errors on points left out of the fit, a tenth at a time
 from __future__ import annotations
 
 import csv
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations
+from services.simulator.report.marked import fill
 
 Row = dict[str, str]
 EPOCH_SAMPLES = 1e5
@@ -155,21 +156,10 @@ def _share(value: float) -> str:
     return "-" if value != value else f"{100 * value:.1f} %"
 
 
-def fill(text: str, data: Path) -> str:
-    """Return a page with its marked tables made new."""
-    pattern = r"<!-- (" + "|".join(TABLES) + r") -->\n.*?<!-- end -->"
-    return re.sub(
-        pattern,
-        lambda found: f"<!-- {found[1]} -->\n\n{TABLES[found[1]](data)}\n\n<!-- end -->",
-        text,
-        flags=re.DOTALL,
-    )
-
-
 def main() -> None:
     """Fill the page."""
     page, data = Path(sys.argv[1]), Path(sys.argv[2])
-    page.write_text(fill(page.read_text(encoding="utf-8"), data), encoding="utf-8")
+    fill(page, {name: partial(table, data) for name, table in TABLES.items()})
 
 
 if __name__ == "__main__":

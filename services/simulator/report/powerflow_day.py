@@ -14,15 +14,16 @@ powerflow-sensitivity, each in a folder of that name. In PAGE, what stands betwe
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from services.simulator.report import marked
 from services.simulator.report.equal_energy import Curve, compared
 
 PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "afs": 1.57}
@@ -249,11 +250,10 @@ def is_complete(folder: Path) -> bool:
 
 def filled(page: str, results: Path) -> str:
     """Return a page whose tables are made anew where the experiments they show have run to their end."""
-    for mark, (table, needs) in TABLES.items():
-        if all(is_complete(results / name) for name in needs):
-            made = f"<!-- {mark} -->\n\n{table(results)}\n\n<!-- end -->"
-            page = re.sub(rf"<!-- {mark} -->\n.*?<!-- end -->", lambda _, made=made: made, page, flags=re.DOTALL)
-    return page
+    complete = {
+        mark: table for mark, (table, needs) in TABLES.items() if all(is_complete(results / name) for name in needs)
+    }
+    return marked.filled(page, {mark: partial(table, results) for mark, table in complete.items()})
 
 
 def main() -> None:

@@ -10,12 +10,14 @@ average completion time over energy of its seed, linear between its points. Beyo
 from __future__ import annotations
 
 import json
-import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from services.simulator.report.marked import fill
 
 HEAD = (
     "fitted models",
@@ -81,10 +83,7 @@ def more(ours: float, theirs: float) -> str:
 def main() -> None:
     """Fill the page."""
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    made = f"<!-- fitted -->\n\n{table(results)}\n\n<!-- end -->"
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"<!-- fitted -->\n.*?<!-- end -->", lambda _: made, text, flags=re.DOTALL)
-    page.write_text(text, encoding="utf-8")
+    fill(page, {"fitted": partial(table, results)})
 
 
 if __name__ == "__main__":

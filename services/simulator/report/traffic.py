@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +36,7 @@ from services.core.profiles.traffic import (
 from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
+from services.simulator.report.marked import fill
 
 TRACES = {"conv": "conversations", "code": "code"}
 HIGH = Boosting(quantile=0.9)
@@ -169,12 +170,7 @@ TABLES = {"day": day, "hour": hour, "hour-lstm": hour_lstm, "speed": speed}
 def main() -> None:
     """Fill the page."""
     page, data = Path(sys.argv[1]), Path(sys.argv[2])
-    text = page.read_text(encoding="utf-8")
-    pattern = r"<!-- (" + "|".join(TABLES) + r") -->\n.*?<!-- end -->"
-    made = re.sub(
-        pattern, lambda found: f"<!-- {found[1]} -->\n\n{TABLES[found[1]](data)}\n\n<!-- end -->", text, flags=re.DOTALL
-    )
-    page.write_text(made, encoding="utf-8")
+    fill(page, {name: partial(table, data) for name, table in TABLES.items()})
 
 
 if __name__ == "__main__":
