@@ -1,9 +1,9 @@
 """How long a model of job lengths takes to train on 600,000 jobs, and to foretell one job.
 
 The history is read from PostgreSQL and trained on as the worker does, groups of jobs that are not known yet included.
-Training may take a minute of two cores: 120 s of process time, as trees are grown on all cores. A prediction may take
-two milliseconds: hashing the spec and looking it up, and with writing it down where many jobs come together (for one
-alone that is a commit). Jobs recur with group sizes of a heavy tail: most groups are small, few hold most jobs.
+Training may take a minute by the clock, on two cores that nobody else uses. A prediction may take two milliseconds:
+hashing the spec, looking it up and writing it down, for one job alone and for each of many that come together. Jobs
+recur with group sizes of a heavy tail: most groups are small, few hold most jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.benchmarks.results import write_result
 from tests.support.servers import fresh_database, postgres_server
 
 JOBS = 600_000
-TRAIN_CORE_S, SERVE_MS = 120.0, 2.0
+TRAIN_S, SERVE_MS = 60.0, 2.0
 
 PAST = """
 INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, generation, submitted_at, queued_at, ended_at)
@@ -121,8 +121,8 @@ def main() -> int:
     for name, value in found.items():
         print(f"{name:<24}{value:>14,.3f}")
     write_result("predictions", {name: round(value, 4) for name, value in found.items()})
-    train_s = found["first_read_cpu_s"] + found["learn_cpu_s"]
-    return int(train_s > TRAIN_CORE_S or max(found["told_p50_ms"], found["each_of_1000_ms"]) > SERVE_MS)
+    train_s = found["first_read_s"] + found["learn_s"]
+    return int(train_s > TRAIN_S or max(found["told_and_kept_p50_ms"], found["each_of_1000_ms"]) > SERVE_MS)
 
 
 if __name__ == "__main__":
