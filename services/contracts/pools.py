@@ -67,11 +67,10 @@ class ModeProfile(Message):
     tbt_ms: Real | None = Field(default=None, ge=0)
 
 
-class RequestClass(Message):
-    """Requests of one class, their limits, and who can serve them."""
+class ClassTerms(Message):
+    """Requests of one class: their limits, and who can serve them."""
 
     name: Name
-    demand_qps: list[Annotated[Real, Field(ge=0, le=1e9)]] = Field(min_length=1, max_length=MAX_STEPS)
     max_latency_s: Real | None = Field(default=None, gt=0)
     max_ttft_ms: Real | None = Field(default=None, gt=0)
     max_tbt_ms: Real | None = Field(default=None, gt=0)
@@ -85,6 +84,12 @@ class RequestClass(Message):
             (self.max_tbt_ms, profile.tbt_ms),
         )
         return all(limit is None or (found is not None and found <= limit) for limit, found in pairs)
+
+
+class RequestClass(ClassTerms):
+    """Requests of one class as they are planned for."""
+
+    demand_qps: list[Annotated[Real, Field(ge=0, le=1e9)]] = Field(min_length=1, max_length=MAX_STEPS)
 
 
 class RequestPartition(Message):
