@@ -2,8 +2,9 @@
 
 A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
 learns from the past and foretells the peaks of the next half hour. ``backtest`` asks it at many moments of the past,
-each time knowing only what was known then, and ``choose`` takes the forecaster that would have done best. Forecasters
-that need scikit-learn or torch stand in ``services.learning``; here are the two that need nothing.
+each time knowing only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
+error, or for pools by what shortage and spare cost (``services.core.profiles.traffic_service``). Forecasters that need
+scikit-learn or torch stand in ``services.learning``; here are the two that need nothing.
 
 >>> log = observe(times_s=[1.0, 2.0, 301.0], class_of=[0, 0, 1], n_classes=2, start_s=0.0, end_s=600.0)
 >>> log.peaks_qps.tolist()
@@ -65,6 +66,25 @@ class Traffic:
     def n_classes(self) -> int:
         """How many classes."""
         return self.peaks_qps.shape[1]
+
+    @classmethod
+    def of_windows(cls, counts: Ints) -> Traffic:
+        """Return the traffic of requests counted in 5-second windows, in whole steps that end where the counts end.
+
+        What is foretold of it so begins where the last window ends; the oldest windows, less than a step, are ignored.
+
+        Args:
+            counts: (n_windows, n_classes), the latest last; a window without requests is a row of zeros.
+
+        Raises:
+            DomainError: Counts of another shape, negative, or not whole numbers.
+        """
+        if counts.ndim != 2 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+            raise DomainError(
+                f"windows are of (n_windows, n_classes) whole numbers >= 0, not {counts.shape} {counts.dtype}"
+            )
+        steps = counts[len(counts) % WINDOWS :].astype(np.int64).reshape(-1, WINDOWS, counts.shape[1])
+        return cls(steps.max(axis=1) / WINDOW_S, steps)
 
     def until(self, step: int) -> Traffic:
         """Return what was known before a step."""
@@ -205,6 +225,15 @@ class Backtest:
         peak = np.nanmean(self.actual_qps, axis=(0, 1))
         return spare / np.where(peak > 0, peak, np.nan)
 
+    def newsvendor_qps(self, service: float, head_room: float = HEAD_ROOM) -> Floats:
+        """Return the mean of ``service`` x what was short + (1 - ``service``) x what was spare; (n_classes,).
+
+        Its least lies where ``head_room`` times the forecast is the ``service`` quantile of the peak: the newsvendor's
+        cost (Arrow, Harris, Marschak 1951), also called the pinball loss.
+        """
+        gap = self.actual_qps - head_room * self.forecast_qps
+        return np.nanmean(np.maximum(service * gap, (service - 1.0) * gap), axis=(0, 1))
+
 
 def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *, refit_steps: int = 12) -> Backtest:
     """Return what a forecaster would have foretold at past moments, each time from what was known before it.
@@ -236,6 +265,50 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
     return Backtest(forecaster.name, np.asarray(origins, dtype=np.int64), np.stack(told), actual)
 
 
+class Judge(Protocol):
+    """What the choice among forecasters goes by."""
+
+    @property
+    def moments_needed(self) -> int:
+        """Moments of the past that it needs before the first that it can judge."""
+        ...
+
+    def replayed(self, score: Backtest) -> Backtest:
+        """Return what would have been planned for, had it stood beside a forecaster in the past."""
+        ...
+
+    def cost_qps(self, score: Backtest) -> float:
+        """Return what is to be least, of what ``replayed`` returned; queries per second."""
+        ...
+
+    def ready(self, model: Model, score: Backtest) -> Model:
+        """Return what forecasts from now on, given the fitted model and its own backtest."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeastError:
+    """Goes by the mean absolute error, summed over classes; forecasts are taken as they are."""
+
+    @property
+    def moments_needed(self) -> int:
+        """None."""
+        return 0
+
+    def replayed(self, score: Backtest) -> Backtest:
+        """Return the backtest itself."""
+        return score
+
+    def cost_qps(self, score: Backtest) -> float:
+        """Return the error."""
+        return float(score.mae_qps.sum())
+
+    def ready(self, model: Model, score: Backtest) -> Model:
+        """Return the model itself."""
+        del score
+        return model
+
+
 @dataclass(frozen=True)
 class Forecast:
     """The peaks foretold, by whom, and why by them.
@@ -243,7 +316,7 @@ class Forecast:
     Attributes:
         peaks_qps: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem.
         method: The forecaster that was chosen.
-        scores: Backtests of all that were compared, over the same origins.
+        scores: Backtests of all that were compared, over the same origins, as the judge replayed them.
         left_out: Why the others were not compared, by name.
     """
 
@@ -268,17 +341,27 @@ class Choice:
 
 
 def choose(
-    history: Traffic, forecasters: Sequence[Forecaster], *, least_origins: int = 24, refit_steps: int = 12
+    history: Traffic,
+    forecasters: Sequence[Forecaster],
+    judge: Judge = LeastError(),
+    *,
+    least_origins: int = 24,
+    most_origins: int | None = None,
+    latest_steps: int | None = None,
+    refit_steps: int = 12,
 ) -> Choice:
-    """Return the forecaster with the least mean absolute error, summed over classes; the first of equals.
+    """Return the forecaster that costs least in the judge's eyes; the first of equals.
 
     All are asked at the same moments: every step from where the neediest can be fitted, and from a fifth of history
-    on. Who leaves fewer than ``least_origins`` moments is left out.
+    on. Who leaves fewer than ``least_origins`` moments to judge is left out.
 
     Args:
         history: What is known.
         forecasters: The simpler first.
+        judge: By default the least mean absolute error, which is blind to shortage.
         least_origins: Two hours by default: too few moments choose by chance.
+        most_origins: At so many moments at most, evenly apart; None for every step.
+        latest_steps: All of them among so many steps at the end; None for no such bound.
         refit_steps: As in ``backtest``.
 
     Raises:
@@ -286,19 +369,23 @@ def choose(
     """
     able: list[Forecaster] = []
     left_out: dict[str, str] = {}
-    first = len(history) // 5
+    first = max(len(history) // 5, len(history) - (latest_steps or len(history)))
     for each in forecasters:
         needed = each.steps_needed(history)
         if isinstance(needed, str):
             left_out[each.name] = needed
-        elif needed + least_origins > len(history):
-            left_out[each.name] = f"needs {needed + least_origins} steps of history, which has {len(history)}"
+            continue
+        least = needed + judge.moments_needed + least_origins
+        if least > len(history):
+            left_out[each.name] = f"needs {least} steps of history, which has {len(history)}"
         else:
             able.append(each)
             first = max(first, needed)
     if not able:
         raise DomainError("no forecaster can be compared: " + "; ".join(f"{k} {v}" for k, v in left_out.items()))
-    origins = range(first, len(history))
-    scores = tuple(backtest(history, each, origins, refit_steps=refit_steps) for each in able)
-    best = int(np.argmin([score.mae_qps.sum() for score in scores]))
-    return Choice(able[best].name, able[best].fit(history), scores, left_out)
+    every = 1 if most_origins is None else -(-(len(history) - first) // most_origins)
+    origins = range(first, len(history), every)
+    raw = [backtest(history, each, origins, refit_steps=refit_steps) for each in able]
+    scores = tuple(judge.replayed(score) for score in raw)
+    best = int(np.argmin([judge.cost_qps(score) for score in scores]))
+    return Choice(able[best].name, judge.ready(able[best].fit(history), raw[best]), scores, left_out)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import (
@@ -71,6 +72,23 @@ def test_a_log_that_does_not_end_is_refused(start: float, end: float) -> None:
 
 def test_a_log_shorter_than_a_step_has_no_steps() -> None:
     assert len(observe([1.0], [0], n_classes=1, start_s=0.0, end_s=299.0)) == 0
+
+
+def test_windows_are_counted_back_from_their_end() -> None:
+    """The next step begins where the counts end; what is older than whole steps is ignored."""
+    counts = np.zeros((130, 2), dtype=np.int64)
+    counts[9, 0], counts[10, 0], counts[69, 0], counts[70, 1], counts[129, 0] = 50, 3, 2, 5, 1
+    traffic = Traffic.of_windows(counts)
+    assert_allclose(traffic.peaks_qps, [[0.6, 0.0], [0.2, 1.0]])
+    assert traffic.counts is not None
+    assert traffic.counts.sum() == 11
+    assert len(Traffic.of_windows(counts[:59])) == 0
+
+
+@pytest.mark.parametrize("counts", [np.zeros(60, dtype=int), np.zeros((60, 1)), np.full((60, 1), -1)])
+def test_counts_that_cannot_be_are_refused(counts: NDArray[np.int64]) -> None:
+    with pytest.raises(DomainError, match="whole numbers"):
+        Traffic.of_windows(counts)
 
 
 @pytest.mark.parametrize("peaks", [np.zeros(3), np.zeros((3, 0)), np.array([[-1.0]]), np.array([[np.inf]])])

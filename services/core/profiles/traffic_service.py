@@ -1,0 +1,122 @@
+"""Forecasts of traffic for capacity: seldom short, with little spare.
+
+Half of all peaks pass a median forecast, and a head-room of a tenth covers few of them. ``Service`` says instead in
+which share of the steps capacity shall suffice. Each forecaster gets a *margin* learned from its own past errors, and
+the one whose capacity would have cost least is taken, by a cost in which a query per second short weighs as much as
+many that are spare.
+
+>>> Service(0.95).moments_needed
+24
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.traffic import HEAD_ROOM, STEPS_AHEAD, Backtest, Floats, Model, Traffic
+
+SERVICE = 0.95
+"""A query short waits or is lost, one spare costs the power of an idle share of an instance: 0.95 says that the
+first is 19 times as bad. A higher level asks for more past than a new service has: 0.99 learns from 99 errors."""
+LEAST_SERVICE, MOST_SERVICE = 0.5, 0.99
+ROUNDING = 1e-12
+"""Peaks are whole requests, so that capacity and peak often are the same number but for its last digit."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """Goes by what shortage and spare cost together.
+
+    Capacity is ``head_room`` times the forecast, or more where that was short too often: the root of capacity is raised
+    by the quantile of (root of peak - root of capacity) over past moments, for each class and step ahead. Roots,
+    because the noise of counts grows with the root of their mean, and because they raise a forecast of nothing too. The
+    quantile is the split conformal one, of rank ceil((n + 1) x service) among n. A margin is never negative: it does
+    not eat up the head-room that was asked for.
+
+    Attributes:
+        service: Share of the steps in which capacity shall suffice, each class by itself.
+        head_room: Pools are planned for so many times the forecast.
+    """
+
+    service: float = SERVICE
+    head_room: float = HEAD_ROOM
+
+    def __post_init__(self) -> None:
+        if not LEAST_SERVICE <= self.service <= MOST_SERVICE:
+            raise DomainError(f"a service level lies between {LEAST_SERVICE} and {MOST_SERVICE}, not at {self.service}")
+        if not 0 < self.head_room < math.inf:
+            raise DomainError(f"head-room is above 0, not {self.head_room}")
+
+    @property
+    def errors_needed(self) -> int:
+        """The fewest of which the greatest is passed seldom enough."""
+        return math.ceil(self.service / (1.0 - self.service) - 1e-9)
+
+    @property
+    def moments_needed(self) -> int:
+        """Those errors, and what goes by until the furthest step of a forecast is known."""
+        return self.errors_needed + STEPS_AHEAD - 1
+
+    def replayed(self, score: Backtest) -> Backtest:
+        """Return the forecasts with the margins that were known at each moment; moments too early for one are left out.
+
+        Raises:
+            DomainError: No moment is late enough.
+        """
+        misses = self._misses(score)
+        came = score.origins[:, None] + np.arange(STEPS_AHEAD) + 1  # the first moment at which a step's peak is known
+        kept: list[int] = []
+        told: list[Floats] = []
+        for at, origin in enumerate(score.origins.tolist()):
+            known = came <= origin
+            if known.sum(axis=0).min() >= self.errors_needed:
+                kept.append(at)
+                told.append(
+                    self.raised(score.forecast_qps[at], self._margin(np.where(known[..., None], misses, np.nan)))
+                )
+        if not kept:
+            raise DomainError(
+                f"{score.name}: {len(score.origins)} moments are too few for a service level of {self.service}"
+            )
+        return Backtest(score.name, score.origins[kept], np.stack(told), score.actual_qps[kept])
+
+    def cost_qps(self, score: Backtest) -> float:
+        """Return the newsvendor's cost, summed over classes."""
+        return float(score.newsvendor_qps(self.service, self.head_room).sum())
+
+    def ready(self, model: Model, score: Backtest) -> Raised:
+        """Return the model with the margin of all errors known by now."""
+        return Raised(model, self, self._margin(self._misses(score)))
+
+    def _misses(self, score: Backtest) -> Floats:
+        """Return by how much the root of what came passed the root of capacity; (n_origins, STEPS_AHEAD, n_classes)."""
+        return np.sqrt(score.actual_qps) - np.sqrt(self.head_room * score.forecast_qps)
+
+    def _margin(self, misses: Floats) -> Floats:
+        """Return the margin that past misses, NaN where not known, ask for; (STEPS_AHEAD, n_classes), roots of qps."""
+        known = (~np.isnan(misses)).sum(axis=0)
+        rank = np.minimum(np.ceil((known + 1) * self.service - 1e-9).astype(np.int64), known)
+        ascending = np.sort(misses, axis=0)  # NaN come last
+        return np.maximum(np.take_along_axis(ascending, rank[None] - 1, axis=0)[0], 0.0)
+
+    def raised(self, forecast_qps: Floats, margin: Floats) -> Floats:
+        """Return forecasts with a margin; both of (STEPS_AHEAD, n_classes)."""
+        capacity = np.square(np.sqrt(self.head_room * forecast_qps) + margin)
+        return capacity * (1.0 + ROUNDING) / self.head_room
+
+
+@dataclass(frozen=True)
+class Raised:
+    """A model and the margin on top of it; (STEPS_AHEAD, n_classes)."""
+
+    model: Model
+    service: Service
+    margin: Floats
+
+    def forecast(self, history: Traffic) -> Floats:
+        """Return the peaks to plan for; (STEPS_AHEAD, n_classes) queries per second."""
+        return self.service.raised(self.model.forecast(history), self.margin)

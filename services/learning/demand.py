@@ -1,0 +1,132 @@
+"""The demand that pools are planned for: peaks that head-room times them is seldom short of.
+
+Called anew for every plan. The backtest that chooses is thinned: at most ``MOMENTS`` moments of the last two days, and
+a few fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.traffic import (
+    DAY_STEPS,
+    HEAD_ROOM,
+    STEPS_AHEAD,
+    Backtest,
+    Floats,
+    Forecaster,
+    LastPeak,
+    SeasonalNaive,
+    Traffic,
+    choose,
+)
+from services.core.profiles.traffic_service import SERVICE, Service
+from services.learning.traffic_boosting import Boosting
+from services.learning.traffic_lstm import Lstm
+
+JUDGED_STEPS, MOMENTS = 2 * DAY_STEPS, 192
+"""The backtest's span, which has each hour of the day twice, and its moments: with both, a moment each quarter of an
+hour, and twice what the highest service level has to see."""
+LEAST_ORIGINS = 12
+"""An hour to judge by, after the two that margins are learned from."""
+LEAST_REFIT_STEPS, REFIT_SHARE = 24, 0.1
+"""A fit is as old at most as two hours, or a tenth of the history where that is more."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What to plan for.
+
+    Attributes:
+        peaks_qps: (STEPS_AHEAD, n_classes) for the steps from the end of history on; with margins, without head-room.
+        method: The forecaster that was chosen; where there is too little history, what stands in for it.
+        scores: By forecaster, lists by class over the same past moments, each with its margin: ``mae_qps``,
+            ``short_share`` of the steps with less than their peak, ``spare_qps``, ``cost_qps`` (the newsvendor's).
+        left_out: Why the others were not compared, by name.
+        assumed: Whether nothing could be learned yet.
+    """
+
+    peaks_qps: Floats
+    method: str
+    scores: dict[str, dict[str, list[float]]]
+    left_out: dict[str, str]
+    assumed: bool
+
+
+def candidates(service: float = SERVICE, *, lstm: bool = False) -> list[Forecaster]:
+    """Return who is compared, the simpler first; the LSTMs take minutes, and torch."""
+    plain: list[Forecaster] = [LastPeak(), SeasonalNaive(), Boosting()]
+    high: list[Forecaster] = [Boosting(quantile=service)] if service != Boosting().quantile else []
+    return [*plain, *high, *([Lstm("windows"), Lstm("peaks")] if lstm else [])]
+
+
+def foretell(
+    history: Traffic,
+    assumed_qps: Floats | None,
+    *,
+    head_room: float = HEAD_ROOM,
+    service: float = SERVICE,
+    lstm: bool = False,
+) -> Demand:
+    """Return the peaks that pools shall be planned for, from what came so far.
+
+    Where history is too short to learn from, it is what the operator expects, or the greatest peak seen so far if that
+    is more.
+
+    >>> foretell(Traffic(np.array([[3.0], [4.0]])), None).peaks_qps.T.tolist()
+    [[4.0, 4.0, 4.0, 4.0, 4.0, 4.0]]
+
+    Args:
+        history: What came, until the moment of planning.
+        assumed_qps: (n_classes,) peaks that the operator expects; None for no such word.
+        head_room: The plan serves so many times the peaks.
+        service: Share of the steps in which that shall suffice.
+        lstm: Whether the LSTMs are compared too.
+
+    Raises:
+        DomainError: Neither history nor assumption, an assumption that cannot be, or a head-room or service level out
+            of bounds.
+    """
+    judge = Service(service, head_room)
+    if assumed_qps is not None and (
+        assumed_qps.shape != (history.n_classes,) or not np.all(np.isfinite(assumed_qps) & (assumed_qps >= 0))
+    ):
+        raise DomainError(f"assumed peaks are {history.n_classes} finite numbers >= 0")
+    compared = candidates(service, lstm=lstm)
+    least = LastPeak().steps_needed(history) + judge.moments_needed + LEAST_ORIGINS
+    if len(history) < least:
+        why = f"needs {least} steps of history, which has {len(history)}"
+        return _assumed(history, assumed_qps, {each.name: why for each in compared})
+    told = choose(
+        history,
+        compared,
+        judge,
+        least_origins=LEAST_ORIGINS,
+        most_origins=MOMENTS,
+        latest_steps=JUDGED_STEPS,
+        refit_steps=max(LEAST_REFIT_STEPS, int(REFIT_SHARE * len(history))),
+    ).forecast(history)
+    scores = {score.name: _said(score, judge) for score in told.scores}
+    return Demand(told.peaks_qps, told.method, scores, told.left_out, assumed=False)
+
+
+def _assumed(history: Traffic, assumed_qps: Floats | None, left_out: dict[str, str]) -> Demand:
+    if not len(history) and assumed_qps is None:
+        raise DomainError("no history to learn from, and no demand assumed")
+    seen = history.peaks_qps.max(axis=0, initial=0.0)
+    peaks = seen if assumed_qps is None else np.maximum(assumed_qps, seen)
+    method = "greatest peak so far" if assumed_qps is None or (seen > assumed_qps).any() else "assumed"
+    return Demand(np.repeat(peaks[None], STEPS_AHEAD, axis=0), method, {}, left_out, assumed=True)
+
+
+def _said(score: Backtest, judge: Service) -> dict[str, list[float]]:
+    gap = judge.head_room * score.forecast_qps - score.actual_qps
+    return {
+        "mae_qps": score.mae_qps.tolist(),
+        "short_share": score.under_share(judge.head_room).tolist(),
+        "spare_qps": np.nanmean(np.maximum(gap, 0.0), axis=(0, 1)).tolist(),
+        "cost_qps": score.newsvendor_qps(judge.service, judge.head_room).tolist(),
+    }
