@@ -31,8 +31,9 @@ class Watched(Simulation):
         self.powers_w: list[tuple[float, float, float]] = []
 
     def _advance(self, time_s: float) -> None:
-        if time_s > self.now_s:
-            self.powers_w.append((self.now_s, time_s, self._jobs_w + self.nodes.idle_w))
+        now_s = self.gangs.now_s
+        if time_s > now_s:
+            self.powers_w.append((now_s, time_s, self.gangs.power_w + self.nodes.idle_w))
         super()._advance(time_s)
 
     def watch(self) -> SimulationResult:
