@@ -19,6 +19,7 @@ from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
 from carbon_service.zones import Source
 from services.core.domain.errors import DomainError
 from services.kit.logging import Log
+from services.kit.tasks import repeat
 
 log = Log(__name__)
 
@@ -59,12 +60,7 @@ class Learner:
 
     async def run(self) -> None:
         """Learn for ever; nothing that goes wrong ends this, and what was known stands meanwhile."""
-        while True:
-            try:
-                await self.turn()
-            except Exception:
-                log.exception("forecast.turn_failed")
-            await asyncio.sleep(LOOK_INTERVAL_S)
+        await repeat(self.turn, LOOK_INTERVAL_S, failed="forecast.turn_failed", traceback=True)
 
     async def turn(self) -> int:
         """Learn every source whose forecast is no longer of this hour; return how many were, 0 if another replica is

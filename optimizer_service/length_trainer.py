@@ -6,8 +6,6 @@ services may run it: the same history is one training, and only one is pending a
 
 from __future__ import annotations
 
-import asyncio
-import random
 from datetime import datetime
 
 from sqlalchemy import text
@@ -20,6 +18,7 @@ from services.kit.background.queue import WorkQueue
 from services.kit.background.store import WorkStore
 from services.kit.ids import new_id
 from services.kit.logging import Log
+from services.kit.tasks import repeat
 
 log = Log(__name__)
 
@@ -48,12 +47,7 @@ class LengthTrainer:
 
     async def run(self) -> None:
         """Look until cancelled; a look that fails (the database is away) is left to the next."""
-        while True:
-            try:
-                await self.look()
-            except Exception as error:
-                log.warning("lengths.not_looked", error=str(error) or type(error).__name__)
-            await asyncio.sleep(self._settings.train_look_s * random.uniform(0.8, 1.2))
+        await repeat(self.look, self._settings.train_look_s, failed="lengths.not_looked")
 
     async def look(self) -> str | None:
         """Submit a training if one is due; return its id."""

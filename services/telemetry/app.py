@@ -14,14 +14,14 @@ from services.db.pool import Pool
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
-from services.kit.tasks import end_tasks
+from services.kit.tasks import end_tasks, repeat
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
-from services.telemetry.retention import fold_for_ever
+from services.telemetry.retention import fold
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
-from services.telemetry.sleeps import book_for_ever
+from services.telemetry.sleeps import BOOK_EVERY_S, book
 
 
 def create_app(settings: TelemetrySettings) -> FastAPI:
@@ -40,10 +40,10 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         ledger = Ledger(pool, intensities, settings.pue)
         app.state.telemetry = Telemetry(settings, pool, redis, ledger)
-        tasks = [asyncio.create_task(book_for_ever(pool, ledger), name="sleeps")]
-        if settings.retention_s is not None:
-            folding = fold_for_ever(pool, settings.retention_s, settings.retention_interval_s)
-            tasks.append(asyncio.create_task(folding, name="retention"))
+        loops = [repeat(lambda: book(pool, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
+        if (keep_s := settings.retention_s) is not None:
+            loops.append(repeat(lambda: fold(pool, keep_s), settings.retention_interval_s, failed="ledger.not_folded"))
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield
         finally:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
-import asyncpg
-
-from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import Pool
 from services.kit.logging import Log
 from services.telemetry.lines import RAW_LINES
@@ -77,14 +71,3 @@ async def fold(pool: Pool, retention_s: float) -> int:
             await connection.execute(_FOLD_INTERVALS, until)
         days += 1
         log.info("ledger.folded", until=until.isoformat())
-
-
-async def fold_for_ever(pool: Pool, retention_s: float, interval_s: float) -> None:
-    """Fold now and then until cancelled."""
-    failures: tuple[Any, ...] = (asyncpg.PostgresError, *CONNECTION_ERRORS)
-    while True:
-        try:
-            await fold(pool, retention_s)
-        except failures as error:
-            log.warning("ledger.not_folded", error=str(error) or type(error).__name__)
-        await asyncio.sleep(interval_s)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import asyncpg
-
 from services.contracts.nodes import EnergyInterval, EnergySource, Usage
-from services.db.engine import CONNECTION_ERRORS
 from services.db.pool import Pool
-from services.kit.logging import Log
-from services.kit.problems import ProblemError
 from services.telemetry.ledger import Ledger, Reporter
-
-log = Log(__name__)
 
 LIFE = "power"
 """Stands for the agent's life in lines that no agent reported; their sequence is the period's id."""
@@ -59,13 +50,3 @@ async def book(pool: Pool, ledger: Ledger) -> int:
         )
         await ledger.store(Reporter(row["node_id"], row["zone"], EnergySource.MODELLED), [interval])
     return len(rows)
-
-
-async def book_for_ever(pool: Pool, ledger: Ledger) -> None:
-    """Book now and then until cancelled."""
-    while True:
-        try:
-            await book(pool, ledger)
-        except (ProblemError, TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
-            log.warning("sleeps.not_booked", error=str(error) or type(error).__name__)
-        await asyncio.sleep(BOOK_EVERY_S)

@@ -6,14 +6,12 @@ and no process of its own, and any number of services may run it, because each s
 
 from __future__ import annotations
 
-import asyncio
-import random
-
 from services.contracts.background import WorkState
 from services.kit.background.queue import WorkQueue
 from services.kit.background.settings import WorkSettings
 from services.kit.background.store import WorkStore
 from services.kit.logging import Log
+from services.kit.tasks import repeat
 
 log = Log(__name__)
 
@@ -29,12 +27,7 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep until cancelled. A sweep that fails (the database or the broker is away) is left to the next."""
-        while True:
-            try:
-                await self.sweep()
-            except Exception as error:
-                log.warning("sweep.failed", error=str(error) or type(error).__name__)
-            await asyncio.sleep(self._settings.sweep_s * random.uniform(0.8, 1.2))
+        await repeat(self.sweep, self._settings.sweep_s, failed="sweep.failed")
 
     async def sweep(self) -> None:
         """Queue abandoned work again, send lost messages again, delete old work."""
