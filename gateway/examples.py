@@ -15,6 +15,8 @@ PARAMETERS = {
     "round_number": "42",
     "zone": "US-CAL-CISO",
     "solve_id": "solve_01m7x7bc3bek0m17yf7jgq3ar1",
+    "pool": "chat",
+    "plan_id": "plan_01m7x7bc3bek0m17yf7jgq3ar1",
     "simulation_id": "simulation_01m7x7bc3bek0m17yf7jgq3ar1",
 }
 
@@ -60,6 +62,36 @@ BODIES: dict[str, Any] = {
             }
         ],
         "running": [{"location": "virginia", "mode": "A100-TP4", "instances": 1}],
+    },
+    "put_pools_pool": {
+        "places": [{"name": "virginia", "zone": "US-MIDA-PJM"}, {"name": "california", "zone": "US-CAL-CISO"}],
+        "modes": [
+            {
+                "name": "A100-TP4",
+                "gpu_model": "A100-SXM4-80GB",
+                "gpus": 4,
+                "command": ["sh", "-c", "exec vllm serve /models/chat --tensor-parallel-size 4 --port $WATTSHIFT_PORT"],
+                "start_wh": 60,
+            }
+        ],
+        "partitions": [
+            {
+                "name": "all",
+                "classes": [
+                    {
+                        "name": "any",
+                        "max_ttft_ms": 300,
+                        "profiles": [{"mode": "A100-TP4", "max_qps": 11.2, "power_w": 1466, "ttft_ms": 124}],
+                    }
+                ],
+                "assumed_qps": {"any": 8},
+            }
+        ],
+    },
+    "patch_pools_pool": {"mode": "fixed"},
+    "post_pools_pool_traffic": {
+        "source": "router-1",
+        "windows": [{"start_at": "2026-11-20T19:36:20Z", "requests": [[412, 96], [28, 310]]}],
     },
     "post_simulations": {
         "policy": ["las", "green"],

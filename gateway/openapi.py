@@ -22,6 +22,7 @@ from services.contracts.nodes import (
     LOG_SIZE_HEADER,
 )
 from services.contracts.problems import MEDIA_TYPE, Problem
+from services.contracts.serving import Pool
 
 Schema = dict[str, Any]
 
@@ -52,10 +53,16 @@ HEADERS: dict[str, tuple[str, Schema]] = {
         "Makes a submission safe to repeat.",
         {"type": "string", "pattern": "^[!-~]{1,200}$"},
     ),
+    "if-match": ("The `ETag` it must still have to be replaced.", {"type": "string", "maxLength": 200}),
     "if-none-match": ("The `ETag` of an earlier answer.", {"type": "string"}),
     "last-event-id": ("Go on after this event.", {"type": "string", "pattern": "^([0-9]{1,18}-[0-9]{1,18})?$"}),
 }
-NAMES = {IDEMPOTENCY_HEADER: "Idempotency-Key", "if-none-match": "If-None-Match", "last-event-id": "Last-Event-ID"}
+NAMES = {
+    IDEMPOTENCY_HEADER: "Idempotency-Key",
+    "if-match": "If-Match",
+    "if-none-match": "If-None-Match",
+    "last-event-id": "Last-Event-ID",
+}
 SUBMISSION_HEADERS = {
     "Idempotency-Replayed": {
         "description": "`true` when the answer is that of an earlier submission with this key.",
@@ -93,6 +100,7 @@ TAGS = {
     "carbon": "Grid carbon intensity by zone.",
     "carbon-aware": "The Green Software Foundation's Carbon Aware API.",
     "optimizer": "Long solves.",
+    "pools": "Model servers that are kept running as planned.",
     "simulations": "What policies would have done with past jobs.",
     "access": "Tenants, keys, and who did what.",
 }
@@ -271,8 +279,8 @@ def _responses(route: Route, models: _Models) -> Schema:
     for status, text in route.statuses:
         if status >= 400:
             responses[str(status)] = _problem_response(status, text)
-        elif status == 200:
-            responses["200"] = {**success, "description": text}
+        elif status in (200, 201):
+            responses[str(status)] = {**success, "description": text}
         else:
             responses[str(status)] = {"description": text}
     return dict(sorted(responses.items()))
@@ -284,7 +292,7 @@ def _answer_headers(route: Route) -> Schema:
     }
     if route in (SUBMIT, SUBMIT_BATCH):
         headers |= SUBMISSION_HEADERS
-    if "if-none-match" in route.headers:
+    if "if-none-match" in route.headers or (route.answer is Pool and route.status == 200):
         headers["ETag"] = {"description": "Names this state of the answer.", "schema": {"type": "string"}}
     if route.media == TEXT:
         headers |= {name: {"description": text, "schema": {"type": "string"}} for name, text in LOG_HEADERS.items()}

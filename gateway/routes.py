@@ -19,6 +19,7 @@ from services.contracts import (
     profiles,
     queries,
     reports,
+    serving,
     simulations,
 )
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
@@ -404,6 +405,46 @@ OPTIMIZER = (
     ),
 )
 
+_DELETED = (409, "It is being deleted: `conflict`.")
+
+POOLS = (
+    _route(*("GET", "/v1/pools", _O, "pools", "List pools, by name"), query=queries.PageQuery, answer=serving.PoolList),
+    _route("GET", "/v1/pools/{pool}", _O, "pools", "Look at a pool", answer=serving.Pool),
+    _route(
+        *("PUT", "/v1/pools/{pool}", _O, "pools", "Make a pool, or replace its spec"),
+        role=Role.OPERATOR,
+        body=serving.PoolSpec,
+        answer=serving.Pool,
+        headers=("if-match",),
+        statuses=((201, "It is new."), _DELETED, (412, "It is not, or no longer, as `If-Match` says: `conflict`.")),
+        has_large_body=True,
+    ),
+    _route(
+        *("PATCH", "/v1/pools/{pool}", _O, "pools", "Have plans carried out, or only proposed"),
+        role=Role.OPERATOR,
+        body=serving.PoolChange,
+        answer=serving.Pool,
+        statuses=(_DELETED,),
+    ),
+    _route(
+        *("DELETE", "/v1/pools/{pool}", _O, "pools", "Drain a pool, and have it gone"),
+        role=Role.OPERATOR,
+        answer=serving.Pool,
+        status=202,
+    ),
+    _route(
+        *("GET", "/v1/pools/{pool}/instances", _O, "pools", "List a pool's instances, newest first"),
+        query=serving.InstanceQuery,
+        answer=serving.InstanceList,
+    ),
+    _route(
+        *("POST", "/v1/pools/{pool}/traffic", _O, "pools", "Report requests; a window said again is replaced"),
+        body=serving.TrafficReport,
+        answer=serving.TrafficReceipt,
+        has_large_body=True,
+    ),
+)
+
 SIMULATIONS = (
     _route(
         *("POST", "/v1/simulations", _W, "simulations", "Ask what policies would have done with past jobs"),
@@ -430,4 +471,4 @@ SIMULATIONS = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*JOBS, *ACCESS, *CLUSTER, *CARBON, *CARBON_AWARE, *OPTIMIZER, *SIMULATIONS)
+ROUTES: tuple[Route, ...] = (*JOBS, *ACCESS, *CLUSTER, *CARBON, *CARBON_AWARE, *OPTIMIZER, *POOLS, *SIMULATIONS)

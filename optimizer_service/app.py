@@ -15,6 +15,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from optimizer_service import endpoints
 from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
+from optimizer_service.planner import endpoints as pool_endpoints
+from optimizer_service.planner.pools import Pools
+from optimizer_service.planner.traffic import TrafficDesk
 from optimizer_service.queue import QUEUE, TASK, TRAINING_QUEUE, TRAINING_TASK, optimizer_celery, training_celery
 from optimizer_service.repository import solve_repository
 from optimizer_service.service import OptimizerService
@@ -34,7 +37,7 @@ log = Log(__name__)
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
-    """Return the app; while it runs it sweeps up after crashes and has job lengths learned."""
+    """Return the app; while it runs it sweeps up after crashes, has job lengths learned, and keeps pools."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
     repository = solve_repository(engine)
@@ -53,11 +56,15 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 timeout_s=settings.carbon_timeout_s,
             )
             desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
-            app.state.optimizer = OptimizerService(desk, ServiceSources(carbon))
+            sources = ServiceSources(carbon)
+            app.state.optimizer = OptimizerService(desk, sources)
+            app.state.pools = Pools(engine, sources, settings.plan_interval_s)
+            app.state.traffic = TrafficDesk(engine, settings)
             loops = (
                 Sweeper("solve", repository, queue, settings),
                 Sweeper("training", trainings, training_queue, settings),
                 LengthTrainer(engine, trainings, training_queue, settings),
+                app.state.traffic,
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield
@@ -77,6 +84,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(endpoints.router)
+    app.include_router(pool_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

@@ -18,6 +18,7 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.jobs import Argument, EnvironmentName, LabelKey, LabelValue
 from services.contracts.pools import (
     MAX_CLASSES,
+    MAX_COLUMNS,
     MAX_LOCATIONS,
     MAX_MODES,
     MAX_PARTITIONS,
@@ -175,6 +176,8 @@ class PoolSpec(SolveOptions):
                 raise ValueError(f"{what} name {next(name for name in names if names.count(name) > 1)} twice")
         modes = {mode.name for mode in self.modes}
         for part in self.partitions:
+            if len(self.places) * len(part.classes) * len(modes) > MAX_COLUMNS:
+                raise ValueError(f"partition {part.name} has more than {MAX_COLUMNS} combinations")
             for each in part.classes:
                 for profile in each.profiles:
                     if profile.mode not in modes:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 import carbon_service.carbon_aware
 import carbon_service.endpoints
 import optimizer_service.endpoints
+import optimizer_service.planner.endpoints
 import services.scheduler.endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
@@ -40,7 +41,7 @@ def _operations(*routers: APIRouter) -> dict[Operation, dict[str, Any]]:
 OPERATIONS = {
     Upstream.ADMISSION: _operations(job_routes(ABSENT, ABSENT, ABSENT, ABSENT), access_routes(ABSENT)),
     Upstream.CARBON: _operations(carbon_service.endpoints.router, carbon_service.carbon_aware.router),
-    Upstream.OPTIMIZER: _operations(optimizer_service.endpoints.router),
+    Upstream.OPTIMIZER: _operations(optimizer_service.endpoints.router, optimizer_service.planner.endpoints.router),
     Upstream.SCHEDULER: _operations(services.scheduler.endpoints.router),
     Upstream.SIMULATOR: _operations(services.simulator.endpoints.router),
     Upstream.TELEMETRY: _operations(services.telemetry.endpoints.router),

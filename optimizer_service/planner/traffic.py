@@ -1,0 +1,115 @@
+"""Traffic as routers report it: how many requests of each class arrived in each window of 5 seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import numpy as np
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from optimizer_service.planner.queries import find_pool
+from optimizer_service.settings import OptimizerSettings
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.serving import PoolPartition, PoolSpec, TrafficReceipt, TrafficReport, TrafficWindow
+from services.core.policies.freesh.classes import CLASSES, Thresholds
+from services.db.tables.pools import pool_traffic
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+EARLY_S = 60.0
+"""How far a reporter's clock may be ahead."""
+MAX_POINTERS = 50
+
+Counts = dict[str, dict[str, int]]
+
+
+class TrafficDesk:
+    """Takes reports, and forgets them when they are old."""
+
+    def __init__(self, engine: AsyncEngine, settings: OptimizerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    async def report(self, pool: str, report: TrafficReport, caller: Identity) -> TrafficReceipt:
+        """Count a report's requests; they are flushed to disk on return, and a window said again is replaced.
+
+        Raises:
+            ProblemError: 404 where there is no pool that the caller may see, 422 for windows too old or in the future.
+        """
+        windows = sorted(report.windows, key=lambda window: window.start_at)  # one order: reports never wait in a ring
+        async with self._engine.begin() as connection:
+            # The lock keeps the partitions as they are until their counts are written.
+            row = await find_pool(connection, pool, caller, "share")
+            now: datetime = (await connection.execute(select(func.now()))).scalar_one()
+            self._check(report.windows, now)
+            counts = count_requests(PoolSpec.model_validate(row["spec"]).partitions, windows)
+            rows = [
+                {"pool": pool, "start_at": window.start_at, "source": report.source, "counts": counted}
+                for window, counted in zip(windows, counts, strict=True)
+            ]
+            statement = insert(pool_traffic)
+            replaced = {"counts": statement.excluded.counts}
+            keys = list(pool_traffic.primary_key.columns)
+            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
+        return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
+
+    async def run(self) -> None:
+        """Forget old traffic until cancelled; a time that fails (the database is away) is left to the next."""
+        while True:
+            try:
+                await self.forget_old()
+            except Exception as error:
+                log.warning("traffic.not_swept", error=str(error) or type(error).__name__)
+            await asyncio.sleep(self._settings.traffic_sweep_s * random.uniform(0.8, 1.2))
+
+    async def forget_old(self) -> int:
+        """Delete windows that are older than is kept, and return how many."""
+        kept = func.now() - timedelta(days=self._settings.traffic_keep_days)
+        async with self._engine.begin() as connection:
+            forgotten = (await connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount
+        if forgotten:
+            log.info("traffic.forgotten", windows=forgotten)
+        return forgotten
+
+    def _check(self, windows: Sequence[TrafficWindow], now: datetime) -> None:
+        keep_days = self._settings.traffic_keep_days
+        oldest, newest = now - timedelta(days=keep_days), now + timedelta(seconds=EARLY_S)
+        wrong = [
+            FieldError(
+                pointer=f"/windows/{index}/start_at",
+                detail=f"More than {keep_days:g} days ago." if window.start_at < oldest else "Not yet.",
+            )
+            for index, window in enumerate(windows)
+            if not oldest <= window.start_at <= newest
+        ]
+        if wrong:
+            detail = f"{len(wrong)} of {len(windows)} windows lie more than {keep_days:g} days back or in the future."
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=wrong[:MAX_POINTERS])
+
+
+def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:
+    """Return the counts of each window: by partition and class, classes without requests left out.
+
+    Every partition is named: a window that does not name one knows nothing of it, one that does knows that none came.
+    """
+    lengths = np.array([request for window in windows for request in window.requests], dtype=np.int64).reshape(-1, 2)
+    window_of = np.repeat(np.arange(len(windows)), [len(window.requests) for window in windows])
+    found: list[Counts] = [{} for _ in windows]
+    for part in partitions:
+        if part.thresholds is None:
+            names, class_of = (part.classes[0].name,), np.zeros(len(lengths), np.int64)
+        else:
+            thresholds = Thresholds(part.thresholds.input_tokens, part.thresholds.output_tokens)
+            names, class_of = CLASSES, thresholds.class_of(lengths[:, 0], lengths[:, 1])
+        counted = np.bincount(window_of * len(names) + class_of, minlength=len(windows) * len(names))
+        for counts, each in zip(found, counted.reshape(len(windows), len(names)).tolist(), strict=True):
+            counts[part.name] = {name: count for name, count in zip(names, each, strict=True) if count}
+    return found
