@@ -7,8 +7,11 @@ hours beside it, so that no hour of the day needs a term of its own, and it says
 Intensities are square roots inside, unless some are negative (marginal signals): errors grow with the level.
 
 Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
-what came before; the errors there are the quantiles' too. Persistence, the last 24 hours over and over, is what it has
-to beat, and what stands in where a history is too short.
+what came before. Persistence, the last 24 hours over and over, is what it has to beat, and what stands in where a
+history is too short.
+
+The quantiles are of errors at held-out moments of the whole history (cross-conformal), so that they know every season
+in it, and in units of the grid's recent roughness, so that they widen when the grid becomes restless.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from services.core.domain.errors import DomainError
+from services.learning.carbon_intervals import QUANTILES, Grid, Intervals, inside, outside
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,7 +44,8 @@ LEAST_KNOWN = 0.9
 """Of the hours around a moment that is learned from; the others are filled."""
 LONGEST_GAP_H = 7 * DAY_H
 """Between the last value known and the moment of forecasting."""
-QUANTILES = (0.1, 0.9)
+FOLDS = 5
+"""Parts of the history that are held out in turn to learn the quantiles."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,8 @@ class Backtest:
         first_s, last_s: The first and the last moment forecast from.
         forecasts: How many.
         mae: Method to its mean absolute error by day ahead, gCO2/kWh.
-        coverage: Share of the hours that lay between the quantiles, which are those of the first half's errors and
-            are judged on the second half; of the method in use.
+        coverage: Share of the hours that lay between the quantiles, learned from what came before; where that is too
+            short, from the first half of the backtest and judged on the second. Of the method in use.
         greenest_regret: By how much the six hours of the next day that the method in use took for the greenest
             emitted more than the six that were; a share.
     """
@@ -211,9 +216,10 @@ def forecast(history: History, horizon_h: int = HORIZON_H) -> Forecast:
         given = len(history.values) / DAY_H
         note = f"about {least} days of history are needed to learn from, and {given:.0f} are given"
         return Forecast(history.end_s, plain, *_day_to_day(history, plain), "persistence", None, note)
-    values = tuned.at(history, training_days(history, horizon_h), now)[0]
+    values = tuned.at(history, training_days(history, horizon_h), now)
+    low, high = tuned.quantiles(history, now, values)
     note = "" if tuned.method == "ridge" else "it had the smaller error in the backtest"
-    return Forecast(history.end_s, values, *tuned.quantiles(values), tuned.method, tuned.backtest, note)
+    return Forecast(history.end_s, values[0], low[0], high[0], tuned.method, tuned.backtest, note)
 
 
 @dataclass(frozen=True)
@@ -222,15 +228,16 @@ class Tuned:
 
     Attributes:
         penalties: Of the ridge regression, by day ahead; None for persistence.
-        low, high: (hours,) quantiles of the errors, of square roots where ``root``.
+        horizon_h: How far it foretells.
         root: Whether intensities are square roots inside.
-        backtest: What it rests on.
+        intervals: How far the forecasts may be off.
+        backtest: What the choice rests on.
     """
 
     penalties: tuple[float, ...] | None
-    low: Floats
-    high: Floats
+    horizon_h: int
     root: bool
+    intervals: Intervals
     backtest: Backtest
 
     @property
@@ -241,13 +248,12 @@ class Tuned:
     def at(self, history: History, days: Ints, now: Ints) -> Floats:
         """Return what is foretold at the moments ``now`` having learned from those of ``days``, (now, hours)."""
         if self.penalties is None:
-            return persistence(history, now, len(self.low))
-        return _by_day(ridge(history, days, now, len(self.low), tuple(set(self.penalties))), self.penalties)
+            return persistence(history, now, self.horizon_h)
+        return _by_day(ridge(history, days, now, self.horizon_h, tuple(set(self.penalties))), self.penalties)
 
-    def quantiles(self, values: Floats) -> tuple[Floats, Floats]:
-        """Return p10 and p90 of (..., hours) foretold, gCO2/kWh."""
-        inside = _inside(values, self.root)
-        return _outside(inside + self.low, self.root), _outside(inside + self.high, self.root)
+    def quantiles(self, history: History, now: Ints, values: Floats) -> tuple[Floats, Floats]:
+        """Return p10 and p90 of the (now, hours) foretold at the moments ``now``, gCO2/kWh."""
+        return self.intervals.at(Grid(history.values, history.known, self.root), now, values)
 
 
 def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
@@ -268,19 +274,41 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     learned = _by_day(tried, penalties)
     wins = float(np.abs(learned - truth).mean()) < float(np.abs(plain - truth).mean())
     made = learned if wins else plain
-    root = _is_root(history)
-    missed = _inside(truth, root) - _inside(made, root)
-    half = len(late) // 2
-    low, high = _quantiles(missed[:half])
+    used = penalties if wins else None
+    grid = Grid(history.values, history.known, _is_root(history))
+    recent, half = (late, made), len(late) // 2
+    before = _held_out(history, early, horizon_h, used)
+    calibration, judged = (before, recent) if before else ((late[:half], made[:half]), (late[half:], made[half:]))
+    low, high = Intervals.of(grid, *calibration).at(grid, *judged)
+    came = history.values[judged[0][:, None] + np.arange(horizon_h)]
     backtest = Backtest(
         first_s=history.start_s + HOUR_S * float(late[0]),
         last_s=history.start_s + HOUR_S * float(late[-1]),
         forecasts=len(late),
         mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(learned, truth)},
-        coverage=float(((missed[half:] >= low) & (missed[half:] <= high)).mean()),
+        coverage=float(((came >= low) & (came <= high)).mean()),
         greenest_regret=greenest_regret(made, truth),
     )
-    return Tuned(penalties if wins else None, *_quantiles(missed), root, backtest)
+    intervals = Intervals.of(grid, *(_held_out(history, days, horizon_h, used) or recent))
+    return Tuned(used, horizon_h, grid.root, intervals, backtest)
+
+
+def _held_out(
+    history: History, days: Ints, horizon_h: int, penalties: tuple[float, ...] | None
+) -> tuple[Ints, Floats] | None:
+    """Return moments, and what is foretold at them by those whose days ahead do not overlap theirs, part by part.
+
+    None where too few are left to learn from.
+    """
+    if penalties is None:
+        return days, persistence(history, days, horizon_h)
+    made: list[Floats] = []
+    for part in np.array_split(days, FOLDS):
+        others = days[(days + horizon_h < part[0]) | (days > part[-1] + horizon_h)] if len(part) else part
+        if len(others) < LEAST_TRAINING_DAYS:
+            return None
+        made.append(_by_day(ridge(history, others, part, horizon_h, tuple(set(penalties))), penalties))
+    return days, np.concatenate(made)
 
 
 def _by_day(made: dict[float, Floats], penalties: tuple[float, ...]) -> Floats:
@@ -328,7 +356,7 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     origins = np.unique(np.concatenate([days + offset for offset in OFFSETS_H]))
     origins = origins[origins <= last]
     root = _is_root(history.until(last + horizon_h))
-    inner = History(history.start_s, _inside(history.values, root), history.known, history.shares)
+    inner = History(history.start_s, inside(history.values, root), history.known, history.shares)
     seen, ahead = _features(inner, origins), _features(inner, now)
     centre, scale = zip(*(_scaling(name, seen[name]) for name in seen), strict=True)
     x = np.hstack([(seen[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
@@ -336,7 +364,7 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     y = inner.values[origins[:, None] + np.arange(horizon_h)] - inner.values[origins - 1][:, None]
     total = float((x * x).sum())
     return {
-        penalty: _outside(
+        penalty: outside(
             Ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y).predict(x_now)
             + inner.values[now - 1][:, None],
             root,
@@ -402,14 +430,6 @@ def _scaling(name: str, group: Floats) -> tuple[Floats, float]:
     return group.mean(axis=0), weight / spread if spread > 1e-9 else 0.0
 
 
-def _quantiles(errors: Floats) -> tuple[Floats, Floats]:
-    """Return the 10 % and 90 % quantiles of (forecasts, hours) by hour, over it and the hours beside it; around 0."""
-    hours = errors.shape[1]
-    found = [np.quantile(errors[:, max(0, hour - 1) : min(hours, hour + 2)], QUANTILES) for hour in range(hours)]
-    low, high = np.array(found).T
-    return np.minimum(low, 0.0), np.maximum(high, 0.0)
-
-
 def _day_to_day(history: History, plain: Floats) -> tuple[Floats | None, Floats | None]:
     """Return the quantiles of a persistence forecast by how much days differed; None with less than three days."""
     known = history.known[DAY_H:] & history.known[:-DAY_H]
@@ -423,11 +443,3 @@ def _day_to_day(history: History, plain: Floats) -> tuple[Floats | None, Floats 
 
 def _is_root(history: History) -> bool:
     return bool(history.values.min() >= 0)
-
-
-def _inside(values: Floats, root: bool) -> Floats:
-    return np.sqrt(np.maximum(values, 0.0)) if root else values
-
-
-def _outside(values: Floats, root: bool) -> Floats:
-    return np.maximum(values, 0.0) ** 2 if root else values

@@ -2,11 +2,12 @@
 
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
-``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, lifecycle and chosen.
+``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, intervals-chosen,
+lifecycle and chosen.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
-model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is fitted anew
-every four weeks to all that came before.
+model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is tuned and
+fitted anew every four weeks to all that came before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from services.learning.carbon import (
+    BACKTEST_SHARE,
     HORIZON_H,
     HOUR_S,
     Floats,
@@ -36,6 +38,7 @@ from services.learning.carbon import (
     training_days,
     tune,
 )
+from services.learning.carbon_intervals import QUANTILES, inside, outside
 
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
 FEW_REGRETS = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE")
@@ -52,8 +55,11 @@ class Year:
 
     Attributes:
         truth, plain, ours, theirs: (forecasts, 96) as it came, persistence, learned, and as issued, gCO2/kWh.
-        rolling: (forecasts, 96) fitted anew every four weeks where that was asked for, else as ours.
+        rolling: (forecasts, 96) tuned and fitted anew every four weeks where that was asked for, else as ours.
         inside: Share of the hours that lay between p10 and p90, by day ahead.
+        inside_late: The same, were p10 and p90 quantiles of the errors of the history's last fifth as they are.
+        inside_rolling: The same of ``rolling``.
+        width: Mean of p90 - p10, as a share of the mean intensity.
         penalties: Of the ridge regression by day ahead; None for persistence.
         fit_s: Processor time of tuning, fitting, and all forecasts of the year.
     """
@@ -64,6 +70,9 @@ class Year:
     theirs: Floats
     rolling: Floats
     inside: tuple[float, ...]
+    inside_late: tuple[float, ...]
+    inside_rolling: tuple[float, ...]
+    width: float
     penalties: tuple[float, ...] | None
     fit_s: float
 
@@ -110,25 +119,49 @@ def year_of(data: Path, zone: str, signal: str, tested: int = TESTED, *, anew: b
     days = training_days(before, HORIZON_H)
     ours = tuned.at(whole, days, now)
     fit_s = time.process_time() - began_s
-    low, high = tuned.quantiles(ours)
-    inside = ((truth >= low) & (truth <= high)).reshape(len(now), -1, 24).mean(axis=(0, 2))
+    low, high = tuned.quantiles(whole, now, ours)
+    rolling = np.concatenate(list(_monthly(whole, now)), axis=1) if anew else np.stack([ours, low, high])
     return Year(
         truth,
         persistence(whole, now, HORIZON_H),
         ours,
         issued[kept],
-        np.concatenate(list(_monthly(whole, now, tuned))) if anew else ours,
-        tuple(float(each) for each in inside),
+        rolling[0],
+        _inside(truth, low, high),
+        _inside(truth, *_late(before, tuned, ours)),
+        _inside(truth, rolling[1], rolling[2]),
+        float((high - low).mean() / truth.mean()),
         tuned.penalties,
         fit_s,
     )
 
 
-def _monthly(whole: History, now: Ints, tuned: Tuned) -> Iterator[Floats]:
-    """Yield forecasts fitted anew every 28 days to all that came before."""
+def _monthly(whole: History, now: Ints) -> Iterator[Floats]:
+    """Yield (3, forecasts, 96): forecasts, p10 and p90, tuned and fitted every 28 days to all that came before."""
     for first in range(0, len(now), 28):
         some = now[first : first + 28]
-        yield tuned.at(whole, training_days(whole.until(int(some[0])), HORIZON_H), some)
+        before = whole.until(int(some[0]))
+        tuned = tune(before)
+        if tuned is None:
+            raise ValueError("too short a history")
+        made = tuned.at(whole, training_days(before, HORIZON_H), some)
+        yield np.stack([made, *tuned.quantiles(whole, some, made)])
+
+
+def _inside(truth: Floats, low: Floats, high: Floats) -> tuple[float, ...]:
+    """Return the share of the hours between two limits, by day ahead."""
+    return tuple(((truth >= low) & (truth <= high)).reshape(len(truth), -1, 24).mean(axis=(0, 2)).tolist())
+
+
+def _late(before: History, tuned: Tuned, made: Floats) -> tuple[Floats, Floats]:
+    """Return limits by the errors of the last fifth of a history, learned from the rest, whatever the season."""
+    days = training_days(before, HORIZON_H)
+    late = days[-int(BACKTEST_SHARE * len(days)) :]
+    told = tuned.at(before, days[days + HORIZON_H <= late[0]], late)
+    came = before.values[late[:, None] + np.arange(HORIZON_H)]
+    low, high = np.quantile(inside(came, tuned.root) - inside(told, tuned.root), QUANTILES, axis=0)
+    level = inside(made, tuned.root)
+    return outside(level + low, tuned.root), outside(level + high, tuned.root)
 
 
 def errors_table(years: dict[str, Year]) -> str:
@@ -176,24 +209,30 @@ def lifecycle_table(years: dict[str, Year]) -> str:
 
 
 def intervals_table(years: dict[str, Year]) -> str:
-    """Return how many hours lay between p10 and p90, and what it took."""
-    lines = ["| zone | inside, day 1 | day 2 | day 3 | day 4 | penalty, days 1 to 4 | CPU s |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    """Return how many hours lay between p10 and p90 by day ahead, and what it took."""
+    lines = ["| zone | inside, days 1 to 4 | width | by the last fifth as it is | penalty, days 1 to 4 | CPU s |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for zone, year in years.items():
-        shares = " | ".join(f"{100 * share:.0f} %" for share in year.inside)
         penalties = " / ".join(map(str, year.penalties or ("persistence",)))
+        shares = f"{_shares(year.inside)} | {100 * year.width:.0f} % | {_shares(year.inside_late)}"
         lines.append(f"| {zone} | {shares} | {penalties} | {year.fit_s:.1f} |")
     return "\n".join(lines)
 
 
+def _shares(shares: Sequence[float]) -> str:
+    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
 def rolling_table(years: dict[str, Year]) -> str:
-    """Return the errors where the model is fitted anew every four weeks."""
-    lines = ["| zone | ours, days 1 to 4 | day 1 against Sundial's | regret |", "|---|---:|---:|---:|"]
+    """Return the errors where the model is tuned and fitted anew every four weeks."""
+    lines = ["| zone | ours, days 1 to 4 | day 1 against Sundial's | regret | inside, days 1 to 4 |"]
+    lines.append("|---|---:|---:|---:|---:|")
     for zone, year in years.items():
         errors, theirs = mean_errors(year.rolling, year.truth), mean_errors(year.theirs, year.truth)
         told = " / ".join(f"{error:.2f}" for error in errors)
-        regret = 100 * greenest_regret(year.rolling, year.truth)
-        lines.append(f"| {zone} | {told} | {100 * (errors[0] / theirs[0] - 1):+.1f} % | {regret:.2f} % |")
+        regret = f"{100 * greenest_regret(year.rolling, year.truth):.2f} %"
+        change = f"{100 * (errors[0] / theirs[0] - 1):+.1f} %"
+        lines.append(f"| {zone} | {told} | {change} | {regret} | {_shares(year.inside_rolling)} |")
     return "\n".join(lines)
 
 
@@ -221,6 +260,7 @@ def main(arguments: Sequence[str]) -> None:
         "errors": errors_table(direct),
         "regret": regret_table(direct),
         "intervals": intervals_table(direct),
+        "intervals-chosen": intervals_table(chosen),
         "rolling": rolling_table(direct),
         "lifecycle": lifecycle_table(lifecycle),
         "chosen": errors_table(chosen),

@@ -82,6 +82,27 @@ def test_no_forecast_of_the_backtest_learned_from_what_it_was_to_foretell() -> N
     assert early[-1] + HORIZON_H <= first
 
 
+def test_intervals_hold_four_of_five_hours_also_where_the_grid_has_become_restless() -> None:
+    """A calm year, and two months whose days differ three times as much, of which the last is foretold."""
+    rng = np.random.default_rng(4)
+    days, restless = 425, 365
+    level = np.repeat(rng.normal(0, 1, days) * np.where(np.arange(days) < restless, 20, 60), 24)
+    hour = np.arange(24 * days)
+    values = 1_000 + 60 * np.sin(2 * np.pi * hour / 24) + level + rng.normal(0, 5, 24 * days)
+    whole = history_of(START_S + HOUR_S * hour, values, START_S + HOUR_S * 24 * days)
+    before = whole.until(24 * restless)
+    tuned = tune(before)
+    assert tuned is not None
+    now = 24 * np.arange(restless + 20, days - 4)
+    truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
+    made = tuned.at(whole, training_days(before, HORIZON_H), now)
+    low, high = tuned.quantiles(whole, now, made)
+    assert 0.7 < ((truth >= low) & (truth <= high)).mean() < 0.92
+    calm = tuned.quantiles(whole, np.full(len(now), 24 * restless), made)
+    assert ((truth >= calm[0]) & (truth <= calm[1])).mean() < 0.5
+    assert 0.7 < tuned.backtest.coverage < 0.9
+
+
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 99), gaps=st.sets(st.integers(0, 24 * 80 - 2), max_size=60), negative=st.booleans())
 def test_quantiles_are_ordered_whatever_is_missing(seed: int, gaps: set[int], negative: bool) -> None:

@@ -4,8 +4,8 @@
 
 DATA is a folder with ``llm/azure_2023_{conv,code}.csv.gz`` (``TIMESTAMP,ContextTokens,GeneratedTokens``) and
 ``llm/freesh_qps_partition_{a,b}.csv`` (a day of five-minute peaks for each class). In PAGE, what stands between
-``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names day, hour, hour-lstm and speed. The LSTM's rows need
-torch.
+``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names plans, day, hour, hour-lstm and speed. The LSTM's rows
+need torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import gzip
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,15 +25,19 @@ import numpy as np
 from services.core.policies.freesh.classes import CLASSES, PARTITIONS
 from services.core.profiles.traffic import (
     STEP_S,
+    STEPS_AHEAD,
     WINDOWS,
     Backtest,
     Choice,
+    Floats,
     Forecaster,
+    LastPeak,
     Traffic,
     backtest,
     choose,
     observe,
 )
+from services.learning.demand import foretell
 from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
@@ -44,6 +49,8 @@ SHIFT_S = 60.0
 LEAST_ORIGINS = 2
 """In an hour there are no more; in service the default of ``choose`` holds."""
 DAYS = 14
+LEAST_PLANNED = 24
+"""Steps; both ways to choose can from twice as many on."""
 
 
 def day_of_peaks(data: Path, partition: str) -> Traffic:
@@ -134,6 +141,53 @@ def _hour(data: Path, compared: Sequence[Forecaster]) -> list[str]:
     return [*lines, *left_out]
 
 
+def plans(data: Path) -> str:
+    """Return what a planner would have had ready that asks every half hour of the day, or every step of an hour."""
+    without = [each for each in forecasters() if not isinstance(each, Lstm)]
+    lines: list[str] = []
+    for partition in PARTITIONS:
+        peaks = day_of_peaks(data, partition)
+        asked = range(2 * LEAST_PLANNED, len(peaks), STEPS_AHEAD)
+        least = [choose(peaks.until(at), without).forecast(peaks.until(at)) for at in asked]
+        demand = [foretell(peaks.until(at), None) for at in asked]
+        rows = {"least error": _asked(peaks, asked, [each.peaks_qps for each in least]),
+                "for the planner": _asked(peaks, asked, [each.peaks_qps for each in demand])}  # fmt: skip
+        lines += [*_planned(f"The day, partition {partition}", rows), ""]
+        for name, methods in (("Least error", least), ("For the planner", demand)):
+            chosen = ", ".join(
+                f"{name} {times}" for name, times in Counter(each.method for each in methods).most_common()
+            )
+            lines += [f"{name} chose, by half hours: {chosen}.", ""]
+    for trace, label in TRACES.items():
+        for partition in PARTITIONS:
+            cuts = hours(data, trace, partition)
+            alone = [backtest(cut, LastPeak(), range(1, len(cut))) for cut in cuts]
+            ready = [
+                _asked(cut, range(1, len(cut)), [foretell(cut.until(at), None).peaks_qps for at in range(1, len(cut))])
+                for cut in cuts
+            ]
+            rows = {"last peak": pooled(alone), "for the planner": pooled(ready)}
+            lines += [*_planned(f"{label.capitalize()}, partition {partition}", rows), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _asked(history: Traffic, asked: Sequence[int], told: Sequence[Floats]) -> Backtest:
+    came = backtest(history, LastPeak(), asked)
+    return Backtest(came.name, came.origins, np.stack(told), came.actual_qps)
+
+
+def _planned(what: str, rows: dict[str, Backtest]) -> list[str]:
+    """Return shares of steps short of their peak, by class, and what is spare."""
+    lines = head(what, list(rows.values()))
+    lines[2] = lines[2].replace(" all |", " mean peak |")
+    for name, score in rows.items():
+        peaks = np.nanmean(score.actual_qps, axis=(0, 1))
+        short = " | ".join(f"{100 * share:.0f} %" for share in score.under_share())
+        spare = np.nansum(score.spare_share() * peaks) / peaks.sum()
+        lines.append(f"| {name} | {short} | {peaks.sum():.2f} | {100 * spare:.0f} % |")
+    return lines
+
+
 def reasons(choice: Choice) -> list[str]:
     """Return who was not compared, and why."""
     return [f"Not compared: {name} ({why})." for name, why in choice.left_out.items()] + [""]
@@ -164,7 +218,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-TABLES = {"day": day, "hour": hour, "hour-lstm": hour_lstm, "speed": speed}
+TABLES = {"plans": plans, "day": day, "hour": hour, "hour-lstm": hour_lstm, "speed": speed}
 
 
 def main() -> None:

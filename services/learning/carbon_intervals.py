@@ -1,0 +1,92 @@
+"""How far forecasts of carbon intensity may be off: quantiles of past errors, in units of the grid's recent roughness.
+
+Errors are taken of square roots where no intensity is negative, because they grow with the level, and divided by how
+much the days before the moment differed from one another (normalised conformal prediction): the intervals widen as soon
+as a grid becomes restless, and not only when its errors have become great.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DAY_H, ROUGH_DAYS = 24, 13
+QUANTILES = (0.1, 0.9)
+LEAST_ROUGHNESS = 0.1
+"""Of the usual one: after days without any change the intervals do not close."""
+
+
+def inside(values: Floats, root: bool) -> Floats:
+    """Return square roots where ``root``."""
+    return np.sqrt(np.maximum(values, 0.0)) if root else values
+
+
+def outside(values: Floats, root: bool) -> Floats:
+    """Return what had such square roots; gCO2/kWh."""
+    return np.maximum(values, 0.0) ** 2 if root else values
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a grid did: (hours,) gCO2/kWh, whether each hour was measured, and whether square roots are taken."""
+
+    values: Floats
+    known: NDArray[np.bool_]
+    root: bool
+
+    def roughness(self, moments: Ints) -> Floats:
+        """Return the mean absolute change from one day to the next over the fortnight before each moment; (moments,).
+
+        Where nothing of a fortnight was measured it is NaN.
+        """
+        levels = inside(self.values, self.root)
+        both = self.known[DAY_H:] & self.known[:-DAY_H]
+        changes = np.where(both, np.abs(levels[DAY_H:] - levels[:-DAY_H]), 0.0)
+        total, count = (np.concatenate(([0.0], np.cumsum(each))) for each in (changes, both))
+        last = np.maximum(moments - DAY_H, 0)
+        first = np.maximum(last - ROUGH_DAYS * DAY_H, 0)
+        seen = count[last] - count[first]
+        return np.where(seen > 0, total[last] - total[first], np.nan) / np.maximum(seen, 1.0)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Quantiles of errors.
+
+    Attributes:
+        low, high: (hours,) by hour ahead, as multiples of the roughness; at most and at least 0.
+        usual: Roughness of the history, its median.
+    """
+
+    low: Floats
+    high: Floats
+    usual: float
+
+    @classmethod
+    def of(cls, grid: Grid, moments: Ints, made: Floats) -> Intervals:
+        """Return those of the (moments, hours) that were foretold at past moments."""
+        hours = made.shape[1]
+        truth = grid.values[moments[:, None] + np.arange(hours)]
+        rough = grid.roughness(moments)
+        usual = float(np.nanmedian(rough)) if np.isfinite(rough).any() else 0.0
+        empty = cls(np.zeros(hours), np.zeros(hours), usual)
+        missed = (inside(truth, grid.root) - inside(made, grid.root)) / empty._scale(rough)
+        # Of each hour ahead and the hours beside it: their errors are alike, and the more there are the steadier.
+        beside = [missed[:, max(0, hour - 1) : hour + 2] for hour in range(hours)]
+        low, high = np.array([np.quantile(each, QUANTILES) for each in beside]).T
+        return cls(np.minimum(low, 0.0), np.maximum(high, 0.0), usual)
+
+    def at(self, grid: Grid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:
+        """Return p10 and p90 of the (moments, hours) foretold, gCO2/kWh."""
+        scale, level = self._scale(grid.roughness(moments)), inside(made, grid.root)
+        return outside(level + scale * self.low, grid.root), outside(level + scale * self.high, grid.root)
+
+    def _scale(self, rough: Floats) -> Floats:
+        """Return (moments, 1) what errors are multiples of; the usual roughness where none is known."""
+        least = max(LEAST_ROUGHNESS * self.usual, 1e-6)
+        return np.maximum(np.where(np.isnan(rough), self.usual, rough), least)[:, None]
