@@ -44,7 +44,8 @@ class RankPaths:
 
 def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
     """Return the variables that describe the gang; a job cannot replace them."""
-    return {
+    serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
+    return serves_at | {
         "WATTSHIFT_JOB_ID": start.job_id,
         "WATTSHIFT_ALLOCATION_ID": start.allocation_id,
         "WATTSHIFT_GENERATION": str(start.generation),

@@ -27,7 +27,7 @@ OWNER = "installation"
 DUE = text("""
 SELECT max(j.ended_at) AS through, count(*) AS jobs
   FROM jobs j
- WHERE j.state = 'succeeded'
+ WHERE j.state = 'succeeded' AND j.spec -> 'service' IS NULL
    AND j.ended_at > coalesce((SELECT max((problem ->> 'through')::timestamptz) FROM length_trainings
                                WHERE state <> 'failed'), '-infinity')
    AND NOT EXISTS (SELECT FROM length_trainings

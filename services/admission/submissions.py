@@ -25,6 +25,9 @@ REUSED = ProblemError(
 )
 
 
+POOLS_ALONE = "only pools start standing services"
+
+
 @dataclass(slots=True, frozen=True)
 class DraftJob:
     """A job that a commit may make: its id and its columns are settled before the first attempt."""
@@ -66,6 +69,10 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return validation_problem([{**e, "loc": ("body", *e["loc"])} for e in found])
+    if not entry.service:
+        served = [at for at, spec in enumerate(specs) if spec.service is not None]
+        if served:
+            return _not_a_pool([f"/jobs/{at}/service" if entry.batch else "/service" for at in served])
     jobs = tuple(
         DraftJob(
             id=new_id("job"),
@@ -77,6 +84,11 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
     )
     kind = b"batch\0" if entry.batch else b"job\0"
     return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + entry.body.encode()).digest())
+
+
+def _not_a_pool(pointers: list[str]) -> ProblemError:
+    errors = [FieldError(pointer=pointer, detail=POOLS_ALONE) for pointer in pointers]
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, f"{pointers[0]}: {POOLS_ALONE}", errors=errors[:50])
 
 
 def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:

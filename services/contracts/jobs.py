@@ -78,6 +78,15 @@ class Progress(Message):
         return self
 
 
+class ServiceTerms(Message):
+    """Where a standing service may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
+
+    zone: Name | None = Field(default=None, description="Only on nodes of that grid zone.")
+    node_labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict[LabelKey, LabelValue], max_length=64, description="Only on nodes that carry all of these."
+    )
+
+
 class JobSpec(Message):
     """What a user asks for."""
 
@@ -124,6 +133,9 @@ class JobSpec(Message):
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     hold: Flag = Field(default=False, description="Accept the job, but let it wait for a release.")
+    service: ServiceTerms | None = Field(
+        default=None, description="Set for instances of pools alone: a standing service."
+    )
 
     @field_validator("working_dir", "checkpoint_dir")
     @classmethod
@@ -145,6 +157,12 @@ class JobSpec(Message):
             raise ValueError("needs a command or a container image")
         if self.command and not self.command[0]:
             raise ValueError("the first argument names the program and cannot be empty")
+        return self
+
+    @model_validator(mode="after")
+    def _services_have_one_size(self) -> Self:
+        if self.service is not None and self.gpus.largest != self.gpus.min:
+            raise ValueError("a standing service has a fixed size: gpus.max is gpus.min")
         return self
 
 
@@ -256,6 +274,9 @@ class SubmissionEntry(Message):
     idempotency_key: str | None
     batch: bool
     body: str = Field(description="The request body as it came, still to be validated.")
+    service: bool = Field(
+        default=False, description="Whether it may ask for a standing service; the gateway never says so."
+    )
 
 
 class SubmissionRequest(Message):

@@ -29,8 +29,8 @@ LEFT JOIN LATERAL (
 HISTORY = f"""
 SELECT j.id, j.ended_at, {AMOUNT} AS gpu_s, q.group_version, q.group_id, q.user_id
   FROM jobs j LEFT JOIN job_predictions q ON q.job_id = j.id {MEASURED}
- WHERE j.state = 'succeeded' AND (j.ended_at, j.id) > ($1, $2) AND j.ended_at <= $3
+ WHERE j.state = 'succeeded' AND j.spec -> 'service' IS NULL AND (j.ended_at, j.id) > ($1, $2) AND j.ended_at <= $3
  ORDER BY j.ended_at, j.id LIMIT $4
 """
 """One page of jobs that succeeded, in the order of their ends; one that failed or was cancelled did not come to its
-whole length, and says nothing of it."""
+whole length, and says nothing of it. Nor does a standing service, which has none."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,19 @@ from pydantic import ValidationError
 
 from services.contracts.nodes import PowerState
 from services.contracts.parallel import ParallelLayout
-from services.core.cycle.snapshot import Floats, Gangs, Ints, JobTable, NodeTable, Phase, Snapshot, Trigger
+from services.core.cycle.services import without_devices
+from services.core.cycle.snapshot import (
+    Bools,
+    Floats,
+    Gangs,
+    Ints,
+    JobTable,
+    NodeTable,
+    Phase,
+    Service,
+    Snapshot,
+    Trigger,
+)
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
@@ -33,7 +47,7 @@ SELECT j.id, j.tenant_id, j.state,
        (j.spec #>> '{{gpus,min}}')::int AS min_gpus,
        coalesce((j.spec #>> '{{gpus,max}}')::int, (j.spec #>> '{{gpus,min}}')::int) AS max_gpus,
        coalesce((j.spec #>> '{{gpus,step}}')::int, 1) AS step_gpus,
-       j.spec #>> '{{gpus,model}}' AS model, j.spec ->> 'layout' AS layout,
+       j.spec #>> '{{gpus,model}}' AS model, j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
        (j.spec #>> '{{gpus,memory_gib}}')::float8 AS memory_gib,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.cancel_requested OR j.hold_requested AS leaves,
@@ -65,7 +79,7 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS efficiency
 """
 
 NODES = """
-SELECT n.id, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 'on') AS power,
+SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 'on') AS power,
        coalesce(p.state = 'off'
                 OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
                    AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep
@@ -145,7 +159,8 @@ async def load(
         state = await connection.fetchrow(STATE)
         now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
         jobs = await connection.fetch(JOBS)
-        new = [row["id"] for row in jobs if row["told_gpu_s"] is None] if predicting else []
+        trains = (row for row in jobs if row["service"] is None)
+        new = [row["id"] for row in trains if row["told_gpu_s"] is None] if predicting else []
         told = predicting.tell(await connection.fetch(UNTOLD, new)) if predicting and new else None
         profiles = await connection.fetch(PROFILES, settings.min_profile_s)
         nodes = [
@@ -159,6 +174,11 @@ async def load(
         hosts = {row["node_id"]: row["power_w"] or 0.0 for row in await connection.fetch(HOSTS)}
         asleep_w = await connection.fetchval(ASLEEP_W, settings.node_standby_w, settings.node_boot_w)
         learned = tables_of(await connection.fetch(learned_rows.PROFILES, sorted({row["profile"] for row in jobs})))
+    jobs, running = _sort_out(jobs)
+    standing = _held_on(nodes, running)
+    held_by = Counter[str]()
+    for row in running:
+        held_by[row["tenant_id"]] += row["gpus"]
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
     host_w = _host_w(nodes, hosts, kinds)
@@ -167,25 +187,30 @@ async def load(
     )
     speed_rows, speed_curves = _speed_curves(gangs)
     settable = tuple(_settable(nodes, kind) for kind in kinds)
+    drawn_w, services_w = _drawn_w(nodes, hosts), _services_w(nodes, hosts, standing)
+    table, eligible = _node_table(nodes, claims, kinds, covers), _eligible(jobs, kinds)
     snapshot = Snapshot(
         version=state["version"],
         now_s=now_s,
         trigger=trigger,
         gpu_models=models,
-        jobs=_job_table(jobs, profiles, kinds, now_s, of_kind, speed_rows, told),
-        nodes=_node_table(nodes, claims, kinds, covers),
+        jobs=_job_table(jobs, profiles, eligible, now_s, of_kind, speed_rows, told),
+        nodes=without_devices(table, {table.index[NodeId(on)]: held for on, held in standing.items()}),
         carbon=carbon,
-        tenant_gpu_quota={row["id"]: row["gpus"] for row in quotas},
+        tenant_gpu_quota={row["id"]: max(row["gpus"] - held_by[row["id"]], 0) for row in quotas},
         speed_curves=speed_curves,
         setting_curves=setting_curves,
         settable=settable,
         gangs=gangs,
         idle_w=_idle_w(nodes, claims, kinds) + host_w,
-        measured_w=_drawn_w(nodes, hosts) + asleep_w if at_rest else float("nan"),
+        measured_w=drawn_w - services_w + asleep_w if at_rest else float("nan"),
         measures=settings.measures_settings and any(settable),
         measuring=frozenset(JobId(row["job_id"]) for row in measuring),
         placement=settings.placement,
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
+        services=_waiting_services(jobs, nodes, table, eligible),
+        services_gpus=sum(map(len, standing.values())),
+        services_w=services_w,
         network=replace(settings.network, server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"], told)
@@ -258,7 +283,7 @@ def _speed_curves(gangs: tuple[Gangs, ...]) -> tuple[list[int], Floats]:
 def _job_table(
     rows: list[Any],
     profiles: list[Any],
-    kinds: list[Kind],
+    eligible: Bools,
     now_s: float,
     curve_rows: dict[str, int],
     speed_rows: list[int],
@@ -289,7 +314,7 @@ def _job_table(
         max_gpus=ints("max_gpus"),
         step_gpus=ints("step_gpus"),
         gpus=gpus,
-        eligible=_eligible(rows, kinds),
+        eligible=eligible,
         preemptible=np.array([row["preemptible"] for row in rows], dtype=np.bool_),
         priority=ints("priority"),
         deadline_s=floats("deadline_s"),
@@ -320,7 +345,60 @@ def _placement(shares: list[Any] | None) -> Placement | None:
     return Placement(tuple(NodeShare(NodeId(share["node_id"]), tuple(share["devices"])) for share in shares))
 
 
-def _eligible(rows: list[Any], kinds: list[Kind]) -> Any:
+def _sort_out(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the jobs of the table, and the standing services that start or run: they are in none.
+
+    A service that waits is in the table, and so is one that stops: as any gang that is on its way out.
+    """
+    stands = [
+        row["service"] is not None and row["gpus"] > 0 and _phase(row) is not Phase.PREEMPTING  # holds devices
+        for row in rows
+    ]
+    return [row for row, out in zip(rows, stands, strict=True) if not out], list(compress(rows, stands))
+
+
+def _held_on(nodes: list[Any], services: list[Any]) -> dict[str, set[int]]:
+    """Return the devices that standing services hold, by node."""
+    there = {row["id"]: {device["index"] for device in row["devices"]} for row in nodes}
+    held: dict[str, set[int]] = {}
+    for share in (share for row in services for share in row["shares"]):
+        node_id = share["node_id"]
+        if node_id in there:
+            held[node_id] = held.get(node_id, set()) | (there[node_id] & set(share["devices"]))
+    return held
+
+
+def _services_w(nodes: list[Any], hosts: Mapping[str, float], held: Mapping[str, set[int]]) -> float:
+    """Return what those devices draw, as the newest heartbeats have it, with their share of the host, watts."""
+    drawn_w = 0.0
+    for row in nodes:
+        devices = held.get(row["id"])
+        if devices and _is_awake(row):
+            drawn_w += sum(each["power_w"] for each in row["readings"] if each["index"] in devices)
+            drawn_w += hosts.get(row["id"], 0.0) * len(devices) / len(row["devices"])
+    return drawn_w
+
+
+def _waiting_services(rows: list[Any], nodes: list[Any], table: NodeTable, eligible: Bools) -> tuple[Service, ...]:
+    """Return the standing services that wait, oldest first."""
+    waiting = [at for at, row in enumerate(rows) if row["service"] is not None and row["state"] == "queued"]
+    waiting.sort(key=lambda at: (rows[at]["submitted_s"], rows[at]["id"]))
+    services: list[Service] = []
+    for at in waiting:
+        terms, gpus = rows[at]["service"], rows[at]["min_gpus"]
+        zone, labels = terms.get("zone"), terms.get("node_labels", {})
+        place = (
+            (zone is None or row["zone"] == zone)
+            and labels.items() <= row["labels"].items()
+            and len(row["devices"]) >= gpus
+            for row in nodes
+        )
+        may_run = np.fromiter(place, np.bool_, len(nodes)) & table.schedulable & eligible[at, table.gpu_model]
+        services.append(Service(JobId(rows[at]["id"]), gpus, may_run))
+    return tuple(services)
+
+
+def _eligible(rows: list[Any], kinds: list[Kind]) -> Bools:
     answers: dict[tuple[Any, ...], list[bool]] = {}
     table: list[list[bool]] = []
     for row in rows:
@@ -336,7 +414,9 @@ def _eligible(rows: list[Any], kinds: list[Kind]) -> Any:
         table.append(answers[asked])
     eligible = np.array(table, dtype=np.bool_).reshape(len(rows), len(kinds))
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
-    eligible[np.array([row["leaves"] for row in rows], dtype=np.bool_)] = False
+    # Nor does a service that stops: should it come back, it is placed before all jobs.
+    leaves = [row["leaves"] or (row["service"] is not None and row["state"] != "queued") for row in rows]
+    eligible[np.array(leaves, dtype=np.bool_)] = False
     return eligible
 
 

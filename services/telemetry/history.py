@@ -1,4 +1,4 @@
-"""Past jobs as they ran: what an export holds and a replay begins with."""
+"""Past jobs as they ran: what an export holds and a replay begins with. Standing services are none of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN job_footprints f ON f.job_id = j.id
 WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS NULL OR j.submitted_at < $2)
     AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR j.id > $4)
+    AND j.spec -> 'service' IS NULL
 ORDER BY j.id LIMIT $5
 """
 

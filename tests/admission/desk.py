@@ -22,11 +22,14 @@ def an_entry(
     *,
     key: str | None = None,
     tenant: str = "default",
+    service: bool = False,
 ) -> SubmissionEntry:
     """Return a submission: a spec, several for a batch, or a body as it is."""
     is_batch = isinstance(spec, list)
     body = spec if isinstance(spec, str) else json.dumps({"jobs": spec} if is_batch else SPEC | (spec or {}))
-    return SubmissionEntry(tenant_id=tenant, key_id="key", idempotency_key=key, batch=is_batch, body=body)
+    return SubmissionEntry(
+        tenant_id=tenant, key_id="key", idempotency_key=key, batch=is_batch, body=body, service=service
+    )
 
 
 class Desk:

@@ -166,3 +166,28 @@ async def test_a_gang_beyond_every_node_is_impossible(desk: Desk) -> None:
 async def test_a_tenant_that_is_gone_may_not_submit(desk: Desk) -> None:
     (answer,) = await desk.submit_all(an_entry(tenant="nobody"))
     assert (answer.status, _code(answer)) == (403, "forbidden")
+
+
+async def test_only_pools_start_standing_services(desk: Desk) -> None:
+    terms = {"service": {"zone": "US-CAL-CISO", "node_labels": {"pool": "llm"}}}
+    one, many, allowed = await desk.submit_all(
+        an_entry(terms), an_entry([SPEC, SPEC | terms]), an_entry(terms, service=True)
+    )
+
+    assert (one.status, _code(one), _pointers(one)) == (422, "invalid_request", ["/service"])
+    assert "only pools start standing services" in json.loads(one.body)["detail"]
+    assert (many.status, _pointers(many)) == (422, ["/jobs/1/service"])
+    assert allowed.status == 201
+    assert await desk.count("jobs", "spec ? 'service'") == 1
+    found = Job.model_validate_json((await desk.ask("GET", str(allowed.location))).content)
+    assert found.spec.model_dump(exclude_none=True)["service"] == terms["service"]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"service": {}, "gpus": {"min": 1, "max": 2}}, {"service": {"zone": "not a zone"}}, {"service": {"at": 1}}]
+)
+async def test_a_standing_service_has_one_size_and_known_terms(desk: Desk, spec: dict[str, Any]) -> None:
+    before = await desk.count("jobs")
+    (answer,) = await desk.submit_all(an_entry(spec, service=True))
+    assert (answer.status, _code(answer)) == (422, "invalid_request")
+    assert await desk.count("jobs") == before

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from gpu_agent import containers, retention
 from gpu_agent.account import Account, find_account
 from gpu_agent.containers import Engine
+from gpu_agent.environment import RankPaths, job_variables
 from gpu_agent.processes import cpu_seconds, kill_marked
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
@@ -56,6 +57,13 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
     text = "A=1\nDOCKER_HOST=x\nWORLD_SIZE=4\nCUDA_VISIBLE_DEVICES=0,1\n"
     assert containers.env_file_text(variables) == text
     assert containers.remove_argv(DOCKER, start) == ["/usr/bin/docker", "rm", "--force", "wattshift-job_1.2-1"]
+
+
+def test_a_standing_service_is_told_its_port() -> None:
+    paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json")
+
+    assert job_variables(a_start(service={}), paths)["WATTSHIFT_PORT"] == "29500"
+    assert "WATTSHIFT_PORT" not in job_variables(a_start(), paths)
 
 
 def test_a_container_runs_as_the_jobs_user() -> None:

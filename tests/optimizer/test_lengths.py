@@ -49,14 +49,20 @@ async def trainings(optimizer: Installation, state: str) -> list[Any]:
         return await database.fetch("SELECT * FROM length_trainings WHERE state = $1 ORDER BY submitted_at", state)
 
 
-async def test_history_is_what_succeeded_in_the_order_of_its_ends(connection: Any, postgres_url: str) -> None:
+async def test_history_is_what_succeeded_of_training_in_the_order_of_its_ends(
+    connection: Any, postgres_url: str
+) -> None:
     await past_jobs(connection, 6, 2)
     await past_jobs(connection, 3, 2, state="failed", after=6)
     await past_jobs(connection, 2, 2, state="cancelled", after=9)
+    await past_jobs(connection, 2, 2, after=11)
+    await connection.execute(
+        """UPDATE jobs SET spec = spec || '{"service": {}}' WHERE id > 'job_' || lpad('11', 26, '0')"""
+    )
     url = f"{postgres_url.rpartition('/')[0]}/{await connection.fetchval('SELECT current_database()')}"
 
     history, ended_s = await read_history(url, datetime.now(UTC), 600_000)
-    newest, _ = await read_history(url, datetime.now(UTC), 4)
+    newest, _ = await read_history(url, datetime.now(UTC), 6)  # the two standing services count, but are left out
 
     groups = [job_group("acme", {"name": "a", "project": "p", "command": ["train", n]})[0] for n in (1, 0)]
     assert history.group.tolist() == groups * 3

@@ -7,13 +7,13 @@ A job with ``gpus`` runs; where it sits is found for it unless ``on`` says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.snapshot import JobTable, NodeTable, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import JobTable, NodeTable, Phase, Service, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
@@ -207,6 +207,25 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
         progress=floats("progress"),
         placements=tuple(placements[job.name] for job in jobs),
     )
+
+
+def with_services(snapshot: Snapshot, *names: str, only_on: Collection[str] | None = None) -> Snapshot:
+    """Return the snapshot with these queued jobs as standing services, in this order.
+
+    Args:
+        snapshot: The cluster.
+        names: The jobs; each has as many GPUs as its smallest gang.
+        only_on: Names of the nodes they may run on; all by default.
+    """
+    nodes, jobs = snapshot.nodes, snapshot.jobs
+    allowed = np.array([only_on is None or node_id in only_on for node_id in nodes.ids], dtype=np.bool_)
+    services: list[Service] = []
+    for name in names:
+        job = jobs.index[JobId(name)]
+        gpus = int(jobs.min_gpus[job])
+        suits = nodes.schedulable & (nodes.gpus >= gpus) & jobs.eligible[job, nodes.gpu_model]
+        services.append(Service(JobId(name), gpus, allowed & suits))
+    return replace(snapshot, services=tuple(services))
 
 
 def story(plan: Plan) -> dict[str, str]:

@@ -51,6 +51,16 @@ async def test_a_job_is_listed_as_it_ran(plane: Plane) -> None:
     assert (second["job_id"], second["started_at"], second["run_s"], second["gpus"]) == (waiting, None, None, None)
 
 
+async def test_a_standing_service_is_no_past_job(plane: Plane) -> None:
+    job_id, standing = await ran(plane, (1, 100)), await ran(plane, (2, 100))
+    async with plane.pool.connection() as connection:
+        await connection.execute(
+            """UPDATE jobs SET spec = spec || '{"service": {"node_labels": {}}}' WHERE id = $1""", standing
+        )
+
+    assert [job["job_id"] for job in (await listed(plane))["items"]] == [job_id]
+
+
 async def test_a_period_is_read_page_by_page(plane: Plane) -> None:
     made = [await ran(plane, (1, 10), submitted=f"2026-11-0{day}") for day in range(1, 6)]
 

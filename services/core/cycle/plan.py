@@ -24,9 +24,11 @@ class Reason(StrEnum):
     """It restarts on more GPUs: it uses their energy well."""
     SCALE_IN = "scale_in"
     """It restarts on fewer GPUs."""
+    STANDING_SERVICE = "standing_service"
+    """A standing service starts, or a training gang gives way to one: services come first, whatever the policy."""
     # waits
     NOT_ENOUGH_FREE_GPUS = "not_enough_free_gpus"
-    """Jobs ahead of it hold or take every GPU it could use."""
+    """Jobs ahead of it, or standing services, hold or take every GPU it could use."""
     WAITING_FOR_RELEASE = "waiting_for_release"
     """Its GPUs are being released by jobs that are stopping."""
     WAITING_FOR_ROUND = "waiting_for_round"

@@ -165,11 +165,22 @@ def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reaso
     queued = np.flatnonzero(ranked.phase == QUEUED)
     codes = map(_WAITS.__getitem__, verdicts[queued].tolist())
     reasons = dict(zip(ranked.jobs[queued].tolist(), codes, strict=True))
+    if snapshot.services_gpus:
+        _count_services(snapshot, ranked, reasons)
     all_queued = np.flatnonzero(snapshot.jobs.phase == QUEUED)
     if all_queued.size > queued.size:
         for job in all_queued.tolist():
             reasons.setdefault(job, unranked)
     return reasons
+
+
+def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reason]) -> None:
+    """Tell jobs that only standing services leave no room for that they wait for GPUs, not for a wider cluster."""
+    most = snapshot.total_gpus + snapshot.services_gpus
+    for job, wanted in zip(ranked.jobs.tolist(), ranked.wanted.tolist(), strict=True):
+        nowhere = reasons.get(job) is Reason.NO_ELIGIBLE_NODE
+        if nowhere and wanted <= most and snapshot.jobs.eligible[job].any():
+            reasons[job] = Reason.NOT_ENOUGH_FREE_GPUS
 
 
 def _name_those_for_the_next_round(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileSettings, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Snapshot, Trigger
+from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Service, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
@@ -53,6 +53,9 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "measures": snapshot.measures,
         "measuring": None if snapshot.measuring is None else sorted(snapshot.measuring),
         "goodput_curves": snapshot.goodput_curves.tolist(),
+        "services": [[each.job_id, each.gpus, each.nodes.tolist()] for each in snapshot.services],
+        "services_gpus": snapshot.services_gpus,
+        "services_w": snapshot.services_w,
     }
 
 
@@ -86,6 +89,12 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         measured_w=float(stored.get("measured_w", "nan")),
         measures=stored.get("measures", False),
         measuring=None if stored.get("measuring") is None else frozenset(map(JobId, stored["measuring"])),
+        services=tuple(
+            Service(JobId(job_id), gpus, np.array(nodes, dtype=np.bool_))
+            for job_id, gpus, nodes in stored.get("services", [])
+        ),
+        services_gpus=stored.get("services_gpus", 0),
+        services_w=stored.get("services_w", 0.0),
     )
 
 

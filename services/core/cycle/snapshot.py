@@ -215,6 +215,21 @@ class NodeTable:
 
 
 @dataclass(frozen=True)
+class Service:
+    """A standing service that waits: a job of fixed size that is placed before any policy decides.
+
+    Attributes:
+        job_id: Its row in the job table says the rest.
+        gpus: Its devices, all of one node.
+        nodes: (n_nodes,) where it may run, and where a node takes work and is wide enough.
+    """
+
+    job_id: JobId
+    gpus: int
+    nodes: Bools
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything a policy may know.
 
@@ -250,6 +265,10 @@ class Snapshot:
             (``PolicyEntry.keeps_queue``). None: not sorted out.
         newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
             own queue; given only where nobody ceases to wait but by a start. None: not sorted out.
+        services: The standing services that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
+            that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
+        services_gpus: Devices that services hold or were promised, on nodes that the table has.
+        services_w: What those draw with their share of the host, watts; not in ``measured_w``.
     """
 
     version: int
@@ -276,6 +295,9 @@ class Snapshot:
     reasons: bool = True
     contenders: Ints | None = None
     newly_waiting: Ints | None = None
+    services: tuple[Service, ...] = ()
+    services_gpus: int = 0
+    services_w: float = 0.0
 
     def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:
         """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""

@@ -28,7 +28,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
     devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
     and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes may be powered down or
-    up, and down only where nothing runs or starts.
+    up, and down only where nothing runs or starts; that a standing service starts on one node, where it may run.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -68,6 +68,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if starts:
         _check_devices(snapshot, index, starts)
         _check_quotas(snapshot, index, starts)
+        if snapshot.services:
+            _check_services(snapshot, starts)
     if settings:
         _check_settings(snapshot, index, settings, changed)
     if plan.nodes:
@@ -150,6 +152,19 @@ def _check_quotas(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[S
         held[tenant] = held.get(tenant, 0) + start.gpus
         if tenant in quotas and held[tenant] > quotas[tenant]:
             raise PlanError(f"tenant {tenant} would hold {held[tenant]} GPUs of its {quotas[tenant]}")
+
+
+def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:
+    where, services = snapshot.nodes.index, {service.job_id: service for service in snapshot.services}
+    for start in starts:
+        service = services.get(start.job_id)
+        if service is None:
+            continue
+        if len(start.placement.shares) != 1 or start.gpus != service.gpus:
+            raise PlanError(f"service {start.job_id} needs its {service.gpus} GPUs on one node")
+        node_id = start.placement.shares[0].node_id
+        if not service.nodes[where[node_id]]:
+            raise PlanError(f"service {start.job_id} may not run on {node_id}")
 
 
 def _check_settings(

@@ -17,17 +17,20 @@ DAY_S = 86_400.0
 
 
 def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
-    """Return what the cluster may draw from now on, watts; inf for no limit.
+    """Return what the cluster may draw from now on beside standing services, watts; inf for no limit.
 
     ``eta * G * P_max`` where eta is below 1, as eq. 19; at 1 a cluster of the hungriest jobs may exceed the mean.
+    Services are left alone, so that what they draw is taken off.
     """
     limits = [math.inf if config.power_limit_w is None else config.power_limit_w]
     if config.eta < 1:
-        limits.append(config.eta * float(snapshot.nodes.gpus.sum()) * gpu_max_w(snapshot, config))
+        limits.append(
+            config.eta * float(snapshot.nodes.gpus.sum() + snapshot.services_gpus) * gpu_max_w(snapshot, config)
+        )
     due_s = snapshot.next_active_s
     ahead_s = (due_s - snapshot.now_s if math.isfinite(due_s) else config.limit_ahead_s) + config.grace_s
     limits.append(least_of(config.power_limit_curve, snapshot.now_s, snapshot.now_s + ahead_s))
-    return min(limits)
+    return min(limits) - snapshot.services_w
 
 
 def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:

@@ -1,0 +1,249 @@
+"""Standing services: jobs that are placed before any policy decides, and that no policy sees.
+
+Each service that waits, the oldest first,
+
+1. starts where its devices are free: on the node with the fewest that suffice, and on one that is asleep only if no
+   other has them; or
+2. reserves its devices on a node where the free ones, those of gangs that are stopping and those of preemptible gangs
+   suffice: there where gangs of the fewest GPUs must stop for it. Of those the ones of lowest priority stop, and of
+   these the youngest; or
+3. reserves what is free or being released on the node where the fewest of its devices are out of reach, and stops
+   nobody: what is missing belongs to gangs that may not be preempted.
+
+What was reserved is hidden from the policy, so that nothing starts there and a waiting service is never overtaken by
+training jobs. Reservations are not stored: the next round finds them again, as what is being released costs no stop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.blocks import ORDERS, FreeBlocks
+from services.core.cycle.placing import FreeDevices, mask_of
+from services.core.cycle.plan import Action, Hold, Preempt, Reason, Start
+from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, Service, Snapshot
+from services.core.domain.placement import NodeShare, Placement
+
+Device = tuple[int, int]
+"""Node and device, by their indices."""
+
+
+def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
+    """Return a start or a hold for every service that waits with the stops they need, and what the policy is to see.
+
+    The policy sees neither the services nor the devices they get or reserve; gangs that give way are stopping already,
+    on what is left of their devices.
+    """
+    desk = _Desk(snapshot)
+    for service in snapshot.services:
+        desk.serve(service)
+    return (*desk.preempts, *desk.starts, *(desk.holds if snapshot.reasons else ())), desk.shown()
+
+
+def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
+    """Return the nodes as if these devices, by node, were not there; such a node is not powered down."""
+    gpus, may_sleep, free_devices = nodes.gpus.copy(), nodes.may_sleep.copy(), list(nodes.free_devices)
+    for node, devices in taken.items():
+        gpus[node] -= len(devices)
+        may_sleep[node] = False
+        free_devices[node] = tuple(device for device in free_devices[node] if device not in devices)
+    return replace(
+        nodes,
+        gpus=gpus,
+        schedulable=nodes.schedulable & (gpus > 0),
+        may_sleep=may_sleep,
+        free_devices=tuple(free_devices),
+        free_gpus=np.fromiter(map(len, free_devices), np.int64, len(nodes)),
+    )
+
+
+@dataclass(frozen=True)
+class _Reservation:
+    """What a node could give to a service: who must stop for it, and how many devices are out of reach."""
+
+    node: int
+    stops: list[int]
+    stopped_gpus: int
+    missing: int
+
+
+class _Desk:
+    """Serves services one after another; what one got is not there for the next."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.preempts: list[Preempt] = []
+        self.starts: list[Start] = []
+        self.holds: list[Hold] = []
+        self._snapshot, self._free = snapshot, FreeDevices(snapshot.nodes)
+        self._quota = dict(snapshot.tenant_gpu_quota)
+        self._held: dict[str, int] = defaultdict(int)
+        self._taken: dict[int, set[int]] = defaultdict(set)
+        self._given_up: dict[int, set[Device]] = defaultdict(set)
+        self._leaving: dict[int, dict[int, int]] = defaultdict(dict)
+        self._on: dict[int, list[int]] = defaultdict(list)
+        jobs, where = snapshot.jobs, snapshot.nodes.index
+        for job in np.flatnonzero(jobs.gpus > 0).tolist():
+            self._held[jobs.tenants[job]] += int(jobs.gpus[job])
+            if jobs.phase[job] == PREEMPTING:
+                self._leave(job)
+            elif jobs.preemptible[job] and (placement := jobs.placements[job]):
+                for share in placement.shares:
+                    if share.node_id in where:
+                        self._on[where[share.node_id]].append(job)
+        for gangs in self._on.values():
+            gangs.sort(key=lambda job: (-jobs.priority[job], jobs.submitted_s[job], jobs.ids[job]), reverse=True)
+
+    def serve(self, service: Service) -> None:
+        """Start a service, or reserve what it waits for."""
+        if not service.nodes.any():
+            self.holds.append(Hold(service.job_id, Reason.NO_ELIGIBLE_NODE))
+        elif not self._is_within_quota(service):
+            self.holds.append(Hold(service.job_id, Reason.TENANT_QUOTA))
+        elif not self._start(service):
+            self.holds.append(Hold(service.job_id, self._reserve(service)))
+
+    def shown(self) -> Snapshot:
+        """Return what is left to the policy."""
+        snapshot, taken = self._snapshot, sum(map(len, self._taken.values()))
+        jobs, quota = self._without_services(), self._quota
+        for job, devices in self._given_up.items():  # still held, though the table shows it no more
+            tenant = snapshot.jobs.tenants[job]
+            if tenant in quota:
+                quota[tenant] -= len(devices)
+        return replace(
+            snapshot,
+            jobs=jobs,
+            nodes=without_devices(snapshot.nodes, self._taken),
+            tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
+            measured_w=float("nan") if taken else snapshot.measured_w,
+            contenders=None,
+            newly_waiting=None,
+            services=(),
+            services_gpus=snapshot.services_gpus + taken,
+            services_w=snapshot.services_w + taken * self._expected_w(),
+        )
+
+    def _is_within_quota(self, service: Service) -> bool:
+        """Whether the tenant may hold the service beside all it holds now; if not, its other jobs make room for it."""
+        tenant = self._snapshot.jobs.tenants[self._snapshot.jobs.index[service.job_id]]
+        limit = self._quota.get(tenant)
+        if limit is None:
+            return True
+        if service.gpus <= limit:
+            self._quota[tenant] = limit - service.gpus
+        return self._held[tenant] + service.gpus <= limit
+
+    def _start(self, service: Service) -> bool:
+        nodes, count = self._snapshot.nodes, self._free.count
+        fits: list[int] = np.flatnonzero(service.nodes & (count >= service.gpus)).tolist()
+        if not fits:
+            return False
+        node = min(fits, key=lambda node: (bool(nodes.asleep[node]), int(count[node]), node))
+        devices = _block(self._free.on(node), service.gpus)
+        self._taken[node].update(devices)
+        self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.STANDING_SERVICE))
+        return True
+
+    def _reserve(self, service: Service) -> Reason:
+        """Take a service's devices off one node, as far as they are to be had, and return why it waits."""
+        nodes = self._snapshot.nodes
+        usable: list[int] = np.flatnonzero(service.nodes & nodes.schedulable).tolist()
+        could = [
+            self._look_at(node, service.gpus)
+            for node in usable
+            if nodes.gpus[node] - len(self._taken[node]) >= service.gpus
+        ]
+        if not could:
+            return Reason.NOT_ENOUGH_FREE_GPUS
+        best = min(could, key=lambda each: (each.missing, each.stopped_gpus, each.node))
+        for job in best.stops:
+            self._stop(job)
+        free = self._free.on(best.node)[: service.gpus]
+        self._free.take_devices([(best.node, free)])
+        leaving = self._leaving[best.node]
+        released = sorted(leaving)[: service.gpus - len(free)]
+        for device in released:
+            self._given_up[leaving.pop(device)].add((best.node, device))
+        self._taken[best.node].update(free, released)
+        return Reason.NOT_ENOUGH_FREE_GPUS if best.missing else Reason.WAITING_FOR_RELEASE
+
+    def _look_at(self, node: int, gpus: int) -> _Reservation:
+        missing = gpus - len(self._free.on(node)) - len(self._leaving[node])
+        stops: list[int] = []
+        for job in self._on[node]:
+            if missing <= 0:
+                break
+            stops.append(job)
+            missing -= self._devices_on(job, node)
+        if missing > 0:
+            return _Reservation(node, [], 0, missing)
+        for job in stops[::-1]:  # a narrow gang is spared where a wide one of higher rank had to stop after it
+            if missing + self._devices_on(job, node) <= 0:
+                stops.remove(job)
+                missing += self._devices_on(job, node)
+        return _Reservation(node, stops, sum(int(self._snapshot.jobs.gpus[job]) for job in stops), 0)
+
+    def _devices_on(self, job: int, node: int) -> int:
+        placement, node_id = self._snapshot.jobs.placements[job], self._snapshot.nodes.ids[node]
+        assert placement is not None
+        return sum(len(share.devices) for share in placement.shares if share.node_id == node_id)
+
+    def _stop(self, job: int) -> None:
+        jobs = self._snapshot.jobs
+        self.preempts.append(Preempt(jobs.ids[job], Reason.STANDING_SERVICE, int(jobs.gpus[job])))
+        for gangs in self._on.values():
+            if job in gangs:
+                gangs.remove(job)
+        self._leave(job)
+
+    def _leave(self, job: int) -> None:
+        """Count a gang's devices as being released."""
+        placement, where = self._snapshot.jobs.placements[job], self._snapshot.nodes.index
+        for share in placement.shares if placement else ():
+            if share.node_id in where:
+                self._leaving[where[share.node_id]].update(dict.fromkeys(share.devices, job))
+
+    def _without_services(self) -> JobTable:
+        """Return the training jobs; those that give way are stopping, without what is reserved of their devices."""
+        jobs, ids = self._snapshot.jobs, self._snapshot.nodes.ids
+        phase, gpus, placements = jobs.phase.copy(), jobs.gpus.copy(), list(jobs.placements)
+        phase[[jobs.index[each.job_id] for each in self.preempts]] = PREEMPTING
+        for job, devices in self._given_up.items():
+            placements[job] = _less(placements[job], {(ids[node], device) for node, device in devices})
+            gpus[job] -= len(devices)
+        trains = np.ones(len(jobs), dtype=np.bool_)
+        trains[[jobs.index[service.job_id] for service in self._snapshot.services]] = False
+        columns: dict[str, Any] = {field.name: getattr(jobs, field.name) for field in fields(jobs)}
+        columns |= {"phase": phase, "gpus": gpus, "placements": placements}
+        for name, column in columns.items():
+            columns[name] = column[trains] if isinstance(column, np.ndarray) else tuple(compress(column, trains))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return JobTable(**columns)
+
+    def _expected_w(self) -> float:
+        """Return what a device is taken to draw that is on its way to a service: as much as any is known to, watts."""
+        snapshot = self._snapshot
+        of_jobs = snapshot.jobs.gpu_power_w[np.isfinite(snapshot.jobs.gpu_power_w)]
+        known = [*of_jobs.tolist(), *snapshot.idle_w.tolist(), snapshot.services_w / max(snapshot.services_gpus, 1)]
+        return max(known)
+
+
+def _block(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:
+    """Return the devices to take of a node's free ones: in the smallest aligned block, so that others stay whole."""
+    order = (gpus - 1).bit_length()
+    found = FreeBlocks({0: mask_of(free)}, [len(free)], [False]).smallest(order) if order < ORDERS else None
+    return free[:gpus] if found is None else tuple(range(found[1], found[1] + gpus))
+
+
+def _less(placement: Placement | None, devices: set[tuple[str, int]]) -> Placement | None:
+    """Return a placement without some of its devices; None where none is left."""
+    shares = [
+        NodeShare(share.node_id, left)
+        for share in (placement.shares if placement else ())
+        if (left := tuple(device for device in share.devices if (share.node_id, device) not in devices))
+    ]
+    return Placement(tuple(shares)) if shares else None
