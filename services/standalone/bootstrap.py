@@ -48,7 +48,7 @@ def _run(arguments: list[str]) -> None:
     parser.add_argument("--setup", action="store_true", help="only set up")
     parser.add_argument("--exit", action="store_true", help="stop again when the demonstration is over")
     parser.add_argument("--port", metavar="N", help="port of the gateway and dashboard (default 8000, else a free one)")
-    parser.add_argument("--nodes", metavar="NxG[:MODEL]", help="simulated nodes x GPUs (default 2x4:A100-SXM4-40GB)")
+    parser.add_argument("--nodes", metavar="NxG[:MODEL][@ZONE]", help="simulated nodes x GPUs (2x4:A100-SXM4-40GB)")
     parser.add_argument("--data-dir", metavar="DIR", help="where all state is kept (default .wattshift)")
     options, _ = parser.parse_known_args(arguments)
     set_up()

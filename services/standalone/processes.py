@@ -47,32 +47,38 @@ DEFAULT_MODEL = "A100-SXM4-40GB"
 
 @dataclass(frozen=True)
 class Node:
-    """A node to run an agent for: `gpus` simulated GPUs of `model`, or the machine's own where `gpus` is None."""
+    """A node to run an agent for: `gpus` simulated GPUs of `model`, or the machine's own where `gpus` is None.
+
+    `zone` is its grid zone; without one it is that of the environment.
+    """
 
     node_id: str
     gpus: int | None = None
     model: str = DEFAULT_MODEL
+    zone: str | None = None
 
 
 def parse_nodes(text: str | None) -> tuple[Node, ...]:
-    """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB`: two nodes of four GPUs and one of eight; the model may be left out.
+    """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in the grid zone DE.
 
-    None is this machine as one node if it has GPUs, else `2x4`; the empty text is no node.
+    Model and zone may be left out. None is this machine as one node if it has GPUs, else `2x4`; the empty text is no
+    node.
 
     Raises:
         StackError: the text is not of that form, or names more than 64 nodes.
     """
     if not text:
         return () if text == "" else (Node("node-1"),) if _has_gpu() else parse_nodes("2x4")
-    sizes: list[tuple[int, str]] = []
+    sizes: list[tuple[int, str, str | None]] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?(?:@([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?\s*", part)
         if not match or not int(match[1]) or not int(match[2]):
-            raise StackError(f"nodes are written COUNTxGPUS[:MODEL][,...], such as 2x4:{DEFAULT_MODEL}; not {part!r}")
-        sizes += [(int(match[2]), match[3] or DEFAULT_MODEL)] * int(match[1])
+            wanted = f"COUNTxGPUS[:MODEL][@ZONE][,...], such as 2x4:{DEFAULT_MODEL}@DE"
+            raise StackError(f"nodes are written {wanted}; not {part!r}")
+        sizes += [(int(match[2]), match[3] or DEFAULT_MODEL, match[4])] * int(match[1])
     if len(sizes) > 64:
         raise StackError(f"at most 64 nodes run on one machine, not {len(sizes)}")
-    return tuple(Node(f"node-{number}", gpus, model) for number, (gpus, model) in enumerate(sizes, start=1))
+    return tuple(Node(f"node-{number}", *size) for number, size in enumerate(sizes, start=1))
 
 
 def _has_gpu() -> bool:
@@ -117,6 +123,8 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
         own["GPU_AGENT_DRIVER"] = "simulated"
         own["GPU_AGENT_SIMULATED_GPUS"] = str(node.gpus)
         own["GPU_AGENT_SIMULATED_MODEL"] = node.model
+    if node.zone is not None:
+        own["GPU_AGENT_ZONE"] = node.zone
     # The database is nothing to an agent, and an agent runs other people's programs.
     rest = {name: value for name, value in environment.items() if name != "DATABASE_URL"}
     return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)

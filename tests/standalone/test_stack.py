@@ -18,7 +18,7 @@ from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
 from services.standalone.ports import Ports
 from services.standalone.process import StackError
-from services.standalone.processes import SERVICES, Node, Service, parse_nodes
+from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes
 from services.standalone.stack import Stack, down, read_status
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
@@ -205,15 +205,23 @@ async def test_processes_that_outlived_their_supervisor_are_ended(folder: Path) 
 
 
 def test_nodes_are_read() -> None:
-    assert parse_nodes("2x4:H100-SXM5-80GB, 1x8") == (
+    assert parse_nodes("2x4:H100-SXM5-80GB, 1x8,1x2@US-CAL-CISO,1x1:L4@DE") == (
         Node("node-1", 4, "H100-SXM5-80GB"),
         Node("node-2", 4, "H100-SXM5-80GB"),
         Node("node-3", 8),
+        Node("node-4", 2, zone="US-CAL-CISO"),
+        Node("node-5", 1, "L4", "DE"),
     )
     assert parse_nodes("") == ()
-    for wrong in ("4", "0x4", "1x0", "2x4:", "x", "2x4,", "65x1", "2x4:A B"):
+    for wrong in ("4", "0x4", "1x0", "2x4:", "x", "2x4,", "65x1", "2x4:A B", "2x4@", "2x4@-", "2x4@DE:L4"):
         with pytest.raises(StackError):
             parse_nodes(wrong)
+
+
+def test_an_agent_is_told_its_zone(tmp_path: Path) -> None:
+    environment = {"GPU_AGENT_ZONE": "GB"}
+    for node, zone in ((Node("a", 1, zone="DE"), "DE"), (Node("b", 1), "GB")):
+        assert agent_process(node, 1, environment, tmp_path).environment["GPU_AGENT_ZONE"] == zone
 
 
 def test_no_two_processes_share_a_port_or_a_prefix() -> None:
