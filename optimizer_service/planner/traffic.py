@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -21,6 +19,7 @@ from services.core.policies.freesh.classes import CLASSES, Thresholds
 from services.db.tables.pools import pool_traffic
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.tasks import repeat
 
 log = Log(__name__)
 
@@ -63,12 +62,7 @@ class TrafficDesk:
 
     async def run(self) -> None:
         """Forget old traffic until cancelled; a time that fails (the database is away) is left to the next."""
-        while True:
-            try:
-                await self.forget_old()
-            except Exception as error:
-                log.warning("traffic.not_swept", error=str(error) or type(error).__name__)
-            await asyncio.sleep(self._settings.traffic_sweep_s * random.uniform(0.8, 1.2))
+        await repeat(self.forget_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
 
     async def forget_old(self) -> int:
         """Delete windows that are older than is kept, and return how many."""

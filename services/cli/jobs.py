@@ -18,6 +18,7 @@ from rich.table import Table
 from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.output import console
+from services.cli.values import filled
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 from services.contracts.problems import ProblemCode
@@ -56,19 +57,12 @@ def read_specs(path: Path) -> list[JobSpec]:
         specs: Any = document.get("jobs", [document])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     else:
         specs = document
-    places = {"{python}": sys.executable, "{examples}": str(Path(__file__).parents[2] / "examples")}
     try:
         batch = JobBatch.model_validate({"jobs": specs})
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{path}: /{'/'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE) from error
-    return [spec.model_copy(update={"command": [_fill(word, places) for word in spec.command]}) for spec in batch.jobs]
-
-
-def _fill(word: str, places: dict[str, str]) -> str:
-    for placeholder, value in places.items():
-        word = word.replace(placeholder, value)
-    return word
+    return [spec.model_copy(update={"command": [filled(word) for word in spec.command]}) for spec in batch.jobs]
 
 
 def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | None = None) -> list[Any]:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from services.cli import cluster, demo, export, fit, jobs, local, plan, simulate
+from services.cli import cluster, demo, export, fit, jobs, local, plan, serving, simulate
 from services.cli.client import CliError
 from services.cli.output import console
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (local, jobs, cluster, export, simulate, fit, plan, demo):
+for room in (local, jobs, cluster, serving, export, simulate, fit, plan, demo):
     room.register(app)
 
 

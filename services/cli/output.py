@@ -28,6 +28,11 @@ STATE_STYLES = {
     "lost": "red",
     "up": "green",
     "asleep": "blue",
+    "wanted": "blue",
+    "ready": "green",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "ended": "dim",
 }
 
 

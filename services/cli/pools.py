@@ -71,7 +71,8 @@ def pools(
     if as_json:
         print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
     else:
-        _show(request, result, solve_s)
+        hours = request.step_s * len(request.locations[0].intensity) / 3_600
+        show_plan(result, hours=hours, has_running=bool(request.running), found_in_s=solve_s)
 
 
 def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
@@ -93,7 +94,8 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
         raise CliError(f"{where}: {said}", EXIT_USAGE) from None
 
 
-def _show(request: PoolsRequest, result: PoolsResult, solve_s: float) -> None:
+def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:
+    """Print a plan for so many hours; what starts and stops only where something runs already."""
     if result.instances:
         shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))
         for each in result.instances:
@@ -104,9 +106,9 @@ def _show(request: PoolsRequest, result: PoolsResult, solve_s: float) -> None:
     if result.gap is not None and result.status is not SolveStatus.OPTIMAL:
         gap = f", at most {100 * result.gap:.2g} % above the least possible"
     partition = "" if result.partition is None else f", partition {result.partition}"
-    console.print(f"{result.status}{partition}{gap}, found in {solve_s:.2f} s")
+    found = "" if found_in_s is None else f", found in {found_in_s:.2f} s"
+    console.print(f"{result.status}{partition}{gap}{found}")
     if result.emissions_kg is not None and result.energy_kwh is not None:
-        hours = request.step_s * len(request.locations[0].intensity) / 3_600
         cost = "" if result.cost is None else f", cost {result.cost:.2f}"
         console.print(f"{result.emissions_kg:.3f} kgCO2, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")
     for unserved in result.shortfall:
@@ -115,7 +117,7 @@ def _show(request: PoolsRequest, result: PoolsResult, solve_s: float) -> None:
     if result.full:
         console.print("no room left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
     for verb, changes in (("start", result.starts), ("stop", result.stops)):
-        if changes and request.running:
+        if changes and has_running:
             console.print(f"{verb}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))
     if result.note:
         console.print(f"[dim]{result.note}[/]")

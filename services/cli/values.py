@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ def json_document(file: Path) -> Any:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except ValueError as error:
         raise CliError(f"{file} is no JSON: {error}", EXIT_USAGE) from None
+
+
+def filled(word: str) -> str:
+    """Return a word of a command; ``{python}`` in it is this Python and ``{examples}`` the folder of examples."""
+    return word.replace("{python}", sys.executable).replace("{examples}", str(Path(__file__).parents[2] / "examples"))
 
 
 def parameter_value(text: str) -> Any:
@@ -51,14 +57,19 @@ def _pairs(file: Path) -> list[list[float]]:
     for at, row in enumerate(rows):
         try:
             when, value = row
-            pairs.append([_when(when.strip()), float(value)])
+            pairs.append([moment_s(when.strip()), float(value)])
         except ValueError:
             if at:
                 raise CliError(f"{file}, row {at + 1}: expected a time and a number, got {row}", EXIT_USAGE) from None
     return pairs
 
 
-def _when(text: str) -> float:
+def moment_s(text: str) -> float:
+    """Return a number as it is, and an ISO 8601 date and time, UTC without an offset, in seconds.
+
+    Raises:
+        ValueError: it is neither.
+    """
     try:
         return float(text)
     except ValueError:

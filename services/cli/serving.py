@@ -1,0 +1,266 @@
+"""``wattshift pools``: pools of model servers that are kept running, their plans, instances and traffic."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import output
+from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.jobs import AsJson
+from services.cli.output import console
+from services.cli.pools import show_plan
+from services.cli.values import filled, json_document, moment_s
+
+PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's name.")]
+
+LOG_COLUMNS = ("arrived_at", "input_tokens", "output_tokens")
+WINDOW_S = 5
+BATCH_WINDOWS, BATCH_REQUESTS = 720, 50_000
+"""Of one report: an hour, or less where much came."""
+WAIT_S = 0.5
+Windows = dict[int, list[tuple[int, int]]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    pools = typer.Typer(help="Keep pools of model servers running as planned.", invoke_without_command=True)
+    pools.callback()(_pools)
+    pools.command("list")(list_pools)
+    pools.command("show")(show_pool)
+    pools.command("set")(set_pool)
+    pools.command("mode")(set_mode)
+    pools.command("instances")(list_instances)
+    pools.command("delete")(delete)
+    pools.command("report")(report)
+    app.add_typer(pools, name="pools")
+
+
+def _pools(context: typer.Context, as_json: AsJson = False) -> None:
+    if not context.invoked_subcommand:
+        list_pools(as_json)
+
+
+def list_pools(as_json: AsJson = False) -> None:
+    """Show the pools."""
+    found = Gateway().pages("/v1/pools", 100_000)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("pool", "mode", "revision", "planned", "instances", right=("revision",))
+    for pool in found:
+        instances = ", ".join(f"{count} {output.state(name)}" for name, count in pool["instances"].items())
+        shown.add_row(pool["name"], _mode(pool), str(pool["revision"]), _planned(pool), instances or "none")
+    console.print(shown if found else "no pools")
+
+
+def show_pool(name: PoolArgument, as_json: AsJson = False) -> None:
+    """Show a pool: its spec, the plan in force, its instances."""
+    gateway = Gateway()
+    pool = gateway.get(f"/v1/pools/{name}")
+    instances = gateway.pages(f"/v1/pools/{name}/instances", 100_000)
+    plan = _plan_in_force(gateway, pool)
+    if as_json:
+        output.print_json({**pool, "plan": plan, "live_instances": instances})
+        return
+    spec = pool["spec"]
+    rows = {
+        "pool": pool["name"],
+        "tenant": pool["tenant_id"],
+        "mode": _mode(pool),
+        "revision": str(pool["revision"]),
+        "objective": f"{spec['objective']}, {spec['head_room']:g} times the demand",
+        "places": ", ".join(f"{each['name']} ({each['zone']})" for each in spec["places"]),
+        "modes": ", ".join(f"{each['name']} ({each['gpus']} x {each['gpu_model']})" for each in spec["modes"]),
+        "partitions": ", ".join(each["name"] for each in spec["partitions"]),
+        "plan": _planned(pool),
+    }
+    shown = output.table("", "")
+    for label, value in rows.items():
+        shown.add_row(f"[bold]{label}[/]", value)
+    console.print(shown)
+    if plan is not None:
+        _show_result(plan)
+    _show_instances(instances)
+
+
+def set_pool(
+    name: PoolArgument,
+    file: Annotated[Path, typer.Argument(help="The pool's spec as JSON; docs/pools.md describes it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a pool, or replace its spec; the same spec again changes nothing.
+
+    {python} in a mode's command stands for the Python of this installation and {examples} for the folder of examples.
+    """
+    spec = json_document(file)
+    if not isinstance(spec, dict):
+        raise CliError(f"{file} is no JSON object", EXIT_USAGE)
+    pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(spec))
+    _told(pool, f"{name} is at revision {pool['revision']}, {_mode(pool)}", as_json)
+
+
+def set_mode(
+    name: PoolArgument,
+    mode: Annotated[str, typer.Argument(help="automatic: plans are carried out; fixed: they are proposals.")],
+    as_json: AsJson = False,
+) -> None:
+    """Have a pool's plans carried out, or only proposed."""
+    pool = Gateway().call("PATCH", f"/v1/pools/{name}", body={"mode": mode})
+    _told(pool, f"{name} is {_mode(pool)}", as_json)
+
+
+def delete(name: PoolArgument, as_json: AsJson = False) -> None:
+    """Drain a pool; once its last instance has ended it is gone."""
+    pool = Gateway().call("DELETE", f"/v1/pools/{name}")
+    left = sum(pool["instances"].values())
+    _told(pool, f"{name} is being deleted; {left} instances to drain", as_json)
+
+
+def list_instances(
+    name: PoolArgument,
+    everything: Annotated[bool, typer.Option("--all", help="Those that ended too.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Newest instances to show.")] = 500,
+    as_json: AsJson = False,
+) -> None:
+    """Show a pool's instances, newest first."""
+    from services.contracts.serving import InstanceState
+
+    states = [state.value for state in InstanceState] if everything else None
+    found = Gateway().pages(f"/v1/pools/{name}/instances", limit, state=states)
+    if as_json:
+        output.print_json(found)
+    else:
+        _show_instances(found)
+
+
+def report(
+    name: PoolArgument,
+    file: Annotated[Path, typer.Argument(help="CSV with the columns arrived_at, input_tokens and output_tokens.")],
+    source: Annotated[str, typer.Option(help="Who saw these requests: of two sources both count.")] = "file",
+    since: Annotated[str | None, typer.Option(help="Leave out what arrived before: ISO 8601, or seconds.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report the requests of a log, as the past that demand is foretold from.
+
+    arrived_at is ISO 8601 (UTC without an offset) or seconds of UTC. The log has to have all requests between its first
+    and its last. Reporting it again changes nothing.
+    """
+    windows = _read_log(file, since)
+    gateway, told = Gateway(), {"windows": 0, "requests": 0}
+    for batch in _batches(windows):
+        receipt = gateway.call("POST", f"/v1/pools/{name}/traffic", body={"source": source, "windows": batch})
+        told = {what: told[what] + receipt[what] for what in told}
+    _told(told, f"{told['requests']} requests in {told['windows'] * WINDOW_S / 3_600:.3g} h", as_json)
+
+
+def _read_log(file: Path, since: str | None) -> Windows:
+    """Return the requests of each window between the first and the last."""
+    found: Windows = {}
+    try:
+        since_s = moment_s(since) if since else float("-inf")
+    except ValueError:
+        raise CliError(f"--since takes an ISO 8601 date and time, or seconds, not {since!r}", EXIT_USAGE) from None
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            rows = csv.DictReader(opened)
+            if missing := [column for column in LOG_COLUMNS if column not in (rows.fieldnames or ())]:
+                raise CliError(f"{file} has no column {missing[0]}", EXIT_USAGE)
+            for row in rows:
+                try:
+                    arrived_s = moment_s(row["arrived_at"])
+                    lengths = int(row["input_tokens"]), int(row["output_tokens"])
+                    start_s = int(arrived_s // WINDOW_S) * WINDOW_S
+                except (ValueError, TypeError, OverflowError):
+                    told = ",".join(str(row[column]) for column in LOG_COLUMNS)
+                    raise CliError(
+                        f"{file}, line {rows.line_num}: no time and two lengths: {told}", EXIT_USAGE
+                    ) from None
+                if arrived_s >= since_s:
+                    found.setdefault(start_s, []).append(lengths)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CliError(f"{file} is no CSV: {error}", EXIT_USAGE) from None
+    if not found:
+        raise CliError(f"{file} has no requests" + (f" since {since}" if since else ""), EXIT_USAGE)
+    return found
+
+
+def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:
+    """Yield windows in order, those in between without requests too, as many as one report takes."""
+    batch: list[dict[str, Any]] = []
+    held = 0
+    for start_s in range(min(windows), max(windows) + WINDOW_S, WINDOW_S):
+        requests = windows.get(start_s, [])
+        if batch and (len(batch) == BATCH_WINDOWS or held + len(requests) > BATCH_REQUESTS):
+            yield batch
+            batch, held = [], 0
+        batch.append({"start_at": datetime.fromtimestamp(start_s, UTC).isoformat(), "requests": requests})
+        held += len(requests)
+    yield batch
+
+
+def _with_commands_filled(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec that may be wrong anywhere, its commands' placeholders filled."""
+
+    def mode(each: Any) -> Any:
+        if not isinstance(each, dict) or not isinstance(each.get("command"), list):
+            return each
+        return {**each, "command": [filled(word) if isinstance(word, str) else word for word in each["command"]]}
+
+    modes = spec.get("modes")
+    return {**spec, "modes": [mode(each) for each in modes]} if isinstance(modes, list) else spec
+
+
+def _plan_in_force(gateway: Gateway, pool: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return gateway.get(f"/v1/pools/{pool['name']}/plans/{pool['plan_id']}") if pool["plan_id"] else None
+    except CliError as error:
+        if error.exit_code != EXIT_NOT_FOUND:  # it was made long ago, and is no longer kept
+            raise
+        return None
+
+
+def _show_result(plan: dict[str, Any]) -> None:
+    from services.contracts.serving import PoolPlanResult
+
+    if plan["result"] is None:
+        return
+    result = PoolPlanResult.model_validate(plan["result"])
+    steps = max((len(place.gco2_per_kwh) for place in result.forecasts.intensity.values()), default=0)
+    show_plan(result.plan, hours=steps * result.forecasts.step_s / 3_600, has_running=True)
+
+
+def _show_instances(instances: list[dict[str, Any]]) -> None:
+    shown = output.table("instance", "place", "mode", "class", "state", "age", "url", "why")
+    for each in instances:
+        why = " ".join(filter(None, (each.get("reason"), each.get("detail"))))
+        shown.add_row(
+            each["id"], each["place"], each["mode"], each["request_class"] or "-", output.state(each["state"]),
+            output.age(each["created_at"]), each["url"] or "-", why,
+        )  # fmt: skip
+    console.print(shown if instances else "no instances")
+
+
+def _mode(pool: dict[str, Any]) -> str:
+    return "[yellow]being deleted[/]" if pool["is_deleted"] else pool["spec"]["mode"]
+
+
+def _planned(pool: dict[str, Any]) -> str:
+    if pool["plan_id"] is None:
+        return "not yet"
+    stale = " [yellow](for an earlier half hour)[/]" if pool["is_plan_stale"] else ""
+    return f"{output.age(pool['planned_at'])} ago, {pool['plan_id']}{stale}"
+
+
+def _told(answer: Any, sentence: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json(answer)
+    else:
+        console.print(sentence)

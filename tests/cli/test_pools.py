@@ -1,0 +1,143 @@
+"""``wattshift pools``: against gateway, admission and optimizer as processes, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.main import app
+from tests.support.services import services
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pools" / "two-zones.json"
+
+
+@pytest.fixture(scope="module")
+def address(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Where the gateway is, and an admin's key."""
+    with (
+        services(tmp_path_factory.mktemp("pools"), database_url, redis_url) as found,
+        found.started("services.admission.app"),
+        found.started("optimizer_service.app"),
+        found.started("gateway.app", ready_path="/healthz"),
+    ):
+        yield found.urls["GATEWAY"], found.admin_key()
+
+
+@pytest.fixture(autouse=True)
+def _at_that_address(address: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTSHIFT_URL", address[0])
+    monkeypatch.setenv("WATTSHIFT_API_KEY", address[1])
+
+
+@pytest.fixture
+def wattshift(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run ``wattshift pools ...`` and return what it prints: as JSON, if that is asked for."""
+
+    def run(*words: str) -> Any:
+        app(["pools", *words], standalone_mode=False)
+        shown = capsys.readouterr().out
+        return json.loads(shown) if "--json" in words else shown
+
+    return run
+
+
+def execute(database_url: str, query: str, *values: Any) -> list[asyncpg.Record]:
+    async def run() -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(database_url)
+        try:
+            return await connection.fetch(query, *values)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def test_a_pool_from_its_file_to_its_end(wattshift: Any) -> None:
+    assert "chat is at revision 1, automatic" in wattshift("set", "chat", str(EXAMPLE))
+    pool = wattshift("set", "chat", str(EXAMPLE), "--json")
+    assert pool["revision"] == 1
+    command = pool["spec"]["modes"][0]["command"]
+    assert command[:2] == [sys.executable, str(EXAMPLE.with_name("stand_in_server.py"))]
+    assert "chat is fixed" in wattshift("mode", "chat", "fixed")
+    shown = wattshift("show", "chat")
+    assert "california (US-CAL-CISO), germany (DE)" in shown
+    assert "one-gpu (1 x A100-SXM4-40GB)" in shown
+    assert "chat" in wattshift("list")
+    assert [pool["name"] for pool in wattshift("--json")] == ["chat"]
+    assert "no instances" in wattshift("instances", "chat")
+    assert "being deleted" in wattshift("delete", "chat")
+
+
+def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_url: str) -> None:
+    wattshift("set", "fleet", str(EXAMPLE))
+    execute(
+        database_url,
+        """INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, reason, url)
+           VALUES ('instance_' || repeat('0', 26), 'fleet', 'ops', 'germany', 'one-gpu', '{}', 'ended', 'unhealthy',
+                   'http://10.0.0.1:9000')""",
+    )
+    assert wattshift("instances", "fleet", "--json") == []
+    (found,) = wattshift("instances", "fleet", "--all", "--json")
+    assert (found["place"], found["reason"]) == ("germany", "unhealthy")
+    shown = wattshift("instances", "fleet", "--all")
+    assert "http://10.0.0.1:9000" in shown
+    assert "unhealthy" in shown
+
+
+def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url: str, tmp_path: Path) -> None:
+    wattshift("set", "logged", str(EXAMPLE))
+    start_s = (datetime.now(UTC).timestamp() - 7_200) // 5 * 5
+    times_s = [start_s + 4_999.5, *(start_s + 0.5 * number for number in range(100))]  # the order does not matter
+    log = tmp_path / "log.csv"
+    rows = [f"{datetime.fromtimestamp(at_s, UTC).isoformat()},200,{number}" for number, at_s in enumerate(times_s)]
+    log.write_text("\n".join(["arrived_at,input_tokens,output_tokens", *rows]))
+    for _ in range(2):
+        assert wattshift("report", "logged", str(log), "--json") == {"windows": 1_000, "requests": 101}
+    query = """SELECT count(*) AS windows, sum((counts #>> '{a,LS}')::int) AS short,
+                      sum((counts #>> '{all,any}')::int) AS requests FROM pool_traffic WHERE pool = 'logged'"""
+    (row,) = execute(database_url, query)
+    assert tuple(row) == (1_000, 101, 101)
+    since = str(start_s + 4_000)
+    assert wattshift("report", "logged", str(log), "--since", since, "--json") == {"windows": 1, "requests": 1}
+    assert "101 requests in 1.39 h" in wattshift("report", "logged", str(log), "--source", "another")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arrived_at,input_tokens\n1,2\n", "has no column output_tokens"),
+        ("arrived_at,input_tokens,output_tokens\n2026-11-20,1,1\n2026-11-20,x,1\n", "line 3"),
+        ("arrived_at,input_tokens,output_tokens\n", "has no requests"),
+        ("arrived_at,input_tokens,output_tokens\n1,1\n", "line 2"),
+    ],
+)
+def test_a_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, text: str, says: str) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(text)
+    with pytest.raises(CliError, match=says) as refused:
+        wattshift("report", "logged", str(log))
+    assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_refusals_have_exit_codes(wattshift: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({**json.loads(EXAMPLE.read_text()), "places": []}))
+    for words, exit_code, says in (
+        (("show", "nobody"), EXIT_NOT_FOUND, "no such pool"),
+        (("set", "x", str(wrong)), EXIT_REFUSED, "/places"),
+        (("set", "x", str(tmp_path / "absent.json")), EXIT_NOT_FOUND, "cannot be read"),
+        (("mode", "nobody", "sometimes"), EXIT_REFUSED, "/mode"),
+        (("report", "nobody", str(tmp_path / "absent.csv")), EXIT_NOT_FOUND, "cannot be read"),
+    ):
+        with pytest.raises(CliError, match=says) as refused:
+            wattshift(*words)
+        assert refused.value.exit_code == exit_code, words
