@@ -188,3 +188,13 @@ async def test_what_services_draw_is_taken_off_the_limit_and_not_blamed_on_jobs(
     assert snapshot.services_w == pytest.approx(3 * 300 + 3 * HOST_W / 4)
     assert snapshot.measured_w == pytest.approx(IDLE_W + HOST_W / 4)
     assert snapshot.idle_w == pytest.approx([IDLE_W + HOST_W / 4])
+
+
+async def test_a_node_that_comes_to_suit_is_found_at_once(world: World) -> None:
+    await world.node("n1")
+    standing = await service(world, 1, pool="a")
+    await world.scheduler.turn()
+    assert await why(world, standing) == "no_eligible_node"
+    await world.fetch("""UPDATE nodes SET labels = '{"pool": "a"}' RETURNING 1""")
+    await world.scheduler.turn()
+    assert await world.state(standing) == "starting"
