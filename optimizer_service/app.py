@@ -16,9 +16,21 @@ from optimizer_service import endpoints
 from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
 from optimizer_service.planner import endpoints as pool_endpoints
+from optimizer_service.planner.planner import Planner
+from optimizer_service.planner.plans import Plans, plan_repository
 from optimizer_service.planner.pools import Pools
 from optimizer_service.planner.traffic import TrafficDesk
-from optimizer_service.queue import QUEUE, TASK, TRAINING_QUEUE, TRAINING_TASK, optimizer_celery, training_celery
+from optimizer_service.queue import (
+    PLAN_QUEUE,
+    PLAN_TASK,
+    QUEUE,
+    TASK,
+    TRAINING_QUEUE,
+    TRAINING_TASK,
+    optimizer_celery,
+    plan_celery,
+    training_celery,
+)
 from optimizer_service.repository import solve_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
@@ -44,6 +56,9 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
     queue = WorkQueue(optimizer_celery(settings), redis, QUEUE, TASK)
     trainings = training_repository(engine)
     training_queue = WorkQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
+    plan_rows = plan_repository(engine)
+    plan_queue = WorkQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    plans = Plans(engine, plan_rows, plan_queue, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,13 +73,16 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
             sources = ServiceSources(carbon)
             app.state.optimizer = OptimizerService(desk, sources)
+            app.state.plans = plans
             app.state.pools = Pools(engine, sources, settings.plan_interval_s)
             app.state.traffic = TrafficDesk(engine, settings)
             loops = (
                 Sweeper("solve", repository, queue, settings),
                 Sweeper("training", trainings, training_queue, settings),
+                Sweeper("plan", plan_rows, plan_queue, settings),
                 LengthTrainer(engine, trainings, training_queue, settings),
                 app.state.traffic,
+                Planner(plans, settings.plan_look_s),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield

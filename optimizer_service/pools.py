@@ -7,6 +7,7 @@ from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult, po
 from services.contracts.problems import ProblemCode
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.pool_planning import plan_pools
+from services.core.policies.freesh.pools import PoolPlan
 from services.kit.problems import ProblemError
 
 
@@ -20,8 +21,14 @@ async def resolve(request: PoolsRequest, sources: Sources) -> PoolsProblem:
     return problem
 
 
-def solve(problem: PoolsProblem) -> PoolsResult:
-    """Return the plan."""
+def solve(problem: PoolsProblem, incumbent: PoolPlan | None = None) -> PoolsResult:
+    """Return the plan; the search may begin from another one."""
     asked = problem.in_core()
-    plan = plan_pools(asked, problem.solver, time_limit_s=problem.time_limit_s, relative_gap=problem.gap)
+    plan = plan_pools(
+        asked,
+        problem.solver,
+        time_limit_s=problem.time_limit_s,
+        relative_gap=problem.gap,
+        incumbent=incumbent,
+    )
     return pools_result(problem, asked, plan)

@@ -30,3 +30,12 @@ class OptimizerSettings(WorkSettings):
     models_kept: int = Field(
         default=48, ge=1, description="Models of job lengths that are kept, beside the active one."
     )
+
+    plan_interval_s: float = Field(default=1_800, gt=0, description="How often each pool is planned, by the clock.")
+    plan_lead_s: float = Field(default=120, ge=0, description="So long before, for solving and for starting instances.")
+    plan_late_s: float = Field(default=300, gt=0, description="So long after, an answer is late.")
+    plan_look_s: float = Field(default=2, gt=0, description="How often it is looked what is due, and what is answered.")
+    plan_retry_s: float = Field(default=30, gt=0, description="After a plan that failed, until it is late.")
+    traffic_max_age_s: float = Field(
+        default=600, gt=0, description="Silence of all reporters after which nothing is foretold from what they said."
+    )

@@ -28,6 +28,8 @@ class WorkFailureCode(StrEnum):
     WORKER_LOST = "worker_lost"
     """Its worker died under it, as often as it was tried; most likely out of memory."""
     INVALID_PROBLEM = "invalid_problem"
+    UNAVAILABLE = "unavailable"
+    """Another service that it needs did not answer."""
     INTERNAL = "internal"
 
 

@@ -1,4 +1,4 @@
-"""What runs on one machine: the services, a worker, an agent per node."""
+"""What runs on one machine: the services, their workers, an agent per node."""
 
 import re
 import sys
@@ -35,12 +35,13 @@ MIGRATIONS = ("-m", "migrations")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
+    "planner-worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "plans", *_ONE_AT_A_TIME),
     "simulator-worker": (
         *("-m", "celery", "-A", "services.simulator.tasks", "worker", "-Q", "simulator,experiments"),
         *_ONE_AT_A_TIME,
     ),
 }
-"""One for each queue: a what-if run of half an hour must not hold up the plan of the next one."""
+"""One for each kind of work: a what-if run of half an hour must not hold up the plan of the next one."""
 
 DEFAULT_MODEL = "A100-SXM4-40GB"
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from services.standalone.data_folder import ProcessStatus, StackStatus
-from services.standalone.processes import SERVICES
+from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import down, read_status, up
 from tests.support.servers import scratch_folder, wait_until
 
@@ -38,9 +38,7 @@ def test_up_and_down_and_up(folder: Path) -> None:
     for _ in range(2):
         status = up(folder, nodes="2x2")
         assert {service.name for service in SERVICES} < by_name(status).keys()
-        assert {"postgres", "valkey", "worker", "simulator-worker", "agent-node-1", "agent-node-2"} < by_name(
-            status
-        ).keys()
+        assert {"postgres", "valkey", *WORKERS, "agent-node-1", "agent-node-2"} < by_name(status).keys()
         assert {process.restarts for process in status.processes} == {0}
         for url in status.urls.values():
             with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:

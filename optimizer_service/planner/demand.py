@@ -1,0 +1,131 @@
+"""The demand of a pool's next half hour, from what routers reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.contracts.serving import DemandForecast, PoolPartition
+from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDOW_S, WINDOWS, Floats, Ints, Traffic
+
+HISTORY_S = 14 * 86_400.0
+DAY_WINDOWS = DAY_STEPS * WINDOWS
+PAGE = 10_000
+
+TRAFFIC = """
+SELECT extract(epoch FROM start_at)::float8 AS start_s, counts FROM pool_traffic
+ WHERE pool = $1 AND start_at >= to_timestamp($2) AND start_at < to_timestamp($3)
+"""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Requests of one partition, window by window, until the last whole window before now.
+
+    Attributes:
+        counts: (n_windows, n_classes), all sources together.
+        is_known: (n_windows,) whether any source told of it.
+        end_s: Where the last window ends, UTC seconds.
+    """
+
+    counts: Ints
+    is_known: np.ndarray
+    end_s: float
+
+
+async def read_logs(connection: Any, pool: str, partitions: Sequence[PoolPartition], now_s: float) -> dict[str, Log]:
+    """Return the logs of two weeks, by partition; within a transaction."""
+    end_s = now_s // WINDOW_S * WINDOW_S
+    start_s, windows = end_s - HISTORY_S, int(HISTORY_S / WINDOW_S)
+    logs = {
+        part.name: Log(np.zeros((windows, len(part.classes)), np.int64), np.zeros(windows, np.bool_), end_s)
+        for part in partitions
+    }
+    classes = {part.name: {each.name: index for index, each in enumerate(part.classes)} for part in partitions}
+    async for row in connection.cursor(TRAFFIC, pool, start_s, end_s, prefetch=PAGE):
+        at = int((row["start_s"] - start_s) // WINDOW_S)
+        for name, counted in row["counts"].items():
+            log = logs.get(name)
+            if log is None:  # of a partition that the spec has no more
+                continue
+            log.is_known[at] = True
+            for each, count in counted.items():
+                if each in classes[name]:
+                    log.counts[at, classes[name][each]] += count
+    return logs
+
+
+def foretold(
+    part: PoolPartition, log: Log, *, from_s: float, now_s: float, head_room: float, max_age_s: float
+) -> DemandForecast:
+    """Return the peaks to plan for in six steps from ``from_s`` on.
+
+    Where the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or
+    the greatest of the last day known where that is more; nothing at all where there is neither.
+    """
+    from services.learning.demand import candidates, foretell  # scikit-learn: a tenth of a second, for this task alone
+
+    counts, age_s = _history(log, max_age_s, now_s)
+    names = [each.name for each in part.classes]
+    assumed = np.array([part.assumed_qps.get(name, 0.0) for name in names]) if part.assumed_qps else None
+    traffic = Traffic.of_windows(counts)
+    if age_s <= max_age_s and len(traffic):
+        told = foretell(traffic, assumed, head_room=head_room)
+        end_s = now_s - age_s
+        peaks, method, is_assumed, left_out = told.peaks_qps, told.method, told.assumed, told.left_out
+        peaks = _shifted(peaks, (from_s - end_s) / STEP_S)
+    else:
+        rates, method = _assumed(counts, assumed)
+        peaks, is_assumed = np.repeat(rates[None], STEPS_AHEAD, axis=0), True
+        why = "no whole step was reported" if age_s <= max_age_s else f"the log ended {age_s:.0f} s ago"
+        left_out = {each.name: why if len(counts) else "nothing was reported" for each in candidates()}
+    return DemandForecast(
+        method=method,
+        is_assumed=is_assumed,
+        history_s=len(counts) * WINDOW_S,
+        peaks_qps={name: peaks[:, index].tolist() for index, name in enumerate(names)},
+        left_out=left_out,
+    )
+
+
+def _history(log: Log, max_age_s: float, now_s: float) -> tuple[Ints, float]:
+    """Return the counts until the last window reported, and how long ago that ended, seconds.
+
+    Short silence means that no requests came. A longer one, within which the log was stale, is filled from the day
+    before; where that is not known either, history begins after it.
+    """
+    known = np.flatnonzero(log.is_known)
+    if not known.size:
+        return log.counts[:0], np.inf
+    end, first = int(known[-1]) + 1, int(known[0])
+    counts = log.counts[:end].copy()
+    for at in np.flatnonzero(np.diff(known) - 1 > max_age_s / WINDOW_S):
+        start, stop = int(known[at]) + 1, int(known[at + 1])
+        if stop - start <= DAY_WINDOWS <= start - first:
+            counts[start:stop] = counts[start - DAY_WINDOWS : stop - DAY_WINDOWS]
+        else:
+            first = stop
+    return counts[first:], now_s - (log.end_s - (len(log.is_known) - end) * WINDOW_S)
+
+
+def _assumed(counts: Ints, assumed: Floats | None) -> tuple[Floats, str]:
+    seen = counts[-DAY_WINDOWS:].max(axis=0, initial=0) / WINDOW_S
+    if assumed is not None and (assumed >= seen).all():
+        return assumed, "assumed"
+    if len(counts):
+        return seen if assumed is None else np.maximum(assumed, seen), "greatest peak of the last day known"
+    return seen, "none reported, none assumed"
+
+
+def _shifted(peaks_qps: Floats, steps: float) -> Floats:
+    """Return the peaks of six steps that begin so many steps later: the greatest of those they overlap.
+
+    What lies beyond the forecast is as its last step.
+    """
+    first = np.floor(np.arange(STEPS_AHEAD) + steps)
+    last = np.ceil(np.arange(STEPS_AHEAD) + 1 + steps) - 1
+    spans = np.clip(np.stack([first, last], axis=1), 0, STEPS_AHEAD - 1).astype(np.int64)
+    return np.stack([peaks_qps[start : stop + 1].max(axis=0) for start, stop in spans])
