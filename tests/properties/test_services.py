@@ -18,7 +18,9 @@ from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import with_services
 from tests.support.strategies import snapshots
 
-every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+PARAMETERS = {"powerflow, asleep": ("powerflow", {"spare_nodes": 0, "power_limit_w": 2_500})}
+PARAMETERS |= {name: (name, {}) for name in POLICIES}
+every_policy = pytest.mark.parametrize("name", sorted(PARAMETERS))
 
 
 @st.composite
@@ -43,7 +45,7 @@ def starts_of(plan: Plan) -> dict[str, Start]:
 @every_policy
 @given(snapshot=served())
 def test_a_merged_plan_holds_and_leaves_services_to_themselves(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(name, {})
+    policy = build_policy(*PARAMETERS[name])
     plan = run_cycle(policy, snapshot, policy.initial()).plan  # checked against the whole snapshot
     assert run_cycle(policy, snapshot, policy.initial()).plan == plan
 
@@ -63,7 +65,7 @@ def test_a_merged_plan_holds_and_leaves_services_to_themselves(name: str, snapsh
 @every_policy
 @given(snapshot=served())
 def test_no_start_takes_what_a_waiting_service_reserved(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(name, {})
+    policy = build_policy(*PARAMETERS[name])
     placed, shown = place_services(snapshot)
     plan = run_cycle(policy, snapshot, policy.initial()).plan
     free = {
@@ -82,7 +84,7 @@ def test_no_start_takes_what_a_waiting_service_reserved(name: str, snapshot: Sna
 @every_policy
 @given(snapshot=served())
 def test_a_service_starts_once_those_that_give_way_are_gone(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(name, {})
+    policy = build_policy(*PARAMETERS[name])
     plan = run_cycle(policy, snapshot, policy.initial()).plan
     waits = [
         action.job_id

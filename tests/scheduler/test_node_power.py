@@ -92,6 +92,26 @@ async def asleep(world: World, node: str) -> None:
     await becomes(world, node, "off")
 
 
+async def test_a_standing_service_wakes_a_node_rather_than_stop_a_job_and_keeps_it_awake(make: Any) -> None:
+    async with make(policy="powerflow") as world:
+        await world.scheduler.turn()
+        await world.fetch("""UPDATE scheduler_state SET parameters = '{"spare_nodes": 0}' RETURNING 1""")
+        await world.node("n1", 2)
+        job = await world.running(2)
+        await world.node("n2", 2)
+        await asleep(world, "n2")
+        standing = await world.job(1, service={})
+        await becomes(world, "n2", "waking")
+        await heard(world, "n2")
+        await becomes(world, "n2", "on")
+        await world.report(await world.allocation(standing), "running")
+        await world.exits(job)
+        await becomes(world, "n1", "going_down")
+
+        assert await world.state(standing) == "running"
+        assert await power(world, "n2") == "on"
+
+
 async def test_a_gang_wakes_its_node_waits_for_it_and_runs(make: Any, tmp_path: Path) -> None:
     async with make(node_boot_w=100, node_standby_w=5) as world:
         await world.node("n1", 2)

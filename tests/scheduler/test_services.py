@@ -86,6 +86,14 @@ async def test_no_policy_touches_a_running_service(postgres_url: str, redis_url:
         assert snapshot.jobs.ids == tuple(jobs)
         assert (snapshot.nodes.gpus.tolist(), snapshot.services_gpus) == ([2], 2)
 
+        await world.ask(standing, "cancel")
+        await active_round(world)  # with a service among the gangs that stop
+        await world.exits(standing, ended_by="stop")
+        await active_round(world)
+        snapshot = await seen(world)
+        assert await world.state(standing) == "cancelled"
+        assert (snapshot.nodes.gpus.tolist(), snapshot.services_gpus) == ([4], 0)
+
 
 async def test_a_service_runs_where_its_terms_say(world: World) -> None:
     for name in ("n1", "n2", "n3"):

@@ -146,7 +146,7 @@ def test_the_policy_sees_neither_services_nor_their_devices() -> None:
 
 def test_a_node_that_a_service_gets_stays_on() -> None:
     snapshot = asleep(a_snapshot([a_job("s", min_gpus=2)], TWO))
-    powerflow = build_policy("powerflow", {"power_down": True, "spare_nodes": 0})
+    powerflow = build_policy("powerflow", {"spare_nodes": 0})
     plan = run_cycle(powerflow, with_services(snapshot, "s"), powerflow.initial()).plan
 
     assert story(plan) == {"s": "start n0:0,1"}
