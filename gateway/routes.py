@@ -433,6 +433,28 @@ POOLS = (
         status=202,
     ),
     _route(
+        *("GET", "/v1/pools/{pool}/plans", _O, "pools", "List a pool's plans, newest first"),
+        query=serving.PlanQuery,
+        answer=serving.PoolPlanList,
+    ),
+    _route(
+        *("POST", "/v1/pools/{pool}/plans", _O, "pools", "Plan a pool now"),
+        role=Role.OPERATOR,
+        answer=serving.PoolPlanSummary,
+        status=202,
+        statuses=(_DELETED,),
+    ),
+    _route(
+        *("GET", "/v1/pools/{pool}/plans/{plan_id}", _O, "pools", "Look at a plan"),
+        answer=serving.PoolPlanDetail,
+    ),
+    _route(
+        *("POST", "/v1/pools/{pool}/plans/{plan_id}/apply", _O, "pools", "Put a proposal in force"),
+        role=Role.OPERATOR,
+        answer=serving.PoolPlanSummary,
+        statuses=((409, "It is no proposal: `invalid_transition`, or an outdated one: `conflict`."),),
+    ),
+    _route(
         *("GET", "/v1/pools/{pool}/instances", _O, "pools", "List a pool's instances, newest first"),
         query=serving.InstanceQuery,
         answer=serving.InstanceList,

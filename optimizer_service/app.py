@@ -73,8 +73,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
             sources = ServiceSources(carbon)
             app.state.optimizer = OptimizerService(desk, sources)
-            app.state.plans = plans
-            app.state.pools = Pools(engine, sources, settings.plan_interval_s)
+            app.state.pools = Pools(engine, sources, plans, settings.plan_interval_s)
             app.state.traffic = TrafficDesk(engine, settings)
             loops = (
                 Sweeper("solve", repository, queue, settings),

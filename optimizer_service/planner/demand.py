@@ -47,14 +47,14 @@ async def read_logs(connection: Any, pool: str, partitions: Sequence[PoolPartiti
     classes = {part.name: {each.name: index for index, each in enumerate(part.classes)} for part in partitions}
     async for row in connection.cursor(TRAFFIC, pool, start_s, end_s, prefetch=PAGE):
         at = int((row["start_s"] - start_s) // WINDOW_S)
-        for name, counted in row["counts"].items():
-            log = logs.get(name)
-            if log is None:  # of a partition that the spec has no more
+        for part in partitions:
+            counted = row["counts"].get(part.counted_as)
+            if counted is None:  # by thresholds that the spec did not have then
                 continue
+            log = logs[part.name]
             log.is_known[at] = True
             for each, count in counted.items():
-                if each in classes[name]:
-                    log.counts[at, classes[name][each]] += count
+                log.counts[at, classes[part.name][each]] += count
     return logs
 
 

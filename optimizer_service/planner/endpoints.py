@@ -14,9 +14,13 @@ from services.contracts.schema import Name
 from services.contracts.serving import (
     InstanceList,
     InstanceQuery,
+    PlanQuery,
     Pool,
     PoolChange,
     PoolList,
+    PoolPlanDetail,
+    PoolPlanList,
+    PoolPlanSummary,
     PoolSpec,
     TrafficReceipt,
     TrafficReport,
@@ -43,6 +47,7 @@ def _traffic(request: Request) -> TrafficDesk:
 Known = Annotated[Pools, Depends(_pools)]
 Traffic = Annotated[TrafficDesk, Depends(_traffic)]
 PoolName = Annotated[Name, Path()]
+PlanId = Annotated[Name, Path()]
 IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` that the pool must still have.")]
 
 
@@ -87,6 +92,40 @@ async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pool
 async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
     """Drain a pool's instances; when the last has ended the pool is gone, its traffic too."""
     return await pools.delete(pool, caller)
+
+
+@router.get("/{pool}/plans", responses=NOT_FOUND)
+async def list_plans(
+    pool: PoolName, query: Annotated[PlanQuery, Query()], caller: Caller, pools: Known
+) -> PoolPlanList:
+    """List a pool's plans, newest first."""
+    return await pools.plans(pool, query, caller)
+
+
+@router.post("/{pool}/plans", status_code=202, responses=DELETED)
+async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> PoolPlanSummary:
+    """Plan a pool now; a plan that is being made already is that plan."""
+    plan = await pools.plan_now(pool, caller)
+    response.headers["Location"] = f"/v1/pools/{pool}/plans/{plan.id}"
+    return plan
+
+
+@router.get("/{pool}/plans/{plan_id}", responses=NOT_FOUND)
+async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
+    """Read a plan: what became of it, what it was made from, what it wants."""
+    return await pools.plan(pool, plan_id, caller)
+
+
+@router.post(
+    "/{pool}/plans/{plan_id}/apply",
+    responses={
+        **NOT_FOUND,
+        409: {"model": Problem, "description": "`invalid_transition`: no proposal; `conflict`: an outdated one."},
+    },
+)
+async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
+    """Put a proposal in force."""
+    return await pools.accept(pool, plan_id, caller)
 
 
 @router.get("/{pool}/instances", responses=NOT_FOUND)

@@ -311,7 +311,7 @@ async def _decide(connection: AsyncConnection, plan: WorkRow, outcome: PlanOutco
     await connection.execute(
         update(pool_plans)
         .where(c.id == plan.id, c.outcome.is_not_distinct_from(plan.outcome))
-        .values(_ended_as(outcome))
+        .values(ended_as(outcome))
     )
     if outcome is not PlanOutcome.APPLIED:
         return
@@ -319,10 +319,10 @@ async def _decide(connection: AsyncConnection, plan: WorkRow, outcome: PlanOutco
     await connection.execute(in_force.values(plan_id=plan.id, planned_at=func.now()))
     waits = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
     older = (c.pool == plan.pool) & (c.submitted_at < plan.submitted_at) & waits
-    await connection.execute(update(pool_plans).where(older).values(_ended_as(PlanOutcome.SUPERSEDED)))
+    await connection.execute(update(pool_plans).where(older).values(ended_as(PlanOutcome.SUPERSEDED)))
 
 
-def _ended_as(outcome: PlanOutcome) -> dict[str, Any]:
+def ended_as(outcome: PlanOutcome) -> dict[str, Any]:
     """Return what is written with an outcome: work that is not wanted any more is cancelled."""
     c = pool_plans.c
     is_live = c.state.in_(LIVE)

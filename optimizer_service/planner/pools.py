@@ -7,15 +7,16 @@ among these: switching it supersedes nothing that is under way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, case, func, literal, or_, select, update
+from sqlalchemy import RowMapping, Select, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from optimizer_service.planner.queries import audit, find_pool, forget_partitions, live_instances
+from optimizer_service.planner.plans import Plans, ended_as
+from optimizer_service.planner.queries import audit, find_pool, live_instances
 from optimizer_service.sources import ServiceSources
-from services.contracts.background import WorkState
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
@@ -25,16 +26,19 @@ from services.contracts.serving import (
     InstanceQuery,
     PlanMode,
     PlanOutcome,
+    PlanQuery,
     Pool,
     PoolInstance,
     PoolList,
-    PoolPartition,
+    PoolPlanDetail,
+    PoolPlanList,
     PoolSpec,
 )
 from services.db.tables.pools import pool_instances, pool_plans, pools
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
 INSTANCE_FIELDS = tuple(PoolInstance.model_fields)
 
@@ -50,15 +54,14 @@ class PutPool:
 class Pools:
     """What callers may do with pools. Users see their tenant's, operators all."""
 
-    def __init__(self, engine: AsyncEngine, sources: ServiceSources, plan_interval_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, sources: ServiceSources, plans: Plans, plan_interval_s: float) -> None:
         self._engine = engine
         self._sources = sources
-        self._plan_interval_s = plan_interval_s
+        self._plans = plans
+        self._plan_interval = timedelta(seconds=plan_interval_s)
 
     async def put(self, name: str, spec: PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:
         """Make a pool, or give one another spec; the spec it has changes nothing.
-
-        A partition whose thresholds are others than before forgets the traffic that was counted by them.
 
         Raises:
             ProblemError: 422 for a zone or signal that there is not, 412 unless the pool is at ``if_match``, 409 for
@@ -143,6 +146,47 @@ class Pools:
         items = [PoolInstance.model_validate(dict(found)) for found in rows[: query.limit]]
         return InstanceList(items=items, next_cursor=write_cursor(items[-1].id) if len(rows) > query.limit else None)
 
+    async def plan_now(self, name: str, caller: Identity) -> PoolPlanDetail:
+        """Have a pool planned, or return the plan that is being made.
+
+        Raises:
+            ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
+        """
+        plan_id = await self._plans.submit(name, "request", caller)
+        async with self._engine.begin() as connection:
+            await audit(connection, caller, "pool.plan_requested", name, plan=plan_id)
+        return await self._plans.find(name, plan_id)
+
+    async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
+        """Put a proposal in force; again changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is no such plan of this pool, 409 where it is no proposal, or an outdated one.
+        """
+        await self._plans.find(name, plan_id)
+        await self._plans.apply(plan_id, caller)
+        return await self._plans.find(name, plan_id)
+
+    async def plan(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
+        """Return a plan whole.
+
+        Raises:
+            ProblemError: 404 where there is no such pool or plan that the caller may see.
+        """
+        async with self._engine.connect() as connection:
+            await find_pool(connection, name, caller)
+        return await self._plans.find(name, plan_id)
+
+    async def plans(self, name: str, query: PlanQuery, caller: Identity) -> PoolPlanList:
+        """Return one page of a pool's plans, newest first.
+
+        Raises:
+            ProblemError: 404 where there is no pool that the caller may see, 422 for a cursor that is not one.
+        """
+        async with self._engine.connect() as connection:
+            await find_pool(connection, name, caller)
+        return await self._plans.page(name, query)
+
     async def _check_places(self, spec: PoolSpec) -> None:
         zones = await self._sources.zones()
         if zones is None:  # what cannot be checked now is for the plans to say
@@ -170,8 +214,7 @@ class Pools:
         return pool
 
     def _standing(self) -> Select[Any]:
-        interval_s = literal(self._plan_interval_s)
-        slot_at = func.to_timestamp(func.floor(func.extract("epoch", func.now()) / interval_s) * interval_s)
+        slot_at = func.date_bin(self._plan_interval, func.now(), EPOCH)
         # A plan that is no longer kept is an old one.
         is_stale = func.coalesce(pool_plans.c.slot_at < slot_at, pools.c.plan_id.is_not(None))
         joined = pools.outerjoin(pool_plans, pool_plans.c.id == pools.c.plan_id)
@@ -205,33 +248,15 @@ async def _replace(connection: AsyncConnection, row: RowMapping, spec: PoolSpec,
     is_revised = spec.model_copy(update={"mode": before.mode}) != before
     values = {"spec": spec.model_dump(mode="json"), "revision": row["revision"] + is_revised, "updated_at": func.now()}
     await connection.execute(update(pools).where(pools.c.name == name).values(values))
-    kept = {_meaning(part) for part in spec.partitions}
-    if forgotten := {part.name for part in before.partitions if _meaning(part) not in kept}:
-        await forget_partitions(connection, name, forgotten)
     data = {"revision": values["revision"], "mode": str(spec.mode)}
     await audit(connection, caller, "pool.changed", name, **data)
 
 
-def _meaning(part: PoolPartition) -> tuple[Any, ...]:
-    """Return all that a partition's counts of requests depend on."""
-    if part.thresholds is None:
-        return part.name, part.classes[0].name
-    return part.name, part.thresholds.input_tokens, part.thresholds.output_tokens
-
-
 async def _cancel_plans(connection: AsyncConnection, pool: str) -> None:
     c = pool_plans.c
-    is_live = c.state.in_((WorkState.QUEUED, WorkState.RUNNING))
-    values = {
-        "outcome": PlanOutcome.SUPERSEDED,
-        "decided_at": func.now(),
-        "state": case((is_live, WorkState.CANCELLED), else_=c.state),
-        "ended_at": func.coalesce(c.ended_at, func.now()),
-        "claim": None,
-        "lease_until": None,
-    }
-    undecided = or_(c.outcome.is_(None), is_live)
-    await connection.execute(update(pool_plans).where(c.pool == pool, undecided).values(values))
+    open_ones = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
+    values = ended_as(PlanOutcome.SUPERSEDED)
+    await connection.execute(update(pool_plans).where(c.pool == pool, open_ones).values(values))
 
 
 async def _with_instances(connection: AsyncConnection, query: Select[Any]) -> list[Pool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Literal
 
-from sqlalchemy import RowMapping, func, insert, select, text
+from sqlalchemy import RowMapping, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.identity import Identity
@@ -44,11 +44,6 @@ async def live_instances(connection: AsyncConnection, names: Collection[str]) ->
     return found
 
 
-async def forget_partitions(connection: AsyncConnection, pool: str, partitions: Collection[str]) -> None:
-    """Forget what was counted by these partitions; windows of requests that others counted stay."""
-    await connection.execute(_FORGET, {"pool": pool, "partitions": sorted(partitions)})
-
-
 async def audit(connection: AsyncConnection, caller: Identity, action: str, target: str, **data: Any) -> None:
     """Write down what an operator did."""
     await connection.execute(
@@ -56,9 +51,3 @@ async def audit(connection: AsyncConnection, caller: Identity, action: str, targ
             tenant_id=caller.tenant_id, key_id=caller.key_id, action=action, target=target, data=data
         )
     )
-
-
-_FORGET = text(
-    "UPDATE pool_traffic SET counts = counts - CAST(:partitions AS text[]) "
-    "WHERE pool = :pool AND counts ?| CAST(:partitions AS text[])"
-)

@@ -90,7 +90,7 @@ class TrafficDesk:
 
 
 def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:
-    """Return the counts of each window: by partition and class, classes without requests left out.
+    """Return the counts of each window: by what partitions are counted as and by class, classes without any left out.
 
     Every partition is named: a window that does not name one knows nothing of it, one that does knows that none came.
     """
@@ -105,5 +105,5 @@ def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[Traffi
             names, class_of = CLASSES, thresholds.class_of(lengths[:, 0], lengths[:, 1])
         counted = np.bincount(window_of * len(names) + class_of, minlength=len(windows) * len(names))
         for counts, each in zip(found, counted.reshape(len(windows), len(names)).tolist(), strict=True):
-            counts[part.name] = {name: count for name, count in zip(names, each, strict=True) if count}
+            counts[part.counted_as] = {name: count for name, count in zip(names, each, strict=True) if count}
     return found

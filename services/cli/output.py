@@ -33,6 +33,10 @@ STATE_STYLES = {
     "draining": "yellow",
     "stopping": "yellow",
     "ended": "dim",
+    "applied": "green",
+    "proposed": "cyan",
+    "late": "red",
+    "superseded": "dim",
 }
 
 

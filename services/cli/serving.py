@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.pools import show_plan
@@ -24,6 +25,7 @@ WINDOW_S = 5
 BATCH_WINDOWS, BATCH_REQUESTS = 720, 50_000
 """Of one report: an hour, or less where much came."""
 WAIT_S = 0.5
+CARRIED = ("applied", "proposed")
 Windows = dict[int, list[tuple[int, int]]]
 
 
@@ -35,6 +37,9 @@ def register(app: typer.Typer) -> None:
     pools.command("show")(show_pool)
     pools.command("set")(set_pool)
     pools.command("mode")(set_mode)
+    pools.command("plan")(plan_now)
+    pools.command("plans")(list_plans)
+    pools.command("accept")(accept)
     pools.command("instances")(list_instances)
     pools.command("delete")(delete)
     pools.command("report")(report)
@@ -120,6 +125,61 @@ def delete(name: PoolArgument, as_json: AsJson = False) -> None:
     pool = Gateway().call("DELETE", f"/v1/pools/{name}")
     left = sum(pool["instances"].values())
     _told(pool, f"{name} is being deleted; {left} instances to drain", as_json)
+
+
+def plan_now(
+    name: PoolArgument,
+    wait: Annotated[bool, typer.Option(help="Wait for what becomes of it; exit 1 if nothing does.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a pool now; --wait shows the plan."""
+    gateway = Gateway()
+    plan = gateway.call("POST", f"/v1/pools/{name}/plans")
+    if not wait:
+        _told(plan, f"{plan['id']} is {plan['state']}", as_json)
+        return
+    path = f"/v1/pools/{name}/plans/{plan['id']}"
+    while (plan := gateway.get(path))["outcome"] is None:
+        time.sleep(WAIT_S)
+    if as_json:
+        output.print_json(plan)
+    else:
+        _show_result(plan)
+        why = f": {plan['failure']['detail']}" if plan["failure"] else ""
+        console.print(f"{plan['id']} is {_outcome(plan)}{why}")
+    if plan["outcome"] not in CARRIED:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def list_plans(
+    name: PoolArgument,
+    outcome: Annotated[list[str] | None, typer.Option(help="Only those that became this; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Newest plans to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show a pool's plans, newest first, and what became of them."""
+    found = Gateway().pages(f"/v1/pools/{name}/plans", limit, outcome=outcome or None)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("plan", "from", "asked by", "revision", "outcome", "took", "why", right=("revision", "took"))
+    for plan in found:
+        took = "-" if plan["plan_s"] is None else f"{plan['plan_s']:.1f} s"
+        why = plan["failure"]["detail"] if plan["failure"] else ""
+        asked = {"clock": "the clock", "request": "an operator"}[plan["trigger"]]
+        begins = plan["from_at"][:19].replace("T", " ")
+        shown.add_row(plan["id"], begins, asked, str(plan["revision"]), _outcome(plan), took, why)
+    console.print(shown if found else "no plans")
+
+
+def accept(
+    name: PoolArgument,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The proposal's id.")],
+    as_json: AsJson = False,
+) -> None:
+    """Carry out a plan that was proposed."""
+    found = Gateway().call("POST", f"/v1/pools/{name}/plans/{plan}/apply")
+    _told(found, f"{found['id']} is {_outcome(found)}", as_json)
 
 
 def list_instances(
@@ -246,6 +306,10 @@ def _show_instances(instances: list[dict[str, Any]]) -> None:
             output.age(each["created_at"]), each["url"] or "-", why,
         )  # fmt: skip
     console.print(shown if instances else "no instances")
+
+
+def _outcome(plan: dict[str, Any]) -> str:
+    return output.state(plan["outcome"] or plan["state"])
 
 
 def _mode(pool: dict[str, Any]) -> str:

@@ -118,6 +118,13 @@ class PoolPartition(Message):
         description="Demand by class, planned for until requests were reported for long enough to foretell it.",
     )
 
+    @property
+    def counted_as(self) -> str:
+        """What its counts of requests stand under, `184,444` or the name of its one class: all that they depend on."""
+        if self.thresholds is None:
+            return self.classes[0].name
+        return f"{self.thresholds.input_tokens},{self.thresholds.output_tokens}"
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         names = [each.name for each in self.classes]

@@ -42,8 +42,9 @@ def _at_that_address(address: tuple[str, str], monkeypatch: pytest.MonkeyPatch) 
 def wattshift(capsys: pytest.CaptureFixture[str]) -> Any:
     """Run ``wattshift pools ...`` and return what it prints: as JSON, if that is asked for."""
 
-    def run(*words: str) -> Any:
-        app(["pools", *words], standalone_mode=False)
+    def run(*words: str, exit_code: int = 0) -> Any:
+        # Without standalone mode an exit is what the call returns.
+        assert (app(["pools", *words], standalone_mode=False) or 0) == exit_code
         shown = capsys.readouterr().out
         return json.loads(shown) if "--json" in words else shown
 
@@ -77,6 +78,69 @@ def test_a_pool_from_its_file_to_its_end(wattshift: Any) -> None:
     assert "being deleted" in wattshift("delete", "chat")
 
 
+RESULT = {
+    "forecasts": {
+        "step_s": 300.0,
+        "demand": {},
+        "gpus": {},
+        "intensity": {
+            "germany": {
+                **{"zone": "DE", "signal": "average_direct", "provider": "recorded", "method": "persistence"},
+                **{"generated_at": "2026-11-20T12:00:00Z", "is_stale": False, "gco2_per_kwh": [300.0] * 6},
+            }
+        },
+    },
+    "plan": {
+        **{"status": "optimal", "solver": "highs", "partition": "a", "emissions_kg": 0.25, "energy_kwh": 0.9},
+        "instances": [
+            {"location": "germany", "request_class": "SS", "mode": "one-gpu", "count": 2, "power_w": 250.0},
+        ],
+        "starts": [{"location": "germany", "mode": "one-gpu", "count": 2}],
+    },
+}
+
+
+def answer_at_once(database_url: str, pool: str, **columns: Any) -> None:
+    """Have the database answer plans of a pool as soon as they are submitted."""
+    values = {"state": "succeeded", "ended_at": datetime.now(UTC).isoformat(), "result": RESULT, **columns}
+    document = json.dumps(values).replace("'", "''")
+    execute(
+        database_url,
+        f"""CREATE FUNCTION answer_{pool}() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RETURN jsonb_populate_record(NEW, '{document}'); END $$""",
+    )
+    execute(
+        database_url,
+        f"""CREATE TRIGGER answered_{pool} BEFORE INSERT ON pool_plans FOR EACH ROW
+            WHEN (NEW.pool = '{pool}') EXECUTE FUNCTION answer_{pool}()""",
+    )
+
+
+def test_a_proposal_is_shown_and_accepted(wattshift: Any, database_url: str, tmp_path: Path) -> None:
+    answer_at_once(database_url, "proposed")
+    spec = tmp_path / "fixed.json"
+    spec.write_text(json.dumps({**json.loads(EXAMPLE.read_text()), "mode": "fixed"}))
+    wattshift("set", "proposed", str(spec))
+    shown = wattshift("plan", "proposed", "--wait")
+    assert "start: 2 x one-gpu in germany" in shown
+    assert "0.250 kgCO2, 0.900 kWh in 0.5 h" in shown
+    assert "is proposed" in shown
+    newest = wattshift("plans", "proposed", "--outcome", "proposed", "--json")[0]
+    assert newest["trigger"] == "request"
+    assert "is applied" in wattshift("accept", "proposed", newest["id"])
+    assert newest["id"] in wattshift("plans", "proposed")
+    found = wattshift("show", "proposed", "--json")
+    assert (found["plan"]["id"], found["plan"]["outcome"]) == (newest["id"], "applied")
+    assert "0.250 kgCO2" in wattshift("show", "proposed")
+
+
+def test_a_plan_that_fails_is_an_exit_code(wattshift: Any, database_url: str) -> None:
+    failure = {"code": "internal", "detail": "the zone has no forecast"}
+    answer_at_once(database_url, "failing", state="failed", result=None, failure=failure)
+    wattshift("set", "failing", str(EXAMPLE))
+    assert "the zone has no forecast" in wattshift("plan", "failing", "--wait", exit_code=1)
+
+
 def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_url: str) -> None:
     wattshift("set", "fleet", str(EXAMPLE))
     execute(
@@ -102,8 +166,8 @@ def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url
     log.write_text("\n".join(["arrived_at,input_tokens,output_tokens", *rows]))
     for _ in range(2):
         assert wattshift("report", "logged", str(log), "--json") == {"windows": 1_000, "requests": 101}
-    query = """SELECT count(*) AS windows, sum((counts #>> '{a,LS}')::int) AS short,
-                      sum((counts #>> '{all,any}')::int) AS requests FROM pool_traffic WHERE pool = 'logged'"""
+    query = """SELECT count(*) AS windows, sum((counts #>> '{"184,444",LS}')::int) AS short,
+                      sum((counts #>> '{any,any}')::int) AS requests FROM pool_traffic WHERE pool = 'logged'"""
     (row,) = execute(database_url, query)
     assert tuple(row) == (1_000, 101, 101)
     since = str(start_s + 4_000)

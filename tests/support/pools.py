@@ -14,15 +14,19 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from optimizer_service.planner import endpoints
+from optimizer_service.planner.plans import Plans, plan_repository
 from optimizer_service.planner.pools import Pools
 from optimizer_service.planner.traffic import TrafficDesk
+from optimizer_service.queue import PLAN_QUEUE, PLAN_TASK, plan_celery
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
 from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine
+from services.kit.background.queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
+from services.kit.redis import connect
 from tests.gateway.peer import a_peer
 from tests.support.services import TOKEN
 
@@ -63,6 +67,7 @@ class PoolApi:
     http: httpx.AsyncClient
     database: asyncpg.Pool
     desk: TrafficDesk
+    plans: Plans
     carbon_is_up: bool = True
 
     async def call(
@@ -83,11 +88,11 @@ class PoolApi:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def counted(self, name: str, partition: str) -> dict[str, int]:
+    async def counted(self, name: str, counted_as: str = "100,200") -> dict[str, int]:
         """Return how many requests of each class are in the database."""
         query = """SELECT each.key, sum(each.value::int) AS requests
                      FROM pool_traffic, jsonb_each_text(counts -> $2) AS each WHERE pool = $1 GROUP BY 1"""
-        return {row["key"]: row["requests"] for row in await self.database.fetch(query, name, partition)}
+        return {row["key"]: row["requests"] for row in await self.database.fetch(query, name, counted_as)}
 
     async def audited(self, name: str) -> list[str]:
         rows = await self.database.fetch("SELECT action FROM audit_log WHERE target = $1 ORDER BY sequence", name)
@@ -95,7 +100,7 @@ class PoolApi:
 
 
 @asynccontextmanager
-async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
+async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
     """Run the API of pools on a migrated database, without the loops that plan pools and keep them."""
 
     async def carbon(request: web.Request) -> web.Response:
@@ -106,7 +111,10 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         return web.json_response({"items": zones})
 
     engine = create_engine(database_url)
-    settings = OptimizerSettings(service_token=TOKEN)  # type: ignore[call-arg]
+    settings = OptimizerSettings(service_token=TOKEN, redis_url=redis_url)  # type: ignore[call-arg]
+    redis = connect(redis_url)
+    queue = WorkQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    plans = Plans(engine, plan_repository(engine), queue, settings)
     app = FastAPI()
     app.include_router(endpoints.router)
     install_problem_handlers(app)
@@ -119,7 +127,8 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         asyncpg.create_pool(database_url, min_size=1, max_size=2) as database,
     ):
         sources = ServiceSources(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2))
-        app.state.pools = Pools(engine, sources, settings.plan_interval_s)
-        api = PoolApi(http, database, app.state.traffic)
+        app.state.pools = Pools(engine, sources, plans, settings.plan_interval_s)
+        api = PoolApi(http, database, app.state.traffic, plans)
         yield api
+    await redis.aclose()
     await engine.dispose()

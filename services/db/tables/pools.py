@@ -32,7 +32,8 @@ pool_traffic = Table(
     Column("source", Text, primary_key=True),
     Column("counts", JSONB, nullable=False),
 )
-"""Requests in 5 seconds as one source saw them: ``{partition: {class: count}}``, classes without any left out."""
+"""Requests in 5 seconds as one source saw them: ``{PoolPartition.counted_as: {class: count}}``, classes without any
+left out. What a partition is called makes no difference, and other thresholds are other counts."""
 
 pool_plans = Table(
     "pool_plans",

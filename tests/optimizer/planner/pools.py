@@ -69,7 +69,7 @@ async def add_node(connection: Any, name: str, gpus: int = 8, zone: str = ZONE, 
 
 async def add_traffic(connection: Any, pool: str, *, hours: float, per_window: int, source: str = "router") -> None:
     """Report, until now, as many short requests in every window."""
-    counts = {"one": {"all": per_window}, "four": {"SS": per_window}}
+    counts = {"all": {"all": per_window}, "100,100": {"SS": per_window}}
     await connection.execute(
         "INSERT INTO pool_traffic (pool, start_at, source, counts) SELECT $1, at, $2, $3 FROM generate_series("
         "date_bin('5 s', now() - $4::interval, 'epoch'), now() - interval '5 s', '5 s') at",

@@ -18,9 +18,9 @@ USER: dict[str, Any] = {"role": Role.USER}
 
 
 @pytest.fixture(scope="module")
-async def api(database_url: str) -> AsyncIterator[PoolApi]:
+async def api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
     """The API of pools; tests use a pool of their own each."""
-    async with pool_api(database_url) as made:
+    async with pool_api(database_url, redis_url) as made:
         yield made
 
 
@@ -79,7 +79,7 @@ async def test_of_many_who_make_a_pool_at_once_one_does(api: PoolApi) -> None:
 
 async def test_a_deleted_pool_stays_until_it_is_drained_and_its_plans_are_called_off(api: PoolApi) -> None:
     await api.made("leaving")
-    for state, outcome in (("queued", None), ("succeeded", None), ("succeeded", "applied")):
+    for state, outcome in (("queued", None), ("succeeded", "proposed"), ("succeeded", "applied")):
         await a_plan(api, "leaving", state, outcome)
     for _ in range(2):
         answer = await api.call("DELETE", "/leaving")
@@ -150,6 +150,69 @@ async def test_instances_are_listed_newest_first_and_counted(api: PoolApi) -> No
     assert page["items"][0]["url"] == "http://10.0.0.1:9000"
     problem = await refused(api, "GET", "/fleet/instances?cursor=abc")
     assert (problem.status, problem.code) == (422, "invalid_cursor")
+
+
+async def answered(api: PoolApi, plan_id: str) -> None:
+    """Have a plan answered, as a worker would, and judged, as the planner would."""
+    await api.database.execute("UPDATE pool_plans SET state = 'succeeded', ended_at = now() WHERE id = $1", plan_id)
+    await api.plans.judge(plan_id)
+
+
+async def test_a_pool_is_planned_on_request_and_a_proposal_waits_for_an_operator(api: PoolApi) -> None:
+    await api.made("asked", tenant="acme", mode="fixed")
+    answer = await api.call("POST", "/asked/plans")
+    plan = answer.json()
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/pools/asked/plans/{plan['id']}")
+    assert (plan["trigger"], plan["state"], plan["outcome"], plan["revision"]) == ("request", "queued", None, 1)
+    assert "result" not in plan
+    assert (await api.call("POST", "/asked/plans")).json()["id"] == plan["id"]
+    path = f"/asked/plans/{plan['id']}"
+    early = await refused(api, "POST", f"{path}/apply")
+    assert (early.status, early.code) == (409, "invalid_transition")
+    await answered(api, plan["id"])
+    assert (await api.call("GET", path, tenant="acme", **USER)).json()["outcome"] == "proposed"
+    for _ in range(2):
+        applied = (await api.call("POST", f"{path}/apply")).json()
+        assert (applied["id"], applied["outcome"]) == (plan["id"], "applied")
+    pool = (await api.call("GET", "/asked")).json()
+    assert (pool["plan_id"], pool["is_plan_stale"]) == (plan["id"], False)
+    asked = ["pool.plan_requested"] * 2
+    assert await api.audited("asked") == ["pool.created", *asked, "pool.plan_applied"]
+
+
+async def test_another_spec_supersedes_what_is_being_planned_and_another_mode_does_not(api: PoolApi) -> None:
+    await api.made("moving")
+    first = (await api.call("POST", "/moving/plans")).json()["id"]
+    await api.call("PATCH", "/moving", json={"mode": "fixed"})
+    assert (await api.call("POST", "/moving/plans")).json()["id"] == first
+    await answered(api, first)
+    assert (await api.call("GET", f"/moving/plans/{first}")).json()["outcome"] == "proposed"
+    second = (await api.call("POST", "/moving/plans")).json()["id"]
+    await api.call("PUT", "/moving", json=a_pool(min_up_s=9.0, mode="fixed"))
+    await answered(api, second)
+    listed = (await api.call("GET", "/moving/plans")).json()["items"]
+    assert [(each["id"], each["outcome"]) for each in listed] == [(second, "superseded"), (first, "proposed")]
+    listed = (await api.call("GET", "/moving/plans?outcome=proposed")).json()["items"]
+    assert [each["id"] for each in listed] == [first]
+    outdated = await refused(api, "POST", f"/moving/plans/{first}/apply")
+    assert (outdated.status, outdated.code) == (409, "conflict")
+
+
+async def test_a_plan_is_found_by_its_own_pool_alone(api: PoolApi) -> None:
+    await api.made("owner", tenant="acme")
+    await api.made("neighbour", tenant="acme")
+    plan_id = (await api.call("POST", "/owner/plans")).json()["id"]
+    for method, path in (
+        ("GET", f"/neighbour/plans/{plan_id}"),
+        ("POST", f"/neighbour/plans/{plan_id}/apply"),
+        ("GET", "/owner/plans/plan_unheard"),
+        ("POST", "/nobody/plans"),
+    ):
+        assert (await refused(api, method, path)).status == 404, path
+    for path in ("/owner/plans", f"/owner/plans/{plan_id}"):
+        assert (await refused(api, "GET", path, tenant="umbra", **USER)).status == 404, path
+    for path in ("/owner/plans", f"/owner/plans/{plan_id}/apply"):
+        assert (await refused(api, "POST", path, tenant="acme", **USER)).status == 403, path
 
 
 async def test_tenants_see_their_own_and_only_operators_act(api: PoolApi) -> None:

@@ -18,9 +18,9 @@ from tests.support.pools import PoolApi, a_partition, a_pool, pool_api, windows_
 
 
 @pytest.fixture(scope="module")
-async def api(database_url: str) -> AsyncIterator[PoolApi]:
+async def api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
     """The API of pools; tests use a pool of their own each."""
-    async with pool_api(database_url) as made:
+    async with pool_api(database_url, redis_url) as made:
         yield made
 
 
@@ -29,8 +29,8 @@ async def test_requests_are_counted_by_every_partition(api: PoolApi) -> None:
     requests = [[99, 199], [99, 200], [100, 199], [100, 200], [100, 10_000]]
     receipt = await api.report("counted", windows_ago(3, requests))
     assert receipt == {"windows": 3, "requests": 15}
-    assert await api.counted("counted", "halves") == {"SS": 3, "SL": 3, "LS": 3, "LL": 6}
-    assert await api.counted("counted", "whole") == {"any": 15}
+    assert await api.counted("counted") == {"SS": 3, "SL": 3, "LS": 3, "LL": 6}
+    assert await api.counted("counted", "any") == {"any": 15}
 
 
 async def test_a_window_said_again_is_replaced_and_another_sources_is_not(api: PoolApi) -> None:
@@ -39,16 +39,16 @@ async def test_a_window_said_again_is_replaced_and_another_sources_is_not(api: P
     for _ in range(3):
         await api.report("twice", windows)
     await api.report("twice", windows, source="r2")
-    assert await api.counted("twice", "halves") == {"SS": 4}
+    assert await api.counted("twice") == {"SS": 4}
     await api.report("twice", [{**windows[0], "requests": []}])
-    assert await api.counted("twice", "halves") == {"SS": 3}
+    assert await api.counted("twice") == {"SS": 3}
 
 
 async def test_a_window_without_requests_says_that_none_came(api: PoolApi) -> None:
     await api.made("quiet")
     await api.report("quiet", windows_ago(1, []))
     rows = await api.database.fetch("SELECT counts FROM pool_traffic WHERE pool = 'quiet'")
-    assert [row["counts"] for row in rows] == ['{"halves": {}}']
+    assert [row["counts"] for row in rows] == ['{"100,200": {}}']
 
 
 async def test_windows_too_old_or_too_early_are_pointed_at_and_none_is_kept(api: PoolApi) -> None:
@@ -61,9 +61,9 @@ async def test_windows_too_old_or_too_early_are_pointed_at_and_none_is_kept(api:
     problem = Problem.model_validate_json(answer.content)
     assert (problem.status, problem.code) == (422, "invalid_request")
     assert [error.pointer for error in problem.errors] == ["/windows/1/start_at", "/windows/2/start_at"]
-    assert await api.counted("dated", "halves") == {}
+    assert await api.counted("dated") == {}
     await api.report("dated", [windows[0], windows[3]])
-    assert await api.counted("dated", "halves") == {"SS": 2}
+    assert await api.counted("dated") == {"SS": 2}
 
 
 BAD: list[tuple[Any, str]] = [
@@ -85,19 +85,15 @@ async def test_what_is_wrong_is_pointed_at(api: PoolApi, windows: Any, pointer: 
     assert [error.pointer for error in problem.errors] == [pointer]
 
 
-async def test_other_thresholds_forget_what_was_counted_by_the_former(api: PoolApi) -> None:
-    parts = [a_partition("moved"), a_partition("kept", (5, 5)), a_partition("dropped", None)]
-    await api.made("cut", partitions=parts)
-    await api.made("other", partitions=parts)
-    for name in ("cut", "other"):
-        await api.report(name, windows_ago(2, [[1, 1], [500, 500]]))
-    parts[1]["assumed_qps"] = {"SS": 4.0}  # what is planned for until enough is known: no matter for the counts
-    moved = [a_partition("moved", (1, 1)), parts[1]]
-    assert (await api.call("PUT", "/cut", json=a_pool(partitions=moved))).json()["revision"] == 2
-    assert await api.counted("cut", "moved") == await api.counted("cut", "dropped") == {}
-    assert await api.counted("cut", "kept") == await api.counted("other", "moved") == {"SS": 2, "LL": 2}
+async def test_a_past_is_that_of_thresholds_whatever_the_partition_is_called(api: PoolApi) -> None:
+    await api.made("cut", partitions=[a_partition("a"), a_partition("b", (5, 5))])
+    await api.report("cut", windows_ago(2, [[1, 1], [500, 500]]))
+    swapped = [a_partition("a", (5, 5)), a_partition("c", (1, 1))]
+    assert (await api.call("PUT", "/cut", json=a_pool(partitions=swapped))).json()["revision"] == 2
     await api.report("cut", windows_ago(2, [[1, 1]], s=30))
-    assert await api.counted("cut", "moved") == {"LL": 2}
+    assert await api.counted("cut", "100,200") == {"SS": 2, "LL": 2}
+    assert await api.counted("cut", "5,5") == {"SS": 4, "LL": 2}
+    assert await api.counted("cut", "1,1") == {"LL": 2}
 
 
 async def test_old_windows_are_forgotten(api: PoolApi) -> None:
@@ -106,7 +102,7 @@ async def test_old_windows_are_forgotten(api: PoolApi) -> None:
     at = datetime.now(UTC) - timedelta(days=16, seconds=1)
     await api.database.execute("INSERT INTO pool_traffic VALUES ('old', $1, 'r', '{}')", at)
     assert await api.desk.forget_old() == 1
-    assert await api.counted("old", "halves") == {"SS": 2}
+    assert await api.counted("old") == {"SS": 2}
 
 
 async def test_reports_of_the_same_windows_at_once_are_one(api: PoolApi) -> None:
@@ -114,7 +110,7 @@ async def test_reports_of_the_same_windows_at_once_are_one(api: PoolApi) -> None
     windows = windows_ago(50, [[1, 1]])
     mixed = [windows, windows[::-1], windows[25:] + windows[:25]] * 3
     await asyncio.gather(*(api.report("storm", each) for each in mixed))
-    assert await api.counted("storm", "halves") == {"SS": 50}
+    assert await api.counted("storm") == {"SS": 50}
 
 
 requests = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8)
@@ -138,8 +134,8 @@ async def test_what_counts_is_what_each_source_said_last(api: PoolApi) -> None:
         expected: Counter[str] = Counter()
         for length_in, length_out in chain.from_iterable(last.values()):
             expected[("L" if length_in >= 100 else "S") + ("L" if length_out >= 200 else "S")] += 1
-        assert await api.counted("said", "halves") == expected
-        assert sum((await api.counted("said", "whole")).values()) == expected.total()
+        assert await api.counted("said") == expected
+        assert sum((await api.counted("said", "any")).values()) == expected.total()
 
     @settings(max_examples=25, deadline=None)
     @given(said=reports)
