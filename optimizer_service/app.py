@@ -16,9 +16,12 @@ from optimizer_service import endpoints
 from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
 from optimizer_service.planner import endpoints as pool_endpoints
+from optimizer_service.planner.keeper import Keeper
 from optimizer_service.planner.planner import Planner
 from optimizer_service.planner.plans import Plans, plan_repository
 from optimizer_service.planner.pools import Pools
+from optimizer_service.planner.probes import Prober, new_probe_session
+from optimizer_service.planner.server_jobs import ServerJobs
 from optimizer_service.planner.traffic import TrafficDesk
 from optimizer_service.queue import (
     PLAN_QUEUE,
@@ -62,13 +65,19 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session() as session:
+        async with new_session() as session, new_probe_session() as probe_session:
             carbon = ServiceClient(
                 session,
                 settings.carbon_url,
                 "The carbon service",
                 token=settings.service_token,
                 timeout_s=settings.carbon_timeout_s,
+            )
+            admission = ServiceClient(
+                session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=5
+            )
+            prober = Prober(
+                probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
             desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
             sources = ServiceSources(carbon)
@@ -82,6 +91,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 LengthTrainer(engine, trainings, training_queue, settings),
                 app.state.traffic,
                 Planner(plans, settings.plan_look_s),
+                Keeper(engine, ServerJobs(admission), prober, settings),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield

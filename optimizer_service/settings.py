@@ -39,3 +39,8 @@ class OptimizerSettings(WorkSettings):
     traffic_max_age_s: float = Field(
         default=600, gt=0, description="Silence of all reporters after which nothing is foretold from what they said."
     )
+
+    instance_look_s: float = Field(default=1, gt=0, description="How often the keeper looks at the instances of pools.")
+    instance_probe_s: float = Field(default=5, gt=0, description="How often an instance that serves is asked.")
+    instance_probe_timeout_s: float = Field(default=2, gt=0, description="For one question to an instance.")
+    instance_probes_at_once: int = Field(default=200, ge=1, description="Questions to instances at a time.")

@@ -1,0 +1,84 @@
+"""Make before break: which of the instances that leave may be drained now. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+ANY_GPUS = ("", "")
+
+
+class Outlook(Enum):
+    """What is to be expected of an instance that is not ready."""
+
+    COMES = auto()
+    """It is on its way."""
+    WAITS = auto()
+    """It waits for GPUs that others hold."""
+    STUCK = auto()
+    """It failed and is tried again, has no node, or takes longer than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """GPUs of one instance: which kind, and how many; ``ANY_GPUS`` where any of the tenant's will do (its quota)."""
+
+    kind: tuple[str, str]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An instance that is wanted and not ready."""
+
+    gpus: Gpus
+    outlook: Outlook
+
+
+def drainable(
+    leaving: Sequence[tuple[str, Gpus]], pending: Sequence[Pending], releasing: Iterable[Gpus] = ()
+) -> tuple[str, ...]:
+    """Return the ids to drain now.
+
+    1. For instances that wait for GPUs, as many leave as give up that many GPUs of the kind, beside those that are
+       given up already: else both would wait for each other.
+    2. As long as an instance is on its way, nobody else leaves.
+    3. When none is, all leave but the last so many that they hold as many GPUs as the instances that are stuck would:
+       what never comes up takes nothing down, and does not keep the rest of a pool from shrinking either.
+
+    Args:
+        leaving: Instances that leave, in the order in which they should, and what they hold.
+        pending: Instances that are wanted and not ready.
+        releasing: What draining and stopping instances hold.
+    """
+    short: Counter[tuple[str, str]] = Counter()
+    for each in pending:
+        if each.outlook is Outlook.WAITS:
+            short[each.gpus.kind] += each.gpus.count
+    for gpus in releasing:
+        _give(short, gpus)
+    drained: list[str] = []
+    staying: list[tuple[str, Gpus]] = []
+    for instance, gpus in leaving:
+        if short[gpus.kind] > 0 or short[ANY_GPUS] > 0:
+            drained.append(instance)
+            _give(short, gpus)
+        else:
+            staying.append((instance, gpus))
+    if any(each.outlook is Outlook.COMES for each in pending):
+        return tuple(drained)
+    owed = sum(each.gpus.count for each in pending)
+    left = sum(gpus.count for _, gpus in staying)
+    for instance, gpus in staying:
+        left -= gpus.count
+        if left < owed:
+            break
+        drained.append(instance)
+    return tuple(drained)
+
+
+def _give(short: Counter[tuple[str, str]], gpus: Gpus) -> None:
+    for kind in (gpus.kind, ANY_GPUS):
+        short[kind] -= gpus.count
