@@ -72,7 +72,10 @@ class Learner:
                     continue
                 known = await self._repository.learned(source.key, self._now_s())
                 if known is None or self._now_s() - known.generated_s >= interval_s(source.feed):
-                    learned += await self._learn(source)
+                    try:
+                        learned += await self._learn(source)
+                    except Exception:  # what is wrong with one source takes no forecast from the others
+                        log.exception("forecast.not_learned", zone=source.key.zone, signal=source.key.signal)
         return learned
 
     async def _learn(self, source: Source) -> bool:

@@ -1,22 +1,33 @@
 """The process: restarts, a database that goes away, and settings that do not hold together."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from carbon_service.app import create_app
+from carbon_service.learner import LOOK_INTERVAL_S
 from carbon_service.zones import ZoneConfigError
 from services.contracts.carbon import CurrentIntensity
 from services.core.domain.carbon import Signal
+from services.db import locks
+from services.db.engine import create_engine
 from tests.carbon.door import door_to
 from tests.carbon.harness import NOW_S, TOKEN, Now, running, settings
 from tests.support.servers import ROOT
+from tests.support.services import services
 
 ZONE = "/v1/carbon/US-CAL-CISO"
 START_S = datetime(2021, 8, 1, tzinfo=UTC).timestamp()
+LOCK_LOW = locks.CARBON_LEARNING & 0xFFFF_FFFF
+"""As pg_locks has it: the lower half of the key."""
+APP = "carbon_service.app"
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
 
@@ -125,3 +136,42 @@ def test_a_zone_may_take_two_signals_from_two_providers() -> None:
 def test_secrets_are_not_shown() -> None:
     chosen = settings(zones="DE", providers="DE=electricity_maps", electricity_maps_token="hidden")
     assert "hidden" not in repr(chosen)
+
+
+async def test_killed_while_it_learns_another_process_does_and_of_two_only_one(
+    empty_database: str, tmp_path: Path
+) -> None:
+    """Real processes on one database: the lock goes with the killed one, and what stands there is not learned again."""
+    engine = create_engine(empty_database, pool_size=2)
+
+    async def count(query: str) -> int:
+        async with engine.connect() as connection:
+            return int((await connection.execute(text(query))).scalar_one())
+
+    async def until(query: str) -> None:
+        for _ in range(6_000):
+            if await count(query):
+                return
+            await asyncio.sleep(0.01)
+        raise TimeoutError(query)
+
+    learned = "SELECT count(*) FROM carbon_learned_forecasts"
+    (tmp_path / "other").mkdir()
+    with ExitStack() as stack:
+        one, other = (
+            stack.enter_context(services(folder, empty_database, "redis://127.0.0.1:1", CARBON_ZONES="GB"))
+            for folder in (tmp_path, tmp_path / "other")
+        )
+        with one.started(APP) as victim:
+            await until(f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {LOCK_LOW} AND granted")
+            await until("SELECT count(*) FROM carbon_points")
+            victim.kill()
+            assert await count(learned) <= 1
+        with one.started(APP), other.started(APP):
+            await until(learned)
+            await asyncio.sleep(LOOK_INTERVAL_S + 1.0)  # each has looked again
+            assert await count(learned) == 1
+        with one.started(APP):  # a restart
+            await asyncio.sleep(LOOK_INTERVAL_S + 1.0)
+            assert await count(learned) == 1
+    await engine.dispose()

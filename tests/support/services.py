@@ -14,7 +14,12 @@ from services.standalone.process import Process
 from tests.support.servers import ROOT, wait_until
 
 TOKEN = "a-token-for-tests-only"
-PREFIXES = {"gateway.app": "GATEWAY", "services.admission.app": "ADMISSION", "optimizer_service.app": "OPTIMIZER"}
+PREFIXES = {
+    "gateway.app": "GATEWAY",
+    "services.admission.app": "ADMISSION",
+    "optimizer_service.app": "OPTIMIZER",
+    "carbon_service.app": "CARBON",
+}
 
 
 @dataclass
