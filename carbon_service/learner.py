@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from carbon_service.providers.protocol import DAY_S, Feed, Point
 from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
@@ -22,6 +23,7 @@ from services.kit.logging import Log
 from services.kit.tasks import repeat
 
 log = Log(__name__)
+Floats = NDArray[np.float64]
 
 GRID_HOUR_S = 3600.0
 LEAST_INTERVAL_S = 30.0
@@ -114,10 +116,16 @@ def foretold(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForeca
     values = np.array([point.gco2_per_kwh for point in usual], dtype=np.float64)
     step_s = float(round(feed.step_s * feed.time_scale))
     times_s, first = np.unique(times_s, return_index=True)
-    made = forecast(history_of(times_s, values[first], times_s[-1] + step_s, step_s=step_s))
+    values = values[first]
+    made = forecast(history_of(times_s, values, times_s[-1] + step_s, step_s=step_s))
+    if made.method == "persistence" and step_s < GRID_HOUR_S:
+        try:
+            return _blended(times_s, values, step_s, clock, made.note)
+        except DomainError as error:
+            log.info("forecast.not_blended", reason=str(error))
     ahead: list[LearnedPoint] = []
     if made.method == "ridge":
-        shape = within_hours(times_s, values[first], made.start_s, step_s)
+        shape = within_hours(times_s, values, made.start_s, step_s)
         length_s = GRID_HOUR_S / shape.shape[1]
         for hour, value in enumerate(made.values):
             begins_s = made.start_s + GRID_HOUR_S * hour
@@ -128,3 +136,34 @@ def foretold(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForeca
                 ahead.append(LearnedPoint(start_s, end_s, float(value + change), low, high))
     backtest = None if made.backtest is None else asdict(made.backtest)
     return LearnedForecast(clock.now_s, made.method, made.note, tuple(ahead), backtest)
+
+
+def _blended(times_s: Floats, values: Floats, step_s: float, clock: Clock, note: str) -> LearnedForecast:
+    """Return the forecast of a source in short steps whose past is too short for more.
+
+    Raises:
+        DomainError: it is too short for this too, or persistence was better.
+    """
+    from services.learning.carbon import HORIZON_H
+    from services.learning.carbon_blend import learn, steps_of
+
+    series = steps_of(times_s, values, step_s)
+    hour, end_s = round(GRID_HOUR_S / step_s), float(times_s[-1]) + step_s
+    blend = learn(series, HORIZON_H, hour)
+    if not blend.is_better:
+        raise DomainError("persistence had the smaller error in the backtest")
+    made = zip(*blend.at(series, round(DAY_S / step_s)), strict=True)
+    ahead = [
+        LearnedPoint(clock.real_s(end_s + at * step_s), clock.real_s(end_s + (at + 1) * step_s), *map(float, told))
+        for at, told in enumerate(made)
+    ]
+    began_s = end_s - len(series) * step_s
+    backtest = {
+        "first_s": began_s + step_s * float(blend.origins[0]),
+        "last_s": began_s + step_s * float(blend.origins[-1]),
+        "forecasts": len(blend.origins),
+        "mae": {method: each.reshape(-1, 24 * hour).mean(axis=1).tolist() for method, each in blend.mae.items()},
+        "coverage": blend.coverage,
+        "greenest_regret": blend.greenest_regret,
+    }
+    return LearnedForecast(clock.now_s, "blend", note, tuple(ahead), backtest)

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from carbon_service.providers.protocol import ForecastIssue, Point
 from carbon_service.replay import Replay, next_replay
+from services.contracts.carbon import LearnedMethod
 from services.core.domain.carbon import Signal
 from services.db import locks
 from services.db.tables.carbon import carbon_forecasts as forecasts
@@ -59,14 +60,14 @@ class LearnedForecast:
     """What was learned of a source at ``generated_s``.
 
     Attributes:
-        method: ``ridge`` or ``persistence``; the latter has no points of its own.
+        method: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own.
         note: Why it is persistence.
         points: In order of time.
         backtest: ``services.learning.carbon.Backtest`` as a document; ``None`` without one.
     """
 
     generated_s: float
-    method: str
+    method: LearnedMethod
     note: str
     points: tuple[LearnedPoint, ...]
     backtest: dict[str, Any] | None

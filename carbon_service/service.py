@@ -178,9 +178,9 @@ class CarbonService:
             next((step.start_s for step in steps if step.kind is kind), None)
             for kind in (Kind.LEARNED, Kind.PERSISTENCE)
         )
-        is_learned = learned_from_s is not None
-        issue = known.issue if told else known.learned if is_learned else None
-        method = "provider" if told else "ridge" if is_learned else "persistence"
+        learned = None if learned_from_s is None else known.learned
+        issue = known.issue if told else learned
+        method = "provider" if told else "persistence" if learned is None else learned.method
         max_age_s = feed.forecast_max_age_s if told else feed.day_s
         return IntensityForecast(
             zone=zone,
@@ -218,7 +218,7 @@ class CarbonService:
             zone=zone,
             signal=source.key.signal,
             provider=source.key.provider,
-            method="ridge" if learned.method == "ridge" else "persistence",
+            method=learned.method,
             note=learned.note,
             generated_at=at(learned.generated_s),
             first_at=None if first_s is None else at(first_s),

@@ -15,6 +15,9 @@ Clock = Literal["real", "grid"]
 replayed faster. A day of the grid is always 86400 grid seconds."""
 
 
+LearnedMethod = Literal["ridge", "blend", "persistence"]
+
+
 class IntensityPoint(Message):
     """An intensity in force from `start_at` until `end_at`."""
 
@@ -66,7 +69,8 @@ class IntensityForecast(Message):
     signal: Signal
     provider: str
     method: str = Field(
-        description="What the first points come from: `provider`, or our own `ridge` (learned) or `persistence`."
+        description="What the first points come from: `provider`, or our own: `ridge`, `blend` (both learned) or "
+        "`persistence`."
     )
     generated_at: Instant
     is_stale: bool
@@ -83,7 +87,7 @@ class IntensityForecast(Message):
 class MethodErrors(Message):
     """How far a method was off."""
 
-    method: Literal["ridge", "persistence"]
+    method: LearnedMethod
     mean_absolute_error_gco2_per_kwh: list[float] = Field(description="Of day 1, day 2 and so on ahead.")
 
 
@@ -93,7 +97,10 @@ class ForecastBacktest(Message):
     zone: str
     signal: Signal
     provider: str
-    method: Literal["ridge", "persistence"] = Field(description="What is in use: the one with the smaller error.")
+    method: LearnedMethod = Field(
+        description="What is in use: the one with the smaller error. `blend`, of the last value and the day before, is "
+        "for steps shorter than an hour and a history too short for `ridge`."
+    )
     note: str = Field(description="Why it is not the learned one, where it is not.")
     generated_at: Instant = Field(description="When it was learned and tested.")
     first_at: Instant | None = Field(

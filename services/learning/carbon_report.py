@@ -3,7 +3,8 @@
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
 ``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, intervals-chosen,
-lifecycle and chosen.
+lifecycle, chosen and marginal; for the last DATA has ``subhourly``, a month of WattTime's marginal
+intensity.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
 model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is tuned and
@@ -38,6 +39,7 @@ from services.learning.carbon import (
     training_days,
     tune,
 )
+from services.learning.carbon_blend import foretold, learn
 from services.learning.carbon_intervals import QUANTILES, inside, outside
 
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
@@ -236,6 +238,39 @@ def rolling_table(years: dict[str, Year]) -> str:
     return "\n".join(lines)
 
 
+AHEAD_H = ((0, 1), (1, 3), (3, 6), (6, 24), (24, 48), (48, 72), (72, 96))
+MARGINAL_FROM_DAY = 14
+
+
+def _span(first: int, last: int) -> str:
+    return str(last) if last == first + 1 else f"{first + 1} to {last}"
+
+
+def marginal_table(data: Path) -> str:
+    """Return the errors on a month of five-minute values, asked each third hour and learned anew each time."""
+    with gzip.open(data / "subhourly/CAISO_NORTH_marginal_5min_2023.csv.gz", "rt", encoding="utf-8") as text:
+        values = np.array([float(row[1]) for row in list(csv.reader(text))[1:]])
+    hour, steps = 12, HORIZON_H * 12
+    day = 24 * hour
+    now = np.arange(MARGINAL_FROM_DAY * day, len(values) - steps + 1, 3 * hour)
+    truth = values[now[:, None] + np.arange(steps)]
+    told = np.stack([learn(values[:at], HORIZON_H, hour).at(values[:at], day) for at in now.tolist()], axis=1)
+    zeros = np.zeros(steps)
+    rows = {"last value": foretold(values, now, zeros + 1, day), "persistence": foretold(values, now, zeros, day)}
+    lines = [
+        f"| hours ahead | {' | '.join(_span(*each) for each in AHEAD_H)} |",
+        "|---|" + "---:|" * 7,
+    ]
+    for name, made in {**rows, "ours (blend)": told[0]}.items():
+        errors = np.abs(made - truth).mean(axis=0)
+        cells = (f"{errors[first * hour : last * hour].mean():.1f}" for first, last in AHEAD_H)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    inside = ((truth >= told[1]) & (truth <= told[2])).mean(axis=0)
+    cells = (f"{100 * inside[first * hour : last * hour].mean():.0f} %" for first, last in AHEAD_H)
+    lines.append(f"| between p10 and p90 | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{len(now)} forecasts; mean intensity {values.mean():.0f}."])
+
+
 def fill(text: str, parts: dict[str, str]) -> str:
     """Return a page with its parts made anew.
 
@@ -264,6 +299,7 @@ def main(arguments: Sequence[str]) -> None:
         "rolling": rolling_table(direct),
         "lifecycle": lifecycle_table(lifecycle),
         "chosen": errors_table(chosen),
+        "marginal": marginal_table(data),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 

@@ -157,3 +157,28 @@ def test_five_minute_values_are_foretold_in_five_minute_steps() -> None:
     assert made.points[0].start_s == now_s
     first = np.array([point.gco2_per_kwh for point in made.points]).reshape(96, 12)
     assert (first[:, :6].mean(axis=1) - first[:, 6:].mean(axis=1) > 50).all()
+
+
+def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence() -> None:
+    """A signal that drifts and knows no time of day, as marginal ones nearly do: the last value says most."""
+    rng = np.random.default_rng(3)
+    values = 400 + np.cumsum(rng.normal(0, 4, 30 * 288))
+    begin_s = NOW_S - NOW_S % 300 - 30 * DAY_S
+    points = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(values)]
+    del points[5_000:5_050]
+    feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
+    now_s = points[-1].end_s
+    made = foretold(points, feed, Clock(now_s, now_s, 1.0))
+    assert made.method == "blend"
+    assert "days of history are needed" in made.note
+    assert len(made.points) == 96 * 12
+    assert (made.points[0].start_s, made.points[-1].end_s) == (now_s, now_s + 4 * DAY_S)
+    assert made.points[0].gco2_per_kwh == pytest.approx(values[-1], abs=20)
+    assert all(point.p10 <= point.gco2_per_kwh <= point.p90 for point in made.points)  # type: ignore[operator]
+    assert made.backtest is not None
+    assert made.backtest["mae"]["blend"][0] < made.backtest["mae"]["persistence"][0]
+    assert len(made.backtest["mae"]["blend"]) == 4
+    again = np.tile(values[:288], 30)  # each day as the one before
+    steady = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(again)]
+    assert foretold(steady, feed, Clock(now_s, now_s, 1.0)).method == "persistence"
+    assert foretold(points[: 9 * 288], feed, Clock(points[9 * 288].start_s, now_s, 1.0)).method == "persistence"
