@@ -32,12 +32,14 @@ QUICK = {
 class Installation:
     """One installation of this machine, started and stopped by the commands a person would use."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, two_nodes: str = "2x4", **env: str) -> None:
         self.folder = folder
         self.gateway: Gateway
+        self._two_nodes = two_nodes
+        self._env = env
 
     def up(self) -> None:
-        started = stack.up(self.folder, nodes="2x4", env=QUICK)
+        started = stack.up(self.folder, nodes=self._two_nodes, env=QUICK | self._env)
         self.gateway = Gateway(started.gateway_url, (self.folder / "admin.key").read_text().strip())
         wait_until(lambda: len(self.nodes()) == 2)
 
