@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer_service.planner.instances import InstanceTerms
 from services.contracts.pools import (
     PoolLocation,
     PoolMode,
@@ -65,13 +66,13 @@ class Running:
     """An instance that is there or on its way.
 
     Attributes:
-        terms: What it was made from, as ``pool_instances`` keeps it.
+        terms: What it was made from.
         up_s: Since it was ready, or else made.
     """
 
     place: str
     mode: str
-    terms: Mapping[str, Any]
+    terms: InstanceTerms
     up_s: float
 
 
@@ -212,18 +213,13 @@ def incumbent_of(request: PoolsRequest, plan: PoolsResult | None) -> PoolPlan | 
     return PoolPlan(SolveStatus.FEASIBLE, request.solver, request.chosen.index(part), instances, kept)
 
 
-def is_as_specified(spec: PoolSpec, terms: Mapping[str, Any]) -> bool:
-    """Return whether an instance was made from what the spec says today of its mode, its place's nodes and probes."""
-    mode, place, probes = terms["mode"], terms["place"], terms["probes"]
-    return (
-        any(each.model_dump(mode="json") == mode for each in spec.modes)
-        and any(_nodes_of(each.model_dump(mode="json")) == _nodes_of(place) for each in spec.places)
-        and spec.probes.model_dump(mode="json") == probes
-    )
-
-
-def _nodes_of(place: Mapping[str, Any]) -> tuple[Any, ...]:
-    return place["name"], place["zone"], place["node_labels"]
+def is_as_specified(spec: PoolSpec, instance: Running) -> bool:
+    """Return whether an instance made now would run the same."""
+    place = next((each for each in spec.places if each.name == instance.place), None)
+    mode = next((each for each in spec.modes if each.name == instance.mode), None)
+    if place is None or mode is None:
+        return False
+    return InstanceTerms(mode=mode, place=place, probes=spec.probes).process() == instance.terms.process()
 
 
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:
@@ -263,7 +259,7 @@ def _running(
     takes = {mode.name: mode.gpus for mode in modes}
     found: list[RunningInstances] = []
     for each in instances:
-        if not is_as_specified(spec, each.terms):
+        if not is_as_specified(spec, each):
             continue
         young = each.up_s < spec.min_up_s and all(left[each.place][of] >= n for of, n in takes[each.mode].items())
         if young:

@@ -16,6 +16,7 @@ import numpy as np
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.planner.demand import Log, foretold, read_logs
+from optimizer_service.planner.instances import InstanceTerms
 from optimizer_service.planner.plans import plan_repository
 from optimizer_service.planner.problem import (
     Need,
@@ -199,7 +200,10 @@ async def _read(database_url: str, pool: str, spec: PoolSpec) -> Known:
                 now_s=now_s,
                 logs=await read_logs(connection, pool, spec.partitions, now_s),
                 nodes=await _nodes(connection, pool),
-                instances=[Running(**dict(row)) for row in await connection.fetch(INSTANCES, pool)],
+                instances=[
+                    Running(place, mode, InstanceTerms.model_validate(terms), up_s)
+                    for place, mode, terms, up_s in await connection.fetch(INSTANCES, pool)
+                ],
                 in_force=None if in_force is None else PoolsResult.model_validate(in_force),
             )
     finally:
@@ -216,10 +220,8 @@ async def _nodes(connection: Any, pool: str) -> list[Node]:
         )
         for row in await connection.fetch(NODES)
     ]
-    needs = (
-        Need(terms["place"]["zone"], terms["place"]["node_labels"], terms["mode"]["gpu_model"], terms["mode"]["gpus"])
-        for (terms,) in await connection.fetch(AWAITED, pool)
-    )
+    awaited = [InstanceTerms.model_validate(terms) for (terms,) in await connection.fetch(AWAITED, pool)]
+    needs = (Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus) for of in awaited)
     return without_needs(nodes, needs)
 
 
@@ -254,7 +256,7 @@ async def _intensities(
             except ProblemError as error:
                 if error.status >= 500:
                     raise
-                raise DomainError(f"Place {place.name}: {error.detail}") from error
+                raise DomainError(f"Place {place.name}, zone {place.zone}: {error.detail}") from error
 
         found = await asyncio.gather(*(ask(place) for place in spec.places))
     return {place.name: each for place, each in zip(spec.places, found, strict=True)}

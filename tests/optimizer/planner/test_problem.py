@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from optimizer_service.planner.instances import InstanceTerms
 from optimizer_service.planner.problem import (
     Need,
     Node,
@@ -49,11 +50,11 @@ def intensity_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity]:
 
 
 def an_instance(spec: PoolSpec, mode: str = "small", up_s: float = 10.0, place: str = "west") -> Running:
-    terms = {
-        "mode": next(each for each in spec.modes if each.name == mode).model_dump(mode="json"),
-        "place": next(each for each in spec.places if each.name == place).model_dump(mode="json"),
-        "probes": spec.probes.model_dump(mode="json"),
-    }
+    terms = InstanceTerms(
+        mode=next(each for each in spec.modes if each.name == mode),
+        place=next(each for each in spec.places if each.name == place),
+        probes=spec.probes,
+    )
     return Running(place, mode, terms, up_s)
 
 
@@ -109,6 +110,8 @@ def test_a_price_or_a_limit_is_no_reason_to_replace_an_instance() -> None:
     spec = a_spec()
     dearer = a_spec(places=[{"name": "west", "zone": ZONE, "price_per_kwh": 0.3, "gpus": {"A100": 4}}])
     assert len(asked(dearer, [a_node(8)], [an_instance(spec)]).running) == 1
+    renamed = a_spec(places=[{"name": "other", "zone": ZONE}])
+    assert asked(renamed, [a_node(8)], [an_instance(spec)]).running == []
 
 
 def test_young_instances_whose_gpus_are_gone_do_not_break_the_plan() -> None:
