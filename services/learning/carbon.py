@@ -25,6 +25,7 @@ from sklearn.linear_model import Ridge
 
 from services.core.domain.errors import DomainError
 from services.learning.carbon_intervals import QUANTILES, Grid, Intervals, inside, outside
+from services.learning.one_thread import one_thread
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -363,14 +364,10 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     x_now = np.hstack([(ahead[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
     y = inner.values[origins[:, None] + np.arange(horizon_h)] - inner.values[origins - 1][:, None]
     total = float((x * x).sum())
-    return {
-        penalty: outside(
-            Ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y).predict(x_now)
-            + inner.values[now - 1][:, None],
-            root,
-        )
-        for penalty in penalties
-    }
+    level = inner.values[now - 1][:, None]
+    with one_thread():
+        fits = {penalty: Ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y) for penalty in penalties}
+        return {penalty: outside(fit.predict(x_now) + level, root) for penalty, fit in fits.items()}
 
 
 WEIGHTS = {

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
-from threadpoolctl import ThreadpoolController
 
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, Floats, Ints, Traffic
 from services.core.profiles.traffic_features import LAGS, features, levels_qps, ratios
+from services.learning.one_thread import one_thread
 
 LATEST_STEPS = 14 * DAY_STEPS
 """Learned from at most two weeks: longer ones cost more than seconds."""
@@ -65,7 +63,7 @@ class Boosting:
             early_stopping=False,  # pyright: ignore[reportArgumentType]
             random_state=self.seed,
         )
-        with _one_thread():
+        with one_thread():
             return BoostingModel(trees.fit(seen[known][:, columns], target[known]), columns)
 
 
@@ -81,16 +79,6 @@ class BoostingModel:
         recent = history.since(max(0, len(history) - DAY_STEPS - LAGS))
         origin = np.array([len(recent)])
         rows = features(recent, origin).reshape(STEPS_AHEAD * history.n_classes, -1)
-        with _one_thread():
+        with one_thread():
             told = self.trees.predict(rows[:, self.columns]).reshape(STEPS_AHEAD, history.n_classes)
         return np.maximum(told, 0.0) * levels_qps(recent, origin)
-
-
-def _one_thread() -> AbstractContextManager[Any]:
-    """Keep the trees to one thread: on a busy machine its threads wait for each other (0.7 s a fit against 14 s)."""
-    return _controller().limit(limits=1, user_api="openmp")
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
