@@ -124,6 +124,24 @@ ANSWERS: dict[str, Any] = {
         "actual_gpu_s": 8155.0,
         "error_gpu_s": -35.0,
     },
+    "get_pools_pool_instances": {
+        "items": [
+            {
+                "id": "instance_01m805bbdqfxhbcb151cgyg0ac",
+                "pool": "chat",
+                "state": "ready",
+                "place": "virginia",
+                "mode": "A100-TP4",
+                "partition": "all",
+                "request_class": "any",
+                "url": "http://10.0.0.17:29500",
+                "job_id": JOB,
+                "plan_id": "plan_01m7x7bc3bek0m17yf7jgq3ar1",
+                "created_at": "2026-11-20T19:30:02.113Z",
+                "ready_at": "2026-11-20T19:31:40.871Z",
+            }
+        ]
+    },
     "events": (
         "id: 760-4\nevent: job.running\n"
         f'data: {{"id":"760-4","job_id":"{JOB}","at":"2026-11-20T19:36:25Z","type":"job.running","data":{{}}}}\n\n'

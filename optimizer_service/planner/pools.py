@@ -152,10 +152,10 @@ class Pools:
         Raises:
             ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
         """
-        plan_id = await self._plans.submit(name, "request", caller)
-        async with self._engine.begin() as connection:
-            await audit(connection, caller, "pool.plan_requested", name, plan=plan_id)
-        return await self._plans.find(name, plan_id)
+        async with self._engine.begin() as connection:  # first: whatever dies, nothing is done that is not written down
+            await self._locked(connection, name, caller)
+            await audit(connection, caller, "pool.plan_requested", name)
+        return await self._plans.find(name, await self._plans.submit(name, "request", caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
         """Put a proposal in force; again changes nothing.
