@@ -3,7 +3,7 @@
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
 ``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, intervals-chosen,
-lifecycle, chosen and marginal; for the last DATA has ``subhourly``, a month of WattTime's marginal
+lifecycle, chosen, default and marginal; for the last DATA has ``subhourly``, a month of WattTime's marginal
 intensity.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
@@ -271,6 +271,40 @@ def marginal_table(data: Path) -> str:
     return "\n".join([*lines, "", f"{len(now)} forecasts; mean intensity {values.mean():.0f}."])
 
 
+DEFAULT_DAYS = 90
+"""Of history that the carbon service keeps unless told otherwise."""
+
+
+def default_table(data: Path) -> str:
+    """Return the errors with as little as the carbon service has by default, tuned and fitted anew every week."""
+    lines = ["| zone | persistence, days 1 to 4 | ours | regret | inside, days 1 to 4 |", "|---|---:|---:|---:|---:|"]
+    for zone in ZONES:
+        times, values, _ = hours_of(data / "em_hourly" / f"{zone}_2021_2023.csv.gz", COLUMNS["direct"])
+        since, until = (np.datetime64(f"{year}-01-01", "s").astype(np.float64) for year in (TESTED, TESTED + 1))
+        kept = times >= since - DEFAULT_DAYS * 24 * HOUR_S
+        whole = history_of(times[kept], values[kept], until)
+        now = np.arange(DEFAULT_DAYS * 24, len(whole.values) - HORIZON_H + 1, 24)
+        truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
+        told = np.concatenate([_by_default(whole, now[at : at + 7]) for at in range(0, len(now), 7)], axis=1)
+        errors = (mean_errors(made, truth) for made in (persistence(whole, now, HORIZON_H), told[0]))
+        cells = [" / ".join(f"{error:.2f}" for error in each) for each in errors]
+        regret = f"{100 * greenest_regret(told[0], truth):.2f} %"
+        lines.append(f"| {zone} | {' | '.join(cells)} | {regret} | {_shares(_inside(truth, told[1], told[2]))} |")
+    return "\n".join(lines)
+
+
+def _by_default(whole: History, now: Ints) -> Floats:
+    """Return (3, forecasts, 96): forecasts, p10 and p90, learned from the last days before the first moment."""
+    first = int(now[0]) - DEFAULT_DAYS * 24
+    recent = History(whole.start_s + HOUR_S * first, whole.values[first:], whole.known[first:], whole.shares[first:])
+    before = recent.until(DEFAULT_DAYS * 24)
+    tuned = tune(before)
+    if tuned is None:
+        raise ValueError("too short a history")
+    made = tuned.at(recent, training_days(before, HORIZON_H), now - first)
+    return np.stack([made, *tuned.quantiles(recent, now - first, made)])
+
+
 def fill(text: str, parts: dict[str, str]) -> str:
     """Return a page with its parts made anew.
 
@@ -300,6 +334,7 @@ def main(arguments: Sequence[str]) -> None:
         "lifecycle": lifecycle_table(lifecycle),
         "chosen": errors_table(chosen),
         "marginal": marginal_table(data),
+        "default": default_table(data),
     }
     page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
