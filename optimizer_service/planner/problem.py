@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from optimizer_service.planner.instances import InstanceTerms
+from services.contracts.carbon import IntensityForecast
 from services.contracts.pools import (
     PoolLocation,
     PoolMode,
@@ -20,6 +21,7 @@ from services.contracts.pools import (
     RunningInstances,
 )
 from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolPlace, PoolSpec, ServerMode
+from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.pools import PoolPlan
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
@@ -117,6 +119,25 @@ def _place_gpus(place: PoolPlace, modes: Sequence[ServerMode], nodes: Sequence[N
         models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
     fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in modes}
     return PlaceGpus(models, fits)
+
+
+def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
+    """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends it goes on as it is there."""
+    curve = CarbonCurve(
+        np.array([point.start_at.timestamp() for point in forecast.points]),
+        np.array([point.gco2_per_kwh for point in forecast.points]),
+        forecast.points[-1].end_at.timestamp(),
+    )
+    starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
+    return PlaceIntensity(
+        zone=forecast.zone,
+        signal=forecast.signal,
+        provider=forecast.provider,
+        method=forecast.method,
+        generated_at=forecast.generated_at,
+        is_stale=forecast.is_stale,
+        gco2_per_kwh=[curve.mean(start_s, start_s + STEP_S) for start_s in starts_s],
+    )
 
 
 def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.planner.demand import Log, foretold, read_logs
@@ -26,6 +25,7 @@ from optimizer_service.planner.problem import (
     check_signals,
     gpus_by_place,
     incumbent_of,
+    intensity_of,
     problem_of,
     result_of,
     without_needs,
@@ -43,7 +43,6 @@ from services.contracts.serving import (
     PoolPlanResult,
     PoolSpec,
 )
-from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
 from services.core.solvers.model import SolveStatus
@@ -81,6 +80,24 @@ SELECT i.terms
   FROM pool_instances i LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
  WHERE i.pool <> $1 AND i.state IN ('wanted', 'starting') AND a.id IS NULL
  ORDER BY i.id
+"""
+
+PLANNED = """
+SELECT q.name, q.spec, p.instances
+  FROM pools q
+  JOIN LATERAL (
+       SELECT result #> '{plan,instances}' AS instances FROM pool_plans
+        WHERE pool = q.name AND revision = q.revision AND state = 'succeeded'
+          AND (id = q.plan_id OR outcome IS NULL AND q.spec ->> 'mode' = 'automatic')
+        ORDER BY submitted_at DESC LIMIT 1) p ON true
+ WHERE q.name <> $1 AND q.deleted_at IS NULL
+ ORDER BY q.name
+"""
+"""What other pools are to have: as the plan in force says, or one that is about to be."""
+
+MADE = """
+SELECT pool, place, mode, count(*) AS count FROM pool_instances
+ WHERE pool <> $1 AND state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode
 """
 
 INSTANCES = """
@@ -220,9 +237,33 @@ async def _nodes(connection: Any, pool: str) -> list[Node]:
         )
         for row in await connection.fetch(NODES)
     ]
+    return without_needs(nodes, [*await _awaited(connection, pool), *await _planned(connection, pool)])
+
+
+async def _awaited(connection: Any, pool: str) -> list[Need]:
+    """Return what other pools' instances wait for."""
     awaited = [InstanceTerms.model_validate(terms) for (terms,) in await connection.fetch(AWAITED, pool)]
-    needs = (Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus) for of in awaited)
-    return without_needs(nodes, needs)
+    return [Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus) for of in awaited]
+
+
+async def _planned(connection: Any, pool: str) -> list[Need]:
+    """Return what other pools' instances will need that are planned and not made yet.
+
+    All pools are planned at the same moment of the clock: the next one must not count on what the last one was given.
+    """
+    made = Counter({tuple(row[:3]): row["count"] for row in await connection.fetch(MADE, pool)})
+    needs: list[Need] = []
+    for name, document, planned in await connection.fetch(PLANNED, pool):
+        spec = PoolSpec.model_validate(document)
+        places, modes = {each.name: each for each in spec.places}, {each.name: each for each in spec.modes}
+        target = Counter[tuple[str, str]]()
+        for each in planned:
+            target[each["location"], each["mode"]] += each["count"]
+        for (location, mode_name), count in target.items():
+            place, mode = places[location], modes[mode_name]
+            missing = count - made[name, location, mode_name]
+            needs += [Need(place.zone, place.node_labels, mode.gpu_model, mode.gpus)] * missing
+    return needs
 
 
 async def _intensities(
@@ -252,7 +293,7 @@ async def _intensities(
                 params["signal"] = str(place.signal)
             try:
                 path = f"/v1/carbon/{place.zone}/forecast"
-                return _means(await carbon.call("GET", path, IntensityForecast, params=params), from_s)
+                return intensity_of(await carbon.call("GET", path, IntensityForecast, params=params), from_s)
             except ProblemError as error:
                 if error.status >= 500:
                     raise
@@ -260,21 +301,3 @@ async def _intensities(
 
         found = await asyncio.gather(*(ask(place) for place in spec.places))
     return {place.name: each for place, each in zip(spec.places, found, strict=True)}
-
-
-def _means(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
-    curve = CarbonCurve(
-        np.array([point.start_at.timestamp() for point in forecast.points]),
-        np.array([point.gco2_per_kwh for point in forecast.points]),
-        forecast.points[-1].end_at.timestamp(),
-    )
-    starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
-    return PlaceIntensity(
-        zone=forecast.zone,
-        signal=forecast.signal,
-        provider=forecast.provider,
-        method=forecast.method,
-        generated_at=forecast.generated_at,
-        is_stale=forecast.is_stale,
-        gco2_per_kwh=[curve.mean(start_s, start_s + STEP_S) for start_s in starts_s],
-    )

@@ -19,6 +19,7 @@ QUICK = {
     "OPTIMIZER_PLAN_LOOK_S": "0.1",
     "OPTIMIZER_PLAN_RETRY_S": "0.2",
     "OPTIMIZER_CARBON_TIMEOUT_S": "1",
+    "OPTIMIZER_INSTANCE_LOOK_S": "604800",  # plans alone: nothing is started
 }
 
 

@@ -37,7 +37,10 @@ async def optimizer(postgres_url: str, redis_url: str) -> AsyncIterator[Installa
 
 @pytest.fixture
 async def database(optimizer: Installation) -> AsyncIterator[Any]:
+    """A connection; no pool is left of the tests before."""
     async with database_of(optimizer) as connection:
+        await connection.execute("DELETE FROM pools")
+        await connection.execute("DELETE FROM pool_instances")
         yield connection
 
 
@@ -138,7 +141,18 @@ async def test_jobs_that_may_not_be_preempted_and_other_pools_keep_their_gpus(da
     assert result.forecasts.gpus == {"west": {"A100": 6}}, "of eight, one is a job's and one another pool's"
     assert (result.plan.starts, result.plan.stops) == ([], []), "the one there suffices"
     await database.execute("DELETE FROM device_claims")
-    await database.execute("DELETE FROM pool_instances")
+
+
+async def test_a_pool_is_not_given_what_another_was_given_just_before(database: Any) -> None:
+    half = a_spec(partitions=[{**one_class(), "assumed_qps": {"all": 9}}])  # 9.9/s: two large ones, four GPUs
+    for name in ("first", "second", "third"):
+        await add_pool(database, name, half)
+    found: dict[str, Any] = {}
+    for name in ("first", "second", "third"):
+        (plan,) = await until(database, name, "applied")
+        result = PoolPlanResult.model_validate(plan["result"])
+        found[name] = result.forecasts.gpus["west"]["A100"], sum(each.count for each in result.plan.instances)
+    assert sorted(found.values()) == [(0, 0), (4, 2), (8, 2)]
 
 
 async def test_what_cannot_be_served_is_named_and_the_least_shortfall_applied(database: Any) -> None:

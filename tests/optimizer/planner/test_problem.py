@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,11 +15,13 @@ from optimizer_service.planner.problem import (
     check_signals,
     gpus_by_place,
     incumbent_of,
+    intensity_of,
     problem_of,
     result_of,
     without_needs,
 )
 from optimizer_service.pools import solve
+from services.contracts.carbon import ForecastPoint, IntensityForecast
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.serving import DemandForecast, PlaceIntensity, PoolSpec
 from services.core.domain.carbon import Signal
@@ -40,7 +42,7 @@ def demand_of(spec: PoolSpec, qps: float) -> dict[str, DemandForecast]:
     }
 
 
-def intensity_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity]:
+def intensities_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity]:
     told = {"zone": ZONE, "provider": "p", "method": "m", "generated_at": datetime.now(UTC), "is_stale": False}
     given = signals or (Signal.AVERAGE_DIRECT,) * len(spec.places)
     return {
@@ -60,7 +62,7 @@ def an_instance(spec: PoolSpec, mode: str = "small", up_s: float = 10.0, place: 
 
 def asked(spec: PoolSpec, nodes: list[Node], instances: list[Running] | None = None, qps: float = 1.0) -> PoolsProblem:
     gpus = gpus_by_place(spec, nodes)
-    request = problem_of(spec, demand_of(spec, qps), intensity_of(spec), gpus, instances or [], 5.0)
+    request = problem_of(spec, demand_of(spec, qps), intensities_of(spec), gpus, instances or [], 5.0)
     return PoolsProblem.model_validate(request.model_dump())
 
 
@@ -93,7 +95,7 @@ def test_an_instance_needs_its_gpus_on_one_node() -> None:
     assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
     on_one_node = solve(asked(spec, [a_node(6)], qps=12.0))
     assert {each.mode: each.count for each in on_one_node.instances} == {"large": 3}
-    shown = result_of(problem, result, intensity_of(spec))
+    shown = result_of(problem, result, intensities_of(spec))
     assert {each.gpu_type for each in shown.full} <= {"A100"}
     assert not asked(spec, [a_node(4), a_node(4)]).modes[1].gpus.keys() - {"A100"}, "where it makes no difference"
 
@@ -122,17 +124,34 @@ def test_young_instances_whose_gpus_are_gone_do_not_break_the_plan() -> None:
     assert sum(each.count for each in plan.instances) == 2
 
 
+def test_the_intensity_of_a_step_is_its_mean_and_goes_on_beyond_the_forecast() -> None:
+    begins = datetime(2026, 3, 1, tzinfo=UTC)
+    points = [
+        ForecastPoint(
+            start_at=begins + timedelta(seconds=at), end_at=begins + timedelta(seconds=at + 240), gco2_per_kwh=of
+        )
+        for at, of in [(0, 100.0), (240, 200.0), (480, -50.0)]
+    ]
+    told = {"zone": ZONE, "provider": "p", "method": "ridge", "generated_at": begins, "time_scale": 60.0}
+    forecast = IntensityForecast(**told, signal=Signal.MARGINAL, is_stale=True, points=points)
+    found = intensity_of(forecast, begins.timestamp() + 60)
+    assert found.gco2_per_kwh == pytest.approx(
+        [(180 * 100 + 120 * 200) / 300, (120 * 200 - 180 * 50) / 300, *[-50] * 4]
+    )
+    assert (found.signal, found.method, found.is_stale) == (Signal.MARGINAL, "ridge", True)
+
+
 def test_different_signals_are_never_compared() -> None:
     places = [{"name": "a", "zone": ZONE}, {"name": "b", "zone": ZONE}]
     mixed = (Signal.AVERAGE_DIRECT, Signal.MARGINAL)
     spec = a_spec(places=places)
     with pytest.raises(DomainError, match="a has average_direct and b has marginal"):
-        check_signals(spec, intensity_of(spec, *mixed))
-    check_signals(spec, intensity_of(spec, Signal.MARGINAL, Signal.MARGINAL))
+        check_signals(spec, intensities_of(spec, *mixed))
+    check_signals(spec, intensities_of(spec, Signal.MARGINAL, Signal.MARGINAL))
     by_energy = a_spec(places=places, objective="energy")
-    check_signals(by_energy, intensity_of(by_energy, *mixed))
+    check_signals(by_energy, intensities_of(by_energy, *mixed))
     problem = asked(by_energy, [a_node(4)])
-    shown = result_of(problem, solve(problem), intensity_of(by_energy, *mixed))
+    shown = result_of(problem, solve(problem), intensities_of(by_energy, *mixed))
     assert shown.emissions_kg is None, "nor added up"
 
 
