@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -33,13 +33,14 @@ from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.tasks import end_tasks, repeat
 
 log = Log(__name__)
 
 PATIENCE_S = 5.0
 """A job that has waited longer for GPUs waits for such that others hold."""
 FORGET_EVERY_S = 3_600.0
+SUBMISSIONS = "submissions"
 
 
 class Keeper:
@@ -53,11 +54,15 @@ class Keeper:
         self._plans: dict[str, PlanInForce | None] = {}
         self._streaks: dict[tuple[str, InstanceState], int] = {}
         self._asked_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[dict[str, Seen]]] = {}
         self._forget_s = 0.0
 
     async def run(self) -> None:
         """Look until cancelled; a look that fails (the database is away) is left to the next."""
-        await repeat(self.look, self._settings.instance_look_s, failed="keeper.not_looked")
+        try:
+            await repeat(self.look, self._settings.instance_look_s, failed="keeper.not_looked")
+        finally:
+            await end_tasks(self._asking.values())
 
     async def look(self) -> None:
         """See how all instances do, and have every pool a step nearer to its plan."""
@@ -74,7 +79,6 @@ class Keeper:
             except Exception as error:  # one pool's trouble stays its own
                 log.warning("keeper.pool_not_kept", pool=pool.name, error=str(error) or type(error).__name__)
                 failed.append(error)
-
         await self._forget_ended()
         if failed:
             raise failed[0]
@@ -96,19 +100,29 @@ class Keeper:
     # What is asked over HTTP, outside of any transaction.
 
     async def _ask(self, pools: Mapping[str, PoolRow], instances: Sequence[Instance], now: datetime) -> dict[str, Seen]:
-        asked: list[Awaitable[Seen | None]] = []
-        wanted: list[Instance] = []
-        ids: list[str] = []
+        """Ask what is due and return what is answered by the next look; who takes longer is heard at a later one."""
+        wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
+        if wanted and SUBMISSIONS not in self._asking:
+            self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
         for each in instances:
-            if each.state is InstanceState.WANTED and each.job_id is None:
-                wanted.append(each)
-            elif each.pool in pools and (question := self._question(each, _probes(pools[each.pool], each), now)):
-                ids.append(each.id)
-                asked.append(question)
-        submitted, answers = await asyncio.gather(self._jobs.submit(wanted), asyncio.gather(*asked))
-        return submitted | {each: answer for each, answer in zip(ids, answers, strict=True) if answer is not None}
+            if each.pool in pools and each.id not in self._asking:
+                question = self._question(each, _probes(pools[each.pool], each), now)
+                if question is not None:
+                    self._asking[each.id] = asyncio.create_task(_alone(each, question))
+        seen: dict[str, Seen] = {}
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=self._settings.instance_look_s)
+        for key, task in list(self._asking.items()):
+            if not task.done():
+                continue
+            del self._asking[key]
+            if error := task.exception():
+                log.warning("keeper.not_asked", id=key, error=str(error) or type(error).__name__)
+            else:
+                seen |= task.result()
+        return seen
 
-    def _question(self, each: Instance, probes: ServerProbes, now: datetime) -> Awaitable[Seen | None] | None:
+    def _question(self, each: Instance, probes: ServerProbes, now: datetime) -> Coroutine[Any, Any, Seen | None] | None:
         match each.state:
             case InstanceState.STARTING if each.job and each.job.url:
                 return self._ask_health(each, each.job.url, probes)
@@ -285,6 +299,11 @@ def _why(pool: PoolRow, *, is_outdated: bool) -> InstanceReason:
     if pool.is_deleted:
         return InstanceReason.POOL_DELETED
     return InstanceReason.TERMS_CHANGED if is_outdated else InstanceReason.NOT_NEEDED
+
+
+async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, Seen]:
+    seen = await question
+    return {} if seen is None else {each.id: seen}
 
 
 async def _write(rows: KeeperRows, each: Instance, change: Change) -> Instance:

@@ -5,6 +5,7 @@ A test says what the scheduler would: which job runs, and at which server. Clock
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
@@ -44,8 +45,11 @@ class ModelServer:
     url: str = ""
     is_up: bool = True
     held: int = 0
+    hangs: asyncio.Event | None = None
 
     async def answer(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await self.hangs.wait()
         if not self.is_up:
             return web.Response(status=503)
         return web.Response(text=f"vllm:num_requests_running {self.held}\n" if request.path == "/metrics" else "")
@@ -62,9 +66,10 @@ class Kept:
     servers: contextlib.AsyncExitStack
     clients: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def another(self) -> Keeper:
+    def another(self, **settings: Any) -> Keeper:
         """Return a keeper that remembers nothing: that of another process, or after a kill."""
-        return Keeper(self.engine, **self.clients)
+        changed = self.clients["settings"].model_copy(update=settings)
+        return Keeper(self.engine, **self.clients | {"settings": changed})
 
     async def pool(self, counts: dict[tuple[str, str, str | None], int] | None = None, **spec: Any) -> str:
         """Make a pool with a plan in force, if one is given, and return its name."""
@@ -179,7 +184,9 @@ class Kept:
 async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator[Kept]:
     """Run an admission on these servers and yield a keeper beside it."""
     engine = create_engine(database_url)
-    settings = OptimizerSettings(service_token=TOKEN, instance_probe_s=1e-9)  # type: ignore[call-arg]
+    # A look hears all answers, however slow the machine.
+    values: dict[str, Any] = {"service_token": TOKEN, "instance_look_s": 60, "instance_probe_s": 1e-9}
+    settings = OptimizerSettings(**values)
     with (
         services(folder, database_url, redis_url, ADMISSION_CAPACITY_MAX_AGE_S="0.001") as found,
         found.started("services.admission.app") as admission,
@@ -199,7 +206,7 @@ async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator
             client = ServiceClient(session, found.urls["ADMISSION"], "Admission", token=TOKEN, timeout_s=5)
             parts = {
                 "jobs": ServerJobs(client),
-                "prober": Prober(probe_session, timeout_s=1, at_once=50),
+                "prober": Prober(probe_session, timeout_s=10, at_once=50),
                 "settings": settings,
             }
             yield Kept(database, engine, Keeper(engine, **parts), admission, servers, parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.control_plane import eventually
 from tests.support.kept import PROBES, Kept, kept
 
 HERE, THERE = ("here", "one"), ("there", "one")
@@ -159,6 +160,25 @@ async def test_a_silent_server_is_replaced_and_a_short_silence_is_forgiven(house
     await house.date_back(instance, "stopping_at", 6)
     await house.look()
     assert await house.states(pool) == ["stopping", "wanted"]
+
+
+async def test_a_server_that_takes_its_time_keeps_no_other_waiting(house: Kept) -> None:
+    pool = await house.pool({(*HERE, "SS"): 2})
+    await house.look(2)
+    slow, quick = [await house.server() for _ in range(2)]
+    slow.hangs = asyncio.Event()
+    for row, server in zip(await house.rows(pool), (slow, quick), strict=True):
+        await house.runs(row["job_id"], server)
+    house.keeper = house.another(instance_look_s=0.05)
+
+    async def are(*states: str) -> bool:
+        await house.look()
+        return await house.states(pool) == list(states)
+
+    await eventually(lambda: are("starting", "ready"))
+    slow.hangs.set()
+    await eventually(lambda: are("ready", "ready"))
+    house.keeper = house.another()
 
 
 async def test_failures_back_off(house: Kept) -> None:
