@@ -119,7 +119,7 @@ def _starting(instance: Instance, seen: Seen | None, probes: ServerProbes, now: 
 
 def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
     """A job that was requeued, such as after the loss of its node, starts again: requests must not go there."""
-    if instance.job is None or instance.job.url != instance.url:
+    if not _still_runs(instance):
         again = {"state": InstanceState.STARTING, "url": None, "ready_at": None, "silent_since": None}
         return again | ({"reason": instance.job.reason, "detail": instance.job.detail} if instance.job else {})
     if seen is None or seen.answers is None or seen.url != instance.url:
@@ -134,11 +134,22 @@ def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: dat
     return stop(now, InstanceReason.UNHEALTHY.value, f"It has not answered {probes.health_path} for {silent_s:.0f} s.")
 
 
+def _still_runs(instance: Instance) -> bool:
+    """Whether the process that answered is the one that runs: another may have come up at the same port since."""
+    job = instance.job
+    if job is None or job.url != instance.url or job.running_at is None or instance.ready_at is None:
+        return False
+    return job.running_at <= instance.ready_at
+
+
 def _draining(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
     assert instance.draining_at is not None
     drained_s = (now - instance.draining_at).total_seconds()
-    is_gone = instance.job is None or instance.job.url != instance.url
     is_empty = probes.load_path is None or (seen is not None and seen.empties >= IN_A_ROW)
-    if is_gone or drained_s >= probes.drain_timeout_s or (is_empty and drained_s >= probes.drain_min_s):
+    if (
+        not _still_runs(instance)
+        or drained_s >= probes.drain_timeout_s
+        or (is_empty and drained_s >= probes.drain_min_s)
+    ):
         return {"state": InstanceState.STOPPING, "stopping_at": now}
     return {}

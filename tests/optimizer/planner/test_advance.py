@@ -72,6 +72,12 @@ def test_no_request_goes_to_a_job_that_starts_again(state: JobState) -> None:
     assert state_of(replace(DRAINING, job=InstanceJob(state))) is InstanceState.STOPPING
 
 
+def test_another_process_at_the_same_port_is_not_the_one_that_answered() -> None:
+    later = replace(RUNS, running_at=NOW + timedelta(seconds=1))
+    assert state_of(replace(READY, job=later)) is InstanceState.STARTING
+    assert state_of(replace(DRAINING, job=later)) is InstanceState.STOPPING
+
+
 def test_silence_must_be_long_and_heard_twice() -> None:
     silent = replace(READY, silent_since=NOW - timedelta(seconds=PROBES.unhealthy_timeout_s))
     heard = Seen(InstanceState.READY, URL, answers=False, silences=2)
