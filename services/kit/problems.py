@@ -91,7 +91,8 @@ def _pointer(location: Sequence[int | str]) -> str:
 
 def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldError]:
     """Return Pydantic's errors as field pointers; at most 50 of them, so that an answer stays readable."""
-    return [FieldError(pointer=_pointer(e["loc"]), detail=str(e["msg"])) for e in list(errors)[:50]]
+    said = ((e["loc"], str(e["msg"]).removeprefix("Value error, ")) for e in list(errors)[:50])  # Pydantic's own words
+    return [FieldError(pointer=_pointer(location), detail=detail) for location, detail in said]
 
 
 def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:

@@ -2,10 +2,11 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kit.settings import SharedSettings
 from services.standalone.process import Process, StackError, http_ready
 
 PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
@@ -129,6 +130,13 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
     # The database is nothing to an agent, and an agent runs other people's programs.
     rest = {name: value for name, value in environment.items() if name != "DATABASE_URL"}
     return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)
+
+
+def zones_of(nodes: Iterable[Node], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the grid zones of `nodes`, the installation's own first."""
+    own = environment.get("WATTSHIFT_ZONE") or SharedSettings.model_fields["zone"].default
+    of_agents = environment.get("GPU_AGENT_ZONE") or own
+    return tuple(dict.fromkeys((own, *(node.zone or of_agents for node in nodes))))
 
 
 def command_process(name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Process:

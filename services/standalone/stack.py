@@ -103,6 +103,7 @@ class Stack:
             StackError: the folder is in use, a port is taken, or a process does not become ready.
         """
         nodes = processes.parse_nodes(self._nodes)
+        self.environment.setdefault("CARBON_ZONES", ",".join(processes.zones_of(nodes, self.environment)))
         self.folder.open()
         try:
             await _stop_leftovers(self.folder.last_status())

@@ -18,7 +18,7 @@ from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
 from services.standalone.ports import Ports
 from services.standalone.process import StackError
-from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes
+from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes, zones_of
 from services.standalone.stack import Stack, down, read_status
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
@@ -222,6 +222,12 @@ def test_an_agent_is_told_its_zone(tmp_path: Path) -> None:
     environment = {"GPU_AGENT_ZONE": "GB"}
     for node, zone in ((Node("a", 1, zone="DE"), "DE"), (Node("b", 1), "GB")):
         assert agent_process(node, 1, environment, tmp_path).environment["GPU_AGENT_ZONE"] == zone
+
+
+def test_the_zones_of_nodes_are_those_to_know() -> None:
+    nodes = (Node("a", 1, zone="DE"), Node("b", 1), Node("c", 1, zone="DE"))
+    assert zones_of(nodes, {}) == ("US-CAL-CISO", "DE")
+    assert zones_of(nodes, {"WATTSHIFT_ZONE": "GB", "GPU_AGENT_ZONE": "SE"}) == ("GB", "DE", "SE")
 
 
 def test_no_two_processes_share_a_port_or_a_prefix() -> None:
