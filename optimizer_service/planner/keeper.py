@@ -161,11 +161,11 @@ class Keeper:
         if pool is None:
             return
         now = await rows.now()
-        instances: list[Instance] = []
-        for each in await rows.live(name):
-            moved = await _write(rows, each, advance(each, seen.get(each.id), _probes(pool, each), now))
-            if moved.state is not InstanceState.ENDED:
-                instances.append(moved)
+        moved = await _write(
+            rows,
+            [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)],
+        )
+        instances = [each for each in moved if each.state is not InstanceState.ENDED]
         if pool.is_deleted and not instances:
             await rows.remove(name)
             log.info("pool.removed", pool=name)
@@ -205,19 +205,20 @@ class Keeper:
             changes = diff(plan.target, standing, {at for at, each in failed.items() if each.retry_at > now})
         await self._make(rows, pool, plan, changes)
         by_id = {each.id: each for each in instances}
+        go = _may_go(pool, changes, instances, failed, now)
+        writes: list[tuple[Instance, Change]] = []
         for each in standing:
+            instance = by_id[each.id]
             if each.id not in changes.leave:
                 name = changes.reassign.get(each.id, each.request_class)
-                await _write(rows, by_id[each.id], {"partition": plan.partition, "request_class": name})
-        current = {each.id: each.is_current for each in standing}
-        leaving = [by_id[each] for each in changes.leave]
-        go = _may_go(pool, changes, instances, failed, now)
-        for each in leaving:
-            reason = _why(pool, is_outdated=not current[each.id])
+                writes.append((instance, {"partition": plan.partition, "request_class": name}))
+                continue
+            reason = _why(pool, is_outdated=not each.is_current)
             if each.state is InstanceState.STARTING:
-                await _write(rows, each, stop(now, reason.value, SENTENCES[reason]))
+                writes.append((instance, stop(now, reason.value, SENTENCES[reason])))
             elif each.id in go:
-                await _write(rows, each, drain(now, reason))
+                writes.append((instance, drain(now, reason)))
+        await _write(rows, writes)
 
     async def _make(self, rows: KeeperRows, pool: PoolRow, plan: PlanInForce, changes: Difference) -> None:
         made: list[dict[str, Any]] = []
@@ -306,10 +307,16 @@ async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, 
     return {} if seen is None else {each.id: seen}
 
 
-async def _write(rows: KeeperRows, each: Instance, change: Change) -> Instance:
-    """Write a change, if it is one, and return the instance with it."""
-    if all(getattr(each, name) == value for name, value in change.items()) or not await rows.change(each, change):
-        return each
-    if "state" in change:
-        log.info(f"instance.{change['state']}", pool=each.pool, id=each.id, reason=change.get("reason", each.reason))
-    return replace(each, **change)
+async def _write(rows: KeeperRows, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
+    """Write the changes that are some and return all the instances with theirs."""
+    real = [
+        (each, change)
+        for each, change in changes
+        if any(getattr(each, name) != value for name, value in change.items())
+    ]
+    await rows.change(real)
+    for each, change in real:
+        if "state" in change:
+            reason = change.get("reason", each.reason)
+            log.info(f"instance.{change['state']}", pool=each.pool, id=each.id, reason=reason)
+    return [replace(each, **change) for each, change in changes]

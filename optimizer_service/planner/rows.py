@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, text, update
+from sqlalchemy import Row, bindparam, delete, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from optimizer_service.planner.advance import Change
@@ -145,12 +146,16 @@ class KeeperRows:
         rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "told": told})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
-    async def change(self, instance: Instance, change: Change) -> bool:
-        """Write a change of an instance that stands as it was read; return whether it did."""
-        query = update(pool_instances).where(
-            pool_instances.c.id == instance.id, pool_instances.c.state == instance.state.value
-        )
-        return (await self._connection.execute(query.values(**change))).rowcount > 0
+    async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
+        """Write one change each of instances that stand as they were read, as all do whose pool is locked."""
+        by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for each, change in changes:
+            values = {f"new_{name}": value for name, value in change.items()}
+            by_columns[tuple(change)].append({"row_id": each.id, "row_state": each.state.value, **values})
+        c = pool_instances.c
+        for columns, rows in by_columns.items():
+            query = update(pool_instances).where(c.id == bindparam("row_id"), c.state == bindparam("row_state"))
+            await self._connection.execute(query.values({name: bindparam(f"new_{name}") for name in columns}), rows)
 
     async def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add instances."""

@@ -230,6 +230,25 @@ async def test_a_changed_spec_waits_for_its_plan_and_then_replaces_what_it_chang
     assert (old["mode"], old["reason"]) == ("one", "terms_changed")
 
 
+async def test_a_version_that_never_comes_up_takes_down_no_more_than_it_would_replace(house: Kept) -> None:
+    pool = await house.pool({(*HERE, "SS"): 3}, modes=TWO_MODES)
+    await house.serving(pool)
+    await house.change(pool, modes=[{**TWO_MODES[0], "command": ["broken"]}, TWO_MODES[1]])
+    await house.plan(pool, {(*HERE, "SS"): 2})
+    await house.look(2)
+    assert await house.states(pool) == ["ready"] * 3 + ["starting"] * 2, "two of them are on their way"
+    for row in await house.rows(pool, "starting"):
+        await house.ends(row["job_id"])
+    await house.look(2)
+    assert sorted(await house.states(pool)) == ["draining", "ready", "ready"], "two are owed"
+    for row in await house.rows(pool, "ended"):
+        await house.date_back(row["id"], "ended_at", 5)
+    await house.look(3)
+    assert sorted(await house.states(pool)) == ["draining", "ready", "ready", "starting", "starting"]
+    await house.serving(pool)
+    assert sorted(await house.states(pool)) == ["draining"] * 3 + ["ready"] * 2
+
+
 async def test_no_plan_starts_nothing_and_a_plan_without_an_answer_keeps_what_there_is(house: Kept) -> None:
     pool = await house.pool()
     await house.look(2)
