@@ -31,7 +31,7 @@ class Keep:
     """
 
     backfill_grid_s: float = 7 * DAY_S
-    retention_s: float = 90 * DAY_S
+    retention_s: float = 730 * DAY_S
     max_points: int = 200_000
     max_forecasts: int = 5_000
 

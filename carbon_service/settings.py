@@ -79,7 +79,7 @@ class Settings(SharedSettings):
 
     learn_forecasts: bool = Field(default=True, description="Forecast from each zone's own history; else persistence.")
     backfill_s: float = Field(default=90 * 86_400, ge=0, le=366 * 86_400, description="First history, grid seconds.")
-    retention_s: float = Field(default=90 * 86_400, ge=86_400, description="Age past which values are deleted.")
+    retention_s: float = Field(default=730 * 86_400, ge=86_400, description="Age past which values are deleted.")
     max_points: int = Field(default=200_000, ge=1_000, description="Most points kept per zone and signal.")
     max_forecasts: int = Field(default=5_000, ge=10, description="Most forecasts kept per zone and signal.")
 

@@ -124,7 +124,8 @@ class Plans:
             pool: Its name.
             trigger: Who asks.
             caller: For a request.
-            deadline_at: When an answer is late; by default some time after the plan begins.
+            deadline_at: When an answer is late; by default some time after the plan begins, and for a first plan at its
+                end.
 
         Raises:
             ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
@@ -140,7 +141,9 @@ class Plans:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"Pool {pool} is being deleted.")
             if trigger == "request" and (pending := await self._pending(connection, row)):
                 return pending
-        draft = self._draft(row, trigger, caller, deadline_at or row.from_at + self._late)
+        # A pool that nothing was planned for yet has no plan to keep: any answer within its half hour is a good one.
+        patience = self._interval if row.plan_id is None else self._late
+        draft = self._draft(row, trigger, caller, deadline_at or row.from_at + patience)
         submitted = await self._store.submit(draft, MOST_PENDING)
         if submitted.is_new:
             log.info("plan.submitted", id=submitted.id, pool=pool, trigger=trigger, revision=row.revision)

@@ -18,7 +18,7 @@ from services.kit.tasks import end_tasks, repeat
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
-from services.telemetry.retention import fold
+from services.telemetry.retention import fold, forget_settings
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from services.telemetry.sleeps import BOOK_EVERY_S, book
@@ -42,7 +42,9 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         app.state.telemetry = Telemetry(settings, pool, redis, ledger)
         loops = [repeat(lambda: book(pool, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         if (keep_s := settings.retention_s) is not None:
-            loops.append(repeat(lambda: fold(pool, keep_s), settings.retention_interval_s, failed="ledger.not_folded"))
+            every_s = settings.retention_interval_s
+            loops.append(repeat(lambda: fold(pool, keep_s), every_s, failed="ledger.not_folded"))
+            loops.append(repeat(lambda: forget_settings(pool, keep_s), every_s, failed="settings.not_forgotten"))
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield

@@ -1,4 +1,4 @@
-"""Old raw lines become one line per day, node and owner; every sum stays what it was."""
+"""Old raw lines become one line per day, node and owner; every sum stays what it was. Old settings are forgotten."""
 
 from __future__ import annotations
 
@@ -53,6 +53,18 @@ ON CONFLICT (day, node_id) DO UPDATE
 """
 
 _NEXT_DAY = "SELECT least(date_trunc('day', $2::timestamptz, 'UTC') + interval '1 day', " + _BEFORE + ")"
+
+
+_FORGET_SETTINGS = """
+DELETE FROM settings_in_force s USING allocations a
+ WHERE a.id = s.allocation_id AND a.ended_at < now() - make_interval(secs => $1)
+"""
+
+
+async def forget_settings(pool: Pool, retention_s: float) -> None:
+    """Forget what the devices of gangs were set to that ended that long ago."""
+    async with pool.connection() as connection:
+        await connection.execute(_FORGET_SETTINGS, retention_s)
 
 
 async def fold(pool: Pool, retention_s: float) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.ids import utc_now
-from services.telemetry.retention import fold
+from services.telemetry.retention import fold, forget_settings
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
 
 DAY_S = 86_400.0
@@ -64,3 +64,21 @@ async def test_a_very_late_line_joins_its_day(plane) -> None:
     report = await ask(plane, "/v1/reports/footprint")
     assert report["idle"]["gpu_energy_j"] == pytest.approx(4 * KWH_J) == report["metered_gpu_energy_j"]
     assert (await ask(plane, "/v1/invariants"))["holds"] is True
+
+
+async def test_settings_of_gangs_that_ended_long_ago_are_forgotten(plane) -> None:
+    await plane.agent()
+    gangs = [await allocate(plane.pool, await accept_job(plane.pool), {"n0": [device]}) for device in range(3)]
+    async with plane.pool.connection() as connection:
+        for gang in gangs:
+            await connection.execute(
+                "INSERT INTO settings_in_force (allocation_id, node_id, revision, refused, enforced_w, since) "
+                "VALUES ($1, 'n0', 1, '{}', '[]', now())",
+                gang,
+            )
+        ended = "UPDATE allocations SET state = 'ended', ended_at = now() - interval '3 days' * $2 WHERE id = $1"
+        await connection.execute(ended, gangs[0], 1)
+        await connection.execute(ended, gangs[1], 0)
+        await forget_settings(plane.pool, 2 * DAY_S)
+        left = await connection.fetch("SELECT allocation_id FROM settings_in_force")
+    assert {row["allocation_id"] for row in left} == set(gangs[1:])

@@ -113,11 +113,14 @@ async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> No
     assert await world.outcomes("a") == [("succeeded", "applied")]
     (plan,) = await world.of("a")
     assert plan["from_at"] > plan["slot_at"], "its half hour has begun"
-    assert plan["deadline_at"] - plan["from_at"] == timedelta(seconds=world.settings.plan_late_s)
+    given = plan["deadline_at"] - plan["from_at"]
+    assert given == timedelta(seconds=world.settings.plan_interval_s), "there is no older plan to keep"
     await world.shift("a", timedelta(days=7))
     await world.look()
     second = await world.answered("a")
     assert await world.in_force("a") == second != first
+    (_, plan) = await world.of("a")
+    assert plan["deadline_at"] - plan["from_at"] == timedelta(seconds=world.settings.plan_late_s)
 
 
 async def test_a_slot_is_planned_ahead(world: World) -> None:
@@ -186,17 +189,18 @@ async def test_a_plan_without_an_answer_in_time_is_cancelled(world: World) -> No
 async def test_an_answer_that_came_late_or_is_found_after_its_half_hour_is_not_applied(
     world: World, column: str
 ) -> None:
-    await add_pool(world.database, column, a_spec())
+    old = await world.planned(column)
+    await world.shift(column, timedelta(days=7))
     await world.look()
-    (plan,) = await world.of(column)
+    (_, plan) = await world.of(column)
     await world.answer(plan["id"])
     by = timedelta(hours=1) if column == "deadline_at" else timedelta(days=7)
     await world.database.execute(
         f"UPDATE pool_plans SET {column} = {column} - $2::interval WHERE id = $1", plan["id"], by
     )
     await world.look()
-    assert (await world.outcomes(column))[0] == ("succeeded", "late")
-    assert await world.in_force(column) is None
+    assert (await world.outcomes(column))[1] == ("succeeded", "late")
+    assert await world.in_force(column) == old
 
 
 async def test_a_changed_pool_is_planned_anew_and_what_was_under_way_is_superseded(world: World) -> None:
