@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -59,6 +60,24 @@ def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: da
             return _draining(instance, seen, probes, now)
         case _:
             return {}
+
+
+def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
+    """Where all ready instances of a pool are silent, give up one at a time, and none while another is awaited.
+
+    It may be the network of whoever asks. If it is not, the first that comes up answers, and then the rest goes.
+    """
+    serving = [
+        (each, change)
+        for each, change in moves
+        if each.state is InstanceState.READY and change.get("state") in (None, InstanceState.STOPPING)
+    ]
+    if len(serving) < 2 or any(change.get("silent_since", each.silent_since) is None for each, change in serving):
+        return list(moves)
+    awaited = (InstanceState.WANTED, InstanceState.STARTING, InstanceState.STOPPING)
+    may_go = 0 if any(each.state in awaited for each, _ in moves) else 1
+    spared = {each.id for each, change in [move for move in serving if "state" in move[1]][may_go:]}
+    return [(each, {} if each.id in spared else change) for each, change in moves]
 
 
 def stop(now: datetime, reason: str, detail: str | None) -> Change:

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from optimizer_service.planner.advance import Change, Seen, advance, drain, stop
+from optimizer_service.planner.advance import Change, Seen, advance, drain, one_by_one, stop
 from optimizer_service.planner.backoff import Failures, failures
 from optimizer_service.planner.diff import STAYING, Combination, Difference, Standing, diff
 from optimizer_service.planner.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
@@ -161,10 +161,8 @@ class Keeper:
         if pool is None:
             return
         now = await rows.now()
-        moved = await _write(
-            rows,
-            [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)],
-        )
+        moves = [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)]
+        moved = await _write(rows, one_by_one(moves))
         instances = [each for each in moved if each.state is not InstanceState.ENDED]
         if pool.is_deleted and not instances:
             await rows.remove(name)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from optimizer_service.planner.advance import Change, Seen, advance
+from optimizer_service.planner.advance import Change, Seen, advance, one_by_one
 from optimizer_service.planner.instances import Instance, InstanceJob, InstanceTerms
 from services.contracts.serving import InstanceState, PoolPlace, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
@@ -111,3 +111,22 @@ def test_a_wanted_instance_leaves_that_state_by_the_answer_to_its_submission_alo
     assert state_of(wanted, Seen(InstanceState.WANTED, refusal=("refused", "No."), is_final=True)) == "ended"
     away = Seen(InstanceState.WANTED, refusal=("admission_unavailable", "Later."))
     assert becomes(wanted, away) == {"reason": "admission_unavailable", "detail": "Later."}
+
+
+def test_when_nobody_answers_one_is_given_up_at_a_time() -> None:
+    heard = Seen(InstanceState.READY, URL, answers=False, silences=2)
+    silent = [
+        replace(READY, id=str(number), silent_since=NOW - timedelta(seconds=PROBES.unhealthy_timeout_s))
+        for number in range(3)
+    ]
+
+    def given_up(*others: Instance) -> list[str]:
+        moves = [(each, becomes(each, heard)) for each in (*silent, *others)]
+        return [each.id for each, change in one_by_one(moves) if change.get("reason") == "unhealthy"]
+
+    assert given_up() == ["0"]
+    assert given_up(replace(STARTING, id="new")) == []
+    answers = (READY, becomes(READY, replace(heard, answers=True)))
+    moves = [(each, becomes(each, heard)) for each in silent]
+    assert one_by_one([*moves, answers]) == [*moves, answers], "somebody is heard: the silence is theirs"
+    assert one_by_one(moves[:1]) == moves[:1]
