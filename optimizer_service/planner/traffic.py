@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from optimizer_service.planner.queries import find_pool
 from optimizer_service.settings import OptimizerSettings
@@ -44,20 +46,23 @@ class TrafficDesk:
             ProblemError: 404 where there is no pool that the caller may see, 422 for windows too old or in the future.
         """
         windows = sorted(report.windows, key=lambda window: window.start_at)  # one order: reports never wait in a ring
-        async with self._engine.begin() as connection:
-            # The lock keeps the partitions as they are until their counts are written.
-            row = await find_pool(connection, pool, caller, "share")
-            now: datetime = (await connection.execute(select(func.now()))).scalar_one()
-            self._check(report.windows, now)
-            counts = count_requests(PoolSpec.model_validate(row["spec"]).partitions, windows)
+        while True:
+            async with self._engine.connect() as connection:
+                known = await find_pool(connection, pool, caller)
+                self._check(report.windows, (await connection.execute(select(func.now()))).scalar_one())
+            # A large report takes a second: neither the event loop nor whoever wants the pool's row waits for it.
+            partitions = PoolSpec.model_validate(known["spec"]).partitions
+            counts = await asyncio.to_thread(count_requests, partitions, windows)
             rows = [
                 {"pool": pool, "start_at": window.start_at, "source": report.source, "counts": counted}
                 for window, counted in zip(windows, counts, strict=True)
             ]
-            statement = insert(pool_traffic)
-            replaced = {"counts": statement.excluded.counts}
-            keys = list(pool_traffic.primary_key.columns)
-            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
+            async with self._engine.begin() as connection:
+                # The lock keeps the partitions as they are until their counts are written.
+                locked = await find_pool(connection, pool, caller, "share")
+                if all(locked[name] == known[name] for name in ("revision", "created_at")):
+                    await _replace(connection, rows)
+                    break
         return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
 
     async def run(self) -> None:
@@ -87,6 +92,13 @@ class TrafficDesk:
         if wrong:
             detail = f"{len(wrong)} of {len(windows)} windows lie more than {keep_days:g} days back or in the future."
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=wrong[:MAX_POINTERS])
+
+
+async def _replace(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
+    statement = insert(pool_traffic)
+    replaced = {"counts": statement.excluded.counts}
+    keys = list(pool_traffic.primary_key.columns)
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
 
 def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:

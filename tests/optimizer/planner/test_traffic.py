@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optimizer_service.planner import traffic
 from services.contracts.problems import Problem
 from tests.support.pools import PoolApi, a_partition, a_pool, pool_api, windows_ago
 
@@ -64,6 +65,25 @@ async def test_windows_too_old_or_too_early_are_pointed_at_and_none_is_kept(api:
     assert await api.counted("dated") == {}
     await api.report("dated", [windows[0], windows[3]])
     assert await api.counted("dated") == {"SS": 2}
+
+
+async def test_a_pool_that_changes_meanwhile_is_counted_by_its_new_thresholds(
+    api: PoolApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.made("changing")
+    loop, count, counted_by = asyncio.get_running_loop(), traffic.count_requests, list[list[str]]()
+
+    def changes_at_first(partitions: Any, windows: Any) -> Any:
+        counted_by.append([part.counted_as for part in partitions])
+        if len(counted_by) == 1:
+            changed = api.call("PUT", "/changing", json=a_pool(partitions=[a_partition("whole", None)]))
+            assert asyncio.run_coroutine_threadsafe(changed, loop).result(30).status_code == 200
+        return count(partitions, windows)
+
+    monkeypatch.setattr(traffic, "count_requests", changes_at_first)
+    await api.report("changing", windows_ago(2, [[1, 1]]))
+    assert counted_by == [["100,200"], ["any"]]
+    assert await api.counted("changing", "any") == {"any": 2}
 
 
 BAD: list[tuple[Any, str]] = [
