@@ -1,8 +1,7 @@
 """Queries on work that workers claim. Every change names the state it expects, so that no two processes both make it.
 
-A table of work has the columns ``id, tenant_id, key_id, state, problem, problem_sha256, result, failure, attempts,
-claim, lease_until, submitted_at, enqueued_at, started_at, ended_at``, and those its owner adds; its table of
-submissions says which piece of work an idempotency key stands for. ``services.kit.background`` has the processes' side.
+A table of work has the columns of ``services.db.tables.work`` and those its owner adds; its table of submissions says
+which piece of work an idempotency key stands for. ``services.kit.background`` has the processes' side.
 """
 
 from __future__ import annotations

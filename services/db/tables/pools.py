@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Float, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import CheckConstraint, Column, Index, Integer, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
+from services.db.tables.work import KEPT, work_columns
 
 pools = Table(
     "pools",
@@ -38,9 +39,7 @@ left out. What a partition is called makes no difference, and other thresholds a
 pool_plans = Table(
     "pool_plans",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
+    *work_columns("pool_plans", "plan_s"),
     Column("pool", Text, nullable=False),
     Column("revision", Integer, nullable=False),
     Column("trigger", Text, nullable=False),
@@ -49,19 +48,6 @@ pool_plans = Table(
     Column("deadline_at", Timestamp, nullable=False),
     Column("outcome", Text),
     Column("decided_at", Timestamp),
-    Column("state", Text, nullable=False),
-    Column("problem", JSONB, nullable=False),
-    Column("problem_sha256", LargeBinary, nullable=False),
-    Column("result", JSONB),
-    Column("failure", JSONB),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("claim", Text),
-    Column("lease_until", Timestamp),
-    Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("enqueued_at", Timestamp),
-    Column("started_at", Timestamp),
-    Column("ended_at", Timestamp),
-    Column("plan_s", Float),
     Index("pool_plans_by_pool", "pool", "id"),
     Index("pool_plans_undecided", "pool", postgresql_where=text("outcome IS NULL")),
     Index(
@@ -69,12 +55,11 @@ pool_plans = Table(
         "pool",
         "problem_sha256",
         unique=True,
-        postgresql_where=text("state IN ('queued', 'running', 'succeeded')"),
+        postgresql_where=KEPT,
     ),
-    CheckConstraint("state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="pool_plans_state"),
 )
-"""Work as ``services.db.background`` has it. ``slot_at`` is the half hour of the clock that the plan is for,
-``from_at`` when its first step begins; ``outcome`` is what became of the answer."""
+"""``slot_at`` is the half hour of the clock that the plan is for, ``from_at`` when its first step begins; ``outcome``
+is what became of the answer."""
 
 pool_instances = Table(
     "pool_instances",

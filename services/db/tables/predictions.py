@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     Float,
     Index,
@@ -18,30 +17,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
+from services.db.tables.work import LIVE, work_columns
 
 length_trainings = Table(
     "length_trainings",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("problem", JSONB, nullable=False),
-    Column("problem_sha256", LargeBinary, nullable=False),
-    Column("result", JSONB),
-    Column("failure", JSONB),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    Column("claim", Text),
-    Column("lease_until", Timestamp),
-    Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("enqueued_at", Timestamp),
-    Column("started_at", Timestamp),
-    Column("ended_at", Timestamp),
-    Column("train_s", Float),
-    Index("length_trainings_live", "state", postgresql_where=text("state IN ('queued', 'running')")),
-    CheckConstraint(
-        "state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="length_trainings_state"
-    ),
+    *work_columns("length_trainings", "train_s"),
+    Index("length_trainings_live", "state", postgresql_where=LIVE),
 )
 """Work as the optimizer's workers claim it (``services.db.background``); nobody but the installation asks for it."""
 
