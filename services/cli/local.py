@@ -64,13 +64,26 @@ def print_admin_key(key_file: Path, is_first_start: bool) -> None:
     )
 
 
-def down(folder: DataDir = None) -> None:
-    """Stop the control plane on this machine; its data stays."""
+def down(
+    folder: DataDir = None,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Then remove the data folder, and the database with it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase without asking.")] = False,
+) -> None:
+    """Stop the control plane on this machine; its data stays, unless it is to be erased."""
+    where = folder or data_dir()
+    if erase and not yes:
+        typer.confirm(f"Remove {where} with all jobs, energy and carbon that it knows of?", abort=True)
     try:
-        was_running = stack.down(folder or data_dir())
+        was_running = stack.down(where)
+        if erase:
+            stack.erase(where)
     except StackError as error:
         raise CliError(str(error)) from error
     console.print("stopped" if was_running else "was not running")
+    if erase:
+        console.print(f"removed {where}", soft_wrap=True)
 
 
 def status(folder: DataDir = None, as_json: AsJson = False) -> None:

@@ -72,6 +72,10 @@ class DataFolder:
         except OSError as error:
             raise StackError(f"cannot use the data folder {self.path}: {error.strerror}") from error
 
+    def is_one(self) -> bool:
+        """Return whether there is a folder at this path that an installation made."""
+        return all((self.path / name).exists() for name in ("lock", "log", "secrets"))
+
     def open(self) -> None:
         """Make the folder where it is missing and hold it until `close`.
 

@@ -71,6 +71,13 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
     )
 
 
+def remove(folder: Path) -> None:
+    """Remove the database in `folder`, wherever it lies; no server of it runs."""
+    shutil.rmtree(folder.resolve(), ignore_errors=True)
+    if folder.is_symlink():
+        folder.unlink()
+
+
 def is_ready(port: int) -> bool:
     """Return whether the server has recovered and takes sessions: it then asks for a password instead of refusing."""
     parameters = f"user\0{USER}\0database\0{DATABASE}\0\0".encode()

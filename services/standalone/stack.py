@@ -15,6 +15,7 @@ By itself, as `wattshift up`, `status` and `down` do:
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,6 +309,25 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
             raise StackError(f"process {status.pid} still runs after {timeout_s:.0f} s")
         time.sleep(0.05)
     return True
+
+
+def erase(data_dir: Path | str | None = None) -> None:
+    """Remove a stopped installation's data folder with all that is in it, and its database.
+
+    Raises:
+        StackError: it runs, or the folder is no data folder.
+    """
+    folder = DataFolder(data_dir or default_data_dir())
+    if not folder.is_one():
+        raise StackError(f"{folder.path} is no data folder; nothing was removed")
+    folder.open()
+    try:
+        postgres.remove(folder.path / "postgres")
+        shutil.rmtree(folder.path)
+    except OSError as error:
+        raise StackError(f"cannot remove {error.filename}: {error.strerror}") from error
+    finally:
+        folder.close()
 
 
 def read_status(data_dir: Path | str | None = None) -> StackStatus:

@@ -19,7 +19,7 @@ from services.standalone.data_folder import DataFolder
 from services.standalone.ports import Ports
 from services.standalone.process import StackError
 from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes, zones_of
-from services.standalone.stack import Stack, down, read_status
+from services.standalone.stack import Stack, down, erase, read_status
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
 FAKE = Service("gateway", "tests.standalone.fake_service", "GATEWAY_", 8000)
@@ -228,6 +228,27 @@ def test_the_zones_of_nodes_are_those_to_know() -> None:
     nodes = (Node("a", 1, zone="DE"), Node("b", 1), Node("c", 1, zone="DE"))
     assert zones_of(nodes, {}) == ("US-CAL-CISO", "DE")
     assert zones_of(nodes, {"WATTSHIFT_ZONE": "GB", "GPU_AGENT_ZONE": "SE"}) == ("GB", "DE", "SE")
+
+
+def test_what_is_erased_takes_its_database_along(folder: Path, tmp_path: Path) -> None:
+    data, elsewhere = DataFolder(folder / "data"), tmp_path / "elsewhere"
+    data.open()
+    (elsewhere / "data").mkdir(parents=True)
+    (data.path / "postgres").symlink_to(elsewhere)
+    with pytest.raises(StackError, match="already running"):
+        erase(data.path)
+    data.close()
+    erase(data.path)
+    assert not data.path.exists()
+    assert not elsewhere.exists()
+
+
+def test_only_a_data_folder_is_erased(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(StackError, match="no data folder"):
+            erase(path)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_no_two_processes_share_a_port_or_a_prefix() -> None:
