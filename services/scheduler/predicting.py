@@ -36,9 +36,12 @@ SELECT job_id, $1, group_id, user_id, now(), $2,
        gpu_s, spread_gpu_s, seen, examples, low_gpu_s, median_gpu_s, high_gpu_s
   FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::float8[], $7::float8[], $8::bool[], $9::int[], $10::float8[],
               $11::float8[], $12::float8[])
-    AS told (job_id, group_id, user_id, gpu_s, spread_gpu_s, seen, examples, low_gpu_s, median_gpu_s, high_gpu_s)
+    AS told (job_id, group_id, user_id, gpu_s, spread_gpu_s, seen, examples, low_gpu_s, median_gpu_s, high_gpu_s),
+       set_config('synchronous_commit', 'off', true) AS not_waited_for
 ON CONFLICT (job_id) DO NOTHING
 """
+"""Not waited for until it is on disk, which was most of the time it took: what a crash of the database loses is foretold
+again when the scheduler next sees the job."""
 
 
 @dataclass(frozen=True)
