@@ -40,8 +40,8 @@ SELECT job_id, $1, group_id, user_id, now(), $2,
        set_config('synchronous_commit', 'off', true) AS not_waited_for
 ON CONFLICT (job_id) DO NOTHING
 """
-"""Not waited for until it is on disk, which was most of the time it took: what a crash of the database loses is foretold
-again when the scheduler next sees the job."""
+"""Not waited for until it is on disk, which was most of the time it took: what a crash of the database loses is
+foretold again when the scheduler next sees the job."""
 
 
 @dataclass(frozen=True)
