@@ -214,7 +214,11 @@ class Job(Message):
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
-    expected_start_at: Instant | None = None
+    expected_start_at: Instant | None = Field(
+        default=None,
+        description="When its policy lets a waiting job start, by what is known now and if its GPUs are free by then; "
+        "null: not known.",
+    )
     generation: int = Field(description="How many gangs the job has had.")
     gpus: int = Field(description="GPUs held now.")
     placement: list[Share] = Field(default_factory=list[Share])

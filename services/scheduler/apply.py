@@ -248,8 +248,13 @@ async def _hold(connection: Any, holds: list[Hold]) -> None:
             [hold.job_id for hold in holds],
             [hold.reason.value for hold in holds],
             [SENTENCES[hold.reason] for hold in holds],
-            [hold.expected_start_s and datetime.fromtimestamp(hold.expected_start_s, UTC) for hold in holds],
+            [_whole_second(hold.expected_start_s) for hold in holds],
         )
+
+
+def _whole_second(time_s: float | None) -> datetime | None:
+    """Return UTC seconds as an instant; what is the same but for a float's last digits stays the same."""
+    return None if time_s is None else datetime.fromtimestamp(round(time_s), UTC)
 
 
 async def _power(connection: Any, nodes: Sequence[PowerNode]) -> None:

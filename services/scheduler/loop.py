@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -200,8 +200,6 @@ class Scheduler:
             )
             if loaded.told:
                 await self._predicting.keep(loaded.told)
-            due_s = loaded.snapshot.now_s + self._settings.round_interval_s + self._settings.tick_s
-            loaded = replace(loaded, snapshot=replace(loaded.snapshot, next_active_s=due_s))
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()

@@ -106,7 +106,10 @@ SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
 """
 """What is configured for nodes that are off, $1 each, or boot, $2."""
 
-STATE = "SELECT version, policy, parameters, memory FROM scheduler_state WHERE id = 1"
+STATE = """
+SELECT version, policy, parameters, memory, extract(epoch FROM last_active_at)::float8 AS last_active_s
+  FROM scheduler_state WHERE id = 1
+"""
 
 MEASURING = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
 
@@ -149,7 +152,8 @@ async def load(
         trigger: Why the round is held.
         carbon: The grid, now and ahead.
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
-            measured, how they are placed and what connects GPUs; the width of nodes is added.
+            measured, how they are placed, when active rounds are held and what connects GPUs; the width of nodes is
+            added.
         curves: What an operator knows of speed and power by setting; beside it stands what was measured here.
         at_rest: Whether what was changed last is in force, so that what is drawn now says something.
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
@@ -203,6 +207,7 @@ async def load(
         settable=settable,
         gangs=gangs,
         idle_w=_idle_w(nodes, claims, kinds) + host_w,
+        next_active_s=_next_active_s(trigger, now_s, state["last_active_s"], settings),
         measured_w=drawn_w - services_w + asleep_w if at_rest else float("nan"),
         measures=settings.measures_settings and any(settable),
         measuring=frozenset(JobId(row["job_id"]) for row in measuring),
@@ -214,6 +219,14 @@ async def load(
         network=replace(settings.network, server_gpus=max((len(row["devices"]) for row in nodes), default=1)),
     )
     return Loaded(snapshot, state["policy"], state["parameters"], state["memory"], told)
+
+
+def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, settings: SchedulerSettings) -> float:
+    """Return by when the next active round is held, UTC seconds: it is due then but for the tick that may pass."""
+    due_s = now_s + settings.round_interval_s
+    if trigger is Trigger.PASSIVE:
+        due_s = now_s if last_s is None else max(last_s + settings.round_interval_s, now_s)
+    return due_s + settings.tick_s
 
 
 @lru_cache(maxsize=4_096)

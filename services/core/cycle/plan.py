@@ -88,7 +88,10 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Leave a job waiting, and say why."""
+    """Leave a job waiting, and say why.
+
+    ``expected_start_s``: when the policy lets it start, if its GPUs are free by then; UTC seconds, None: not known.
+    """
 
     job_id: JobId
     reason: Reason

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,15 +26,22 @@ class Ranking:
         order: (n_ranked,) indices into the snapshot's job table, each at most once.
         gpus: (n_ranked,) the size each of them should have, on its job's grid.
         unranked: Why the other jobs wait.
+        expected_s: When the policy expects to rank some of those, UTC seconds, by index.
     """
 
     order: Ints
     gpus: Ints
     unranked: Reason = Reason.WAITING_FOR_ROUND
+    expected_s: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
         if self.order.shape != self.gpus.shape or self.order.ndim != 1:
             raise DomainError("a ranking needs one size per job")
+
+    def expecting(self, others: Ints, start_s: Floats) -> Ranking:
+        """Return the ranking with when these other jobs are expected to be ranked, UTC seconds, NaN: unknown: (n,)."""
+        known = np.isfinite(start_s)
+        return replace(self, expected_s=dict(zip(others[known].tolist(), start_s[known].tolist(), strict=True)))
 
 
 def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | None = None) -> Ints:

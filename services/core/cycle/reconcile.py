@@ -11,6 +11,7 @@ same ranking, arrives at the same claims and starts what has become free.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import lru_cache
 
@@ -86,12 +87,16 @@ def reconcile(
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
+    expected_s = dict(ranking.expected_s)
     if preemption is Preemption.LATER:
-        _name_those_for_the_next_round(snapshot, ranked, capacity, reasons)
+        later = _those_for_the_next_round(snapshot, ranked, capacity, reasons)
+        reasons.update(dict.fromkeys(later, Reason.WAITING_FOR_ROUND))
+        if math.isfinite(snapshot.next_active_s):
+            expected_s.update(dict.fromkeys(later, snapshot.next_active_s))
     for start in starts:
         del reasons[start[0]]
     ids = snapshot.jobs.ids
-    holds = map(_hold, map(ids.__getitem__, reasons), reasons.values())
+    holds = map(_hold, map(ids.__getitem__, reasons), reasons.values(), map(expected_s.get, reasons))
     actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)
     return Plan(snapshot.version, actions)
 
@@ -183,17 +188,16 @@ def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reaso
             reasons[job] = Reason.NOT_ENOUGH_FREE_GPUS
 
 
-def _name_those_for_the_next_round(
+def _those_for_the_next_round(
     snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
-) -> None:
-    """Tell the jobs that outrank running ones that they are placed at the next active round, not short of devices."""
+) -> list[int]:
+    """Return the jobs that outrank running ones: they are placed at the next active round, not short of devices."""
     if Reason.NOT_ENOUGH_FREE_GPUS not in reasons.values():
-        return
+        return []
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
     codes = filler.verdicts()
     placed = ranked.jobs[(codes == Verdict.START) | (codes == Verdict.AWAIT)]
-    short, later = Reason.NOT_ENOUGH_FREE_GPUS, Reason.WAITING_FOR_ROUND
-    reasons.update((job, later) for job in placed.tolist() if reasons[job] is short)
+    return [job for job in placed.tolist() if reasons[job] is Reason.NOT_ENOUGH_FREE_GPUS]
 
 
 def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints) -> list[Preempt]:
@@ -225,6 +229,6 @@ def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _hold(job_id: JobId, reason: Reason) -> Hold:
+def _hold(job_id: JobId, reason: Reason, expected_start_s: float | None) -> Hold:
     """Return the hold; the same immutable value serves every round a job spends waiting for the same reason."""
-    return Hold(job_id, reason)
+    return Hold(job_id, reason, expected_start_s)

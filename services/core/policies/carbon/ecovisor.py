@@ -69,10 +69,14 @@ class Ecovisor(Forgetful):
         curve = snapshot.carbon.curve
         limit = percentile(curve, now_s, now_s + config.curve_window_s, config.percentile)
         waits = waiting(snapshot)
+        longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
+        starts = waits
         if curve.at(now_s) > limit:
-            longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
-            waits = waits[(jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)]
-        sizes, backfill = fixed_sizes(snapshot, config.gang, waits), config.backfill
-        keys, why = jobs.submitted_s[waits], Reason.GREENER_HOURS
-        ranking = rank_waiting(snapshot, waits, sizes, keys, backfill=backfill, unranked=why)
+            starts = waits[(jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)]
+        sizes, backfill = fixed_sizes(snapshot, config.gang, starts), config.backfill
+        keys, why = jobs.submitted_s[starts], Reason.GREENER_HOURS
+        ranking = rank_waiting(snapshot, starts, sizes, keys, backfill=backfill, unranked=why)
+        if snapshot.reasons:  # at the latest: later thresholds depend on hours that are not foretold yet
+            later = np.setdiff1d(waits, starts)
+            ranking = ranking.expecting(later, jobs.submitted_s[later] + longest_s)
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory

@@ -83,10 +83,11 @@ class Gaia:
         ids = map(jobs.ids.__getitem__, waits.tolist())
         start_s = np.fromiter(map(memory.start_s.get, ids, repeat(-np.inf)), np.float64, waits.size)
         now = start_s <= snapshot.now_s
-        waits, start_s = waits[now], start_s[now]
-        sizes, backfill = fixed_sizes(snapshot, config.gang, waits), config.backfill
-        keys, why = (start_s, jobs.submitted_s[waits]), Reason.GREENER_HOURS
-        ranking = rank_waiting(snapshot, waits, sizes, *keys, backfill=backfill, unranked=why)
+        due, backfill, why = waits[now], config.backfill, Reason.GREENER_HOURS
+        sizes, keys = fixed_sizes(snapshot, config.gang, due), (start_s[now], jobs.submitted_s[due])
+        ranking = rank_waiting(snapshot, due, sizes, *keys, backfill=backfill, unranked=why)
+        if snapshot.reasons:
+            ranking = ranking.expecting(waits[~now], start_s[~now])
         return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
 
     def dump(self, memory: GaiaMemory) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Bools, Floats, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, Bools, Floats, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.baselines.shortest import Forgetful, NoMemory
@@ -70,11 +70,14 @@ class WaitAwhile(Forgetful):
         done = np.where(np.isnan(progress), 0.0, np.minimum(np.maximum(progress, 0.0), 0.999))
         whole_s = left_s / (1.0 - done)
         deadline_s = np.where(np.isfinite(due_s), due_s, submitted_s + whole_s + config.window_s)
-        runs = hour_has_come(snapshot.carbon.curve, now_s, left_s, deadline_s)
-        which = which[runs]
-        keys = (deadline_s - left_s)[runs], submitted_s[runs]
-        sizes = fixed_sizes(snapshot, config.gang, which)
-        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys, unranked=Reason.GREENER_HOURS)
+        curve = snapshot.carbon.curve
+        runs = hour_has_come(curve, now_s, left_s, deadline_s)
+        keys, why = ((deadline_s - left_s)[runs], submitted_s[runs]), Reason.GREENER_HOURS
+        sizes = fixed_sizes(snapshot, config.gang, which[runs])
+        ranking = (rank_waiting if only_waiting else rank)(snapshot, which[runs], sizes, *keys, unranked=why)
+        if snapshot.reasons:
+            held = np.flatnonzero(~runs & (jobs.phase[which] == QUEUED))
+            ranking = ranking.expecting(which[held], hour_comes_s(curve, now_s, left_s[held], deadline_s[held]))
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
 
@@ -94,3 +97,29 @@ def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: 
     greener = np.where(intensity < intensity[0], ends - begins, 0.0)
     edges, spent = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(greener))
     return np.interp(deadline_s, edges, spent) < left_s
+
+
+def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Floats:
+    """Return when each job's hour comes if the forecast holds, from now on, UTC seconds: (n_jobs,).
+
+    That is now or the beginning of a step, for within a step the greener time ahead stays the same. NaN where it also
+    depends on what follows the curve: were all of that greener, the hour would not have come.
+
+    Args:
+        curve: The grid as known.
+        now_s: UTC seconds.
+        left_s: (n_jobs,) what each still needs.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
+    """
+    comes_s = np.full(left_s.shape, np.nan)
+    unknown_s = np.maximum(deadline_s - max(curve.end_s, now_s), 0.0)
+    ahead: list[float] = curve.times_s[curve.times_s > now_s].tolist()
+    waits = np.arange(left_s.size)
+    for begin_s in (now_s, *ahead):
+        comes = hour_has_come(curve, begin_s, left_s[waits], deadline_s[waits])
+        came, waits = waits[comes], waits[~comes]
+        certain = hour_has_come(curve, begin_s, left_s[came] - unknown_s[came], deadline_s[came])
+        comes_s[came[certain]] = begin_s
+        if not waits.size:
+            break
+    return comes_s

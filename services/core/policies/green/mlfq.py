@@ -28,6 +28,7 @@ from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Bools, Floats, Ints, Snapshot, Trigger
 from services.core.domain.ids import JobId
+from services.core.policies.carbon.wait_awhile import hour_comes_s
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.efficiency import (
@@ -39,7 +40,7 @@ from services.core.policies.green.efficiency import (
     occupancy_of,
 )
 from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
-from services.core.policies.green.slack import can_wait
+from services.core.policies.green.slack import can_wait, left_and_deadline_s
 
 
 class Green:
@@ -69,6 +70,8 @@ class Green:
             wished = wishes_first(np.arange(order.size), snapshot.jobs.priority[order])
             order, gangs = order[wished], gangs[wished]
         ranking = Ranking(order, gangs, reason)
+        if memory.held and snapshot.reasons:
+            ranking = ranking.expecting(*_released_s(snapshot, memory, self.config))
         return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
@@ -231,6 +234,22 @@ def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) ->
     which = np.flatnonzero(may)
     held: list[int] = which[can_wait(snapshot, which, gangs[which], config.slack_s, config.slack_share)].tolist()
     return frozenset(map(jobs.ids.__getitem__, held))
+
+
+def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Floats]:
+    """Return the waiting jobs that are held, and when they no longer will be, UTC seconds: (n,) each.
+
+    Their hour comes, or they starve; only active rounds look.
+    """
+    jobs = snapshot.jobs
+    which = [job for job in np.flatnonzero(jobs.phase == QUEUED).tolist() if jobs.ids[job] in memory.held]
+    held: Ints = np.array(which, dtype=np.int64)
+    gangs = _awaited_gangs(snapshot, memory, held)
+    needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
+    comes_s = hour_comes_s(snapshot.carbon.curve, snapshot.now_s, *needs)
+    if config.starvation_s is not None:
+        comes_s = np.minimum(comes_s, jobs.waiting_since_s[held] + config.starvation_s)
+    return held, np.maximum(comes_s, snapshot.next_active_s)
 
 
 def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Ints]:

@@ -16,8 +16,6 @@ from services.core.policies.carbon.wait_awhile import hour_has_come
 def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None) -> Bools:
     """Return which of these jobs have more greener time ahead than they need: (n,).
 
-    A job must be done by its deadline, or, without one, by so much later than if it had run from its submission on.
-
     Args:
         snapshot: The cluster.
         which: (n,) indices into the job table.
@@ -25,14 +23,26 @@ def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack
         slack_s: The most a job may be delayed, >= 0.
         slack_share: The same as a share of the time it needs; None: no such limit.
     """
+    return ~hour_has_come(
+        snapshot.carbon.curve, snapshot.now_s, *left_and_deadline_s(snapshot, which, gangs, slack_s, slack_share)
+    )
+
+
+def left_and_deadline_s(
+    snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None
+) -> tuple[Floats, Floats]:
+    """Return what these jobs still need, seconds, and when they must be done, UTC seconds: (n,) each.
+
+    A job must be done by its deadline, or, without one, by so much later than if it had run from its submission on.
+    The arguments are those of ``can_wait``.
+    """
     jobs = snapshot.jobs
     ran_s = np.nan_to_num(jobs.attained_gpu_s[which], nan=0.0) / gangs
     left_s = remaining_s(ran_s, jobs.progress[which])
     needed_s = ran_s + left_s
     allowed_s = slack_s if slack_share is None else np.minimum(slack_s, slack_share * needed_s)
     deadline_s = jobs.deadline_s[which]
-    deadline_s = np.where(np.isfinite(deadline_s), deadline_s, jobs.submitted_s[which] + needed_s + allowed_s)
-    return ~hour_has_come(snapshot.carbon.curve, snapshot.now_s, left_s, deadline_s)
+    return left_s, np.where(np.isfinite(deadline_s), deadline_s, jobs.submitted_s[which] + needed_s + allowed_s)
 
 
 def remaining_s(ran_s: Floats, progress: Floats) -> Floats:
