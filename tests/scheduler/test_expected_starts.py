@@ -60,6 +60,23 @@ async def test_a_round_that_expects_the_same_writes_no_job(dirty: World) -> None
     assert await told(dirty, job) == before
 
 
+async def test_a_job_that_outranks_others_is_told_the_next_active_round(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="srtf") as world:
+        await world.node("n1", 1)
+        await world.running(1)
+        job = await world.job(1, priority=9)
+        await world.scheduler.turn()
+        reason, due_at, written = await told(world, job)
+        (state,) = await world.fetch("SELECT last_active_at FROM scheduler_state")
+        due_s = state["last_active_at"].timestamp() + world.settings.round_interval_s + world.settings.tick_s
+
+        assert reason == "waiting_for_round"
+        assert due_at is not None
+        assert abs(due_at.timestamp() - due_s) <= 0.5
+        await world.scheduler.hold(Trigger.PASSIVE)
+        assert await told(world, job) == (reason, due_at, written)
+
+
 async def test_passive_rounds_know_when_the_next_active_one_is_due(world: World) -> None:
     async def next_active_s(trigger: Trigger) -> tuple[float, float]:
         outlook = await world.scheduler._carbon.outlook(time.time())
