@@ -70,8 +70,9 @@ def _test(arguments: list[str]) -> None:
     if options.bench:
         _become([PYTHON, "-m", "tests.benchmarks", *rest])
     left_out = [f"not {marker}" for marker in ("slow", "chaos") if not getattr(options, marker)]
-    # Most tests wait for processes: two at a time take half as long. Whoever names tests wants to watch them in order.
-    how = rest or ["-n", "2", "--dist", "loadfile"]
+    # Most tests wait for processes: two at a time take half as long (three thrash two cores). In order, so that none
+    # that waits for minutes is left for the end. Whoever names tests wants to watch them.
+    how = rest or ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     _become([PYTHON, "-m", "pytest", *(["-m", " and ".join(left_out)] if left_out else []), *how])
 
 

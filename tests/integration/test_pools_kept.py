@@ -159,10 +159,16 @@ def test_instances_come_up_and_move_to_another_zone_undisturbed(chat: Chat) -> N
     chat.check_one_job_each()
 
 
-def test_whoever_is_killed_there_is_one_job_for_each_instance_as_planned(chat: Chat) -> None:
+KILLED_AT = [("east", "wanted"), ("west", "ready"), ("east", "starting"), ("west", "starting")]
+
+
+@pytest.mark.parametrize("moments", [KILLED_AT[:2], pytest.param(KILLED_AT[2:], marks=pytest.mark.chaos)])
+def test_whoever_is_killed_there_is_one_job_for_each_instance_as_planned(
+    chat: Chat, moments: list[tuple[str, str]]
+) -> None:
     chat.plan(west=1, east=1)
     chat.wait_ready("west", "east")
-    for place, state in (("east", "wanted"), ("east", "starting"), ("west", "starting"), ("west", "ready")):
+    for place, state in moments:
         counts = {"west": 1, "east": 1}
         chat.plan(**counts | {place: 3})
         wait_until(

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from services.standalone import bootstrap
 from tests.support.servers import ROOT, scratch_folder
 
+BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -58,9 +59,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        ([], ["-m", "pytest", "-m", "not slow and not chaos", "-n", "2", "--dist", "loadfile"]),
+        ([], ["-m", "pytest", "-m", "not slow and not chaos", "-n", "2", *BY_FILE]),
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-m", "not chaos", "-x", "tests/kit"]),
-        (["--slow", "--chaos"], ["-m", "pytest", "-n", "2", "--dist", "loadfile"]),
+        (["--slow", "--chaos"], ["-m", "pytest", "-n", "2", *BY_FILE]),
         (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),
     ],
 )
