@@ -19,7 +19,6 @@ class OptimizerSettings(WorkSettings):
     max_pending_per_tenant: int = Field(default=100, ge=1, description="Solves a tenant may have queued or running.")
     carbon_timeout_s: float = Field(default=10, gt=0)
 
-    plan_interval_s: float = Field(default=1_800, gt=0, description="A pool gets a plan for every so many seconds.")
     traffic_keep_days: float = Field(default=16, gt=0, description="How long reported traffic is kept.")
     traffic_sweep_s: float = Field(default=600, gt=0, description="How often older traffic is forgotten.")
 

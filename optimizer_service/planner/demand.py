@@ -15,8 +15,8 @@ HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS
 PAGE = 24
 
-TRAFFIC = """
-SELECT jsonb_agg(jsonb_build_array(((extract(epoch FROM start_at) - $2) / 5)::int, counts)) AS windows
+TRAFFIC = f"""
+SELECT jsonb_agg(jsonb_build_array(((extract(epoch FROM start_at) - $2) / {WINDOW_S})::int, counts)) AS windows
   FROM pool_traffic
  WHERE pool = $1 AND start_at >= to_timestamp($2) AND start_at < to_timestamp($3)
  GROUP BY date_bin('1 hour', start_at, 'epoch')

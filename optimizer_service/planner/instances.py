@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from services.contracts.schema import Message
-from services.contracts.serving import InstanceState, PoolPlace, ServerMode, ServerProbes
+from services.contracts.serving import InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
 
 
@@ -63,6 +63,28 @@ class InstanceTerms(Message):
             **self.place.model_dump(include={"zone", "node_labels"}),
             "grace_s": self.probes.grace_s,
         }
+
+
+class Blueprint:
+    """What a pool's spec says of its instances."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
+        self._places = {place.name: place for place in spec.places}
+        self._modes = {mode.name: mode for mode in spec.modes}
+        self._processes: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def terms(self, at: tuple[str, str]) -> InstanceTerms | None:
+        """Return what an instance would be made from now; None if the place or mode is gone."""
+        place, mode = self._places.get(at[0]), self._modes.get(at[1])
+        return InstanceTerms(mode=mode, place=place, probes=self.spec.probes) if place and mode else None
+
+    def is_current(self, at: tuple[str, str], process: dict[str, Any]) -> bool:
+        """Whether an instance made now at that place and mode would run this process."""
+        if at not in self._processes:
+            terms = self.terms(at)
+            self._processes[at] = terms.process() if terms else {}
+        return self._processes[at] == process
 
 
 @dataclass(frozen=True, slots=True)

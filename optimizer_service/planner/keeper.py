@@ -191,7 +191,7 @@ class Keeper:
                 at=each.at,
                 request_class=each.request_class,
                 state=each.state,
-                is_current=not is_planned or pool.blueprint.is_current(each),
+                is_current=not is_planned or pool.blueprint.is_current(each.at, each.process),
                 up_s=(now - (each.ready_at or each.created_at)).total_seconds(),
             )
             for each in instances
@@ -245,7 +245,7 @@ class Keeper:
 
 def _probes(pool: PoolRow, instance: Instance) -> ServerProbes:
     """Return how an instance is asked: as the pool says now, unless it runs something else than that is meant for."""
-    is_current = pool.blueprint.is_current(instance)
+    is_current = pool.blueprint.is_current(instance.at, instance.process)
     return pool.blueprint.spec.probes if is_current else instance.terms.probes
 
 

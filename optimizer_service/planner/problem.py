@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer_service.planner.instances import InstanceTerms
+from optimizer_service.planner.instances import Blueprint, InstanceTerms
 from services.contracts.carbon import IntensityForecast
 from services.contracts.pools import (
     PoolLocation,
@@ -234,15 +234,6 @@ def incumbent_of(request: PoolsRequest, plan: PoolsResult | None) -> PoolPlan | 
     return PoolPlan(SolveStatus.FEASIBLE, request.solver, request.chosen.index(part), instances, kept)
 
 
-def is_as_specified(spec: PoolSpec, instance: Running) -> bool:
-    """Return whether an instance made now would run the same."""
-    place = next((each for each in spec.places if each.name == instance.place), None)
-    mode = next((each for each in spec.modes if each.name == instance.mode), None)
-    if place is None or mode is None:
-        return False
-    return InstanceTerms(mode=mode, place=place, probes=spec.probes).process() == instance.terms.process()
-
-
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:
     """Return a GPU type of its own for each mode of which nodes take fewer than their GPUs together would."""
     taken = len({mode.gpu_model for mode in modes})
@@ -278,9 +269,10 @@ def _running(
     """
     left = {place: Counter(has) for place, has in types.items()}
     takes = {mode.name: mode.gpus for mode in modes}
+    blueprint = Blueprint(spec)
     found: list[RunningInstances] = []
     for each in instances:
-        if not is_as_specified(spec, each):
+        if not blueprint.is_current((each.place, each.mode), each.terms.process()):
             continue
         young = each.up_s < spec.min_up_s and all(left[each.place][of] >= n for of, n in takes[each.mode].items())
         if young:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from optimizer_service.planner.advance import Change
 from optimizer_service.planner.backoff import Life
 from optimizer_service.planner.diff import Combination
-from optimizer_service.planner.instances import TOLD_TO_LEAVE, Instance, InstanceJob, InstanceTerms, read_terms
+from optimizer_service.planner.instances import TOLD_TO_LEAVE, Blueprint, Instance, InstanceJob, read_terms
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import InstanceState, PoolSpec
 from services.core.domain.jobs import JobState
@@ -51,29 +51,6 @@ PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id 
 FORGET = text("""
 DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_interval(secs => :keep_days * 86400)
 """)
-
-
-class Blueprint:
-    """What a pool's spec says of its instances."""
-
-    def __init__(self, spec: PoolSpec) -> None:
-        self.spec = spec
-        self._places = {place.name: place for place in spec.places}
-        self._modes = {mode.name: mode for mode in spec.modes}
-        self._processes: dict[Combination, dict[str, Any]] = {}
-
-    def terms(self, at: Combination) -> InstanceTerms | None:
-        """Return what an instance would be made from now; None if the place or mode is gone."""
-        place, mode = self._places.get(at[0]), self._modes.get(at[1])
-        return InstanceTerms(mode=mode, place=place, probes=self.spec.probes) if place and mode else None
-
-    def is_current(self, instance: Instance) -> bool:
-        """Whether an instance made now would run the same."""
-        at = instance.at
-        if at not in self._processes:
-            terms = self.terms(at)
-            self._processes[at] = terms.process() if terms else {}
-        return self._processes[at] == instance.process
 
 
 @lru_cache(maxsize=1_024)
