@@ -132,7 +132,8 @@ class Plans:
         """
         slot_at = func.date_bin(self._interval, func.now() + self._lead, datetime(1970, 1, 1, tzinfo=UTC))
         from_at = func.greatest(slot_at, func.now())
-        query = select(pools, slot_at.label("slot_at"), from_at.label("from_at")).where(pools.c.name == pool)
+        times = (slot_at.label("slot_at"), from_at.label("from_at"), func.now().label("now"))
+        query = select(pools, *times).where(pools.c.name == pool)
         async with self._engine.connect() as connection:
             row = (await connection.execute(query)).one_or_none()
             if row is None:
@@ -252,7 +253,7 @@ class Plans:
     def _draft(self, pool: WorkRow, trigger: Trigger, caller: Identity | None, deadline_at: datetime) -> Draft:
         key = {"pool": pool.name, "made": pool.created_at, "revision": pool.revision, "slot": pool.slot_at}
         if trigger == "request":
-            key["from"] = pool.from_at
+            key["asked"] = pool.now  # not from_at: ahead of a slot that is the same for two minutes
         digest = sha256("plan", key)
         document = {"made_at": pool.created_at, "spec": pool.spec}
         columns = {

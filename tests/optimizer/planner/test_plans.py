@@ -132,6 +132,19 @@ async def test_a_slot_is_planned_ahead(world: World) -> None:
     assert plan["from_at"] == plan["slot_at"] > plan["submitted_at"]
 
 
+async def test_who_asks_again_ahead_of_a_slot_gets_another_plan(world: World) -> None:
+    settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
+    plans = Plans(world.engine, plan_repository(world.engine), world.plans._queue, settings)
+    await add_pool(world.database, "again", a_spec())
+    first = await plans.submit("again", "request")
+    assert await plans.submit("again", "request") == first, "it is being made"
+    await world.answer(first)
+    await plans.judge(first)
+    second = await plans.submit("again", "request")
+    assert second != first
+    assert len({plan["from_at"] for plan in await world.of("again")}) == 1
+
+
 async def test_several_services_make_one_plan_and_apply_it_once(world: World) -> None:
     await world.database.execute("""
         CREATE TABLE applied (id TEXT);
