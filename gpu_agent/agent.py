@@ -28,15 +28,15 @@ from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
+from gpu_agent.intervals import Intervals
 from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
-from gpu_agent.slices import Slices
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -83,7 +83,7 @@ class Agent:
             account=self._account,
         )
         self.spool = Spool(settings.state_folder)
-        self.slices = Slices()
+        self.slices = Intervals()
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.gangs = Gangs(
             settings.state_folder,
@@ -240,7 +240,7 @@ class Agent:
             if await self._set_devices():
                 await self.meter.sample()  # from now on the devices draw something else
                 self._heartbeat_due.set()
-            await self._look_at_slices()
+            await self._look_at_intervals()
             self._write_device_files()
             await _wait(self._tick_due, self.settings.tick_s)
 
@@ -306,7 +306,7 @@ class Agent:
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
         return await self.controls.enforce([] if is_lost else self.gangs.orders())
 
-    async def _look_at_slices(self) -> None:
+    async def _look_at_intervals(self) -> None:
         orders = (order for order in self.gangs.orders() if order.settings.measure)
         measured = [order for order in orders if self.controls.has_reached(order)]
         self.slices.forget_all_but(measured)
@@ -327,8 +327,8 @@ class Agent:
         return [
             each.model_copy(
                 update={
-                    "power_limit_w": self.controls.value(SettingKind.POWER_LIMIT, each.index),
-                    "locked_clock_mhz": self.controls.value(SettingKind.CLOCK, each.index),
+                    "power_limit_w": self.controls.value(ControlKind.POWER_LIMIT, each.index),
+                    "locked_clock_mhz": self.controls.value(ControlKind.CLOCK, each.index),
                 }
             )
             for each in readings

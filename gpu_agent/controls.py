@@ -19,16 +19,16 @@ import orjson
 
 from gpu_agent import files
 from gpu_agent.devices.driver import DeviceError, Driver, NotPermittedError, NotSupportedError
-from services.contracts.nodes import DeviceSettings, SettingsStatus
-from services.core.domain.settings import SettingKind
+from services.contracts.nodes import ControlsStatus, DeviceControls
+from services.core.domain.controls import ControlKind
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 
 log = Log(__name__)
 
-LIMIT, CLOCK = SettingKind.POWER_LIMIT, SettingKind.CLOCK
+LIMIT, CLOCK = ControlKind.POWER_LIMIT, ControlKind.CLOCK
 _NAMES = {CLOCK: "clocks", LIMIT: "limits"}
-Key = tuple[SettingKind, int]
+Key = tuple[ControlKind, int]
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Order:
 
     allocation_id: str
     devices: tuple[int, ...]
-    settings: DeviceSettings
+    settings: DeviceControls
 
     @property
-    def values(self) -> dict[SettingKind, float]:
+    def values(self) -> dict[ControlKind, float]:
         """What is to be set, by kind; a kind that is to be at its default is not in it."""
         asked = {LIMIT: self.settings.power_limit_w, CLOCK: self.settings.clock_mhz}
         return {kind: value for kind, value in asked.items() if value is not None}
@@ -58,7 +58,7 @@ class Controls:
         self._file = state_file
         self._lock = lock
         self._put: dict[Key, float | None] = {}
-        self._refused: dict[tuple[str, int], dict[SettingKind, str]] = {}
+        self._refused: dict[tuple[str, int], dict[ControlKind, str]] = {}
         self._found: dict[tuple[str, int], tuple[datetime, list[float]]] = {}
         self._failing: set[Key] = set()
         self._load()
@@ -68,15 +68,15 @@ class Controls:
         """Whether anything is, or may be, set that is not the default."""
         return bool(self._put)
 
-    def value(self, kind: SettingKind, index: int) -> float | None:
+    def value(self, kind: ControlKind, index: int) -> float | None:
         """Return what a device is set to; None at its default, or where only an earlier agent knew."""
         return self._put.get((kind, index))
 
     def is_clean(self, devices: Iterable[int]) -> bool:
         """Whether none of these devices carries anything from an earlier gang."""
-        return not any((kind, index) in self._put for kind in SettingKind for index in devices)
+        return not any((kind, index) in self._put for kind in ControlKind for index in devices)
 
-    def status(self, order: Order) -> SettingsStatus:
+    def status(self, order: Order) -> ControlsStatus:
         """Return what became of an order."""
         refused = self._refused.get((order.allocation_id, order.settings.revision), {})
         reached = {
@@ -85,7 +85,7 @@ class Controls:
             if kind not in refused and all(self.value(kind, index) == value for index in order.devices)
         }
         clock, found = reached.get(CLOCK), self._found.get((order.allocation_id, order.settings.revision))
-        return SettingsStatus(
+        return ControlsStatus(
             revision=order.settings.revision,
             power_limit_w=reached.get(LIMIT),
             clock_mhz=None if clock is None else round(clock),
@@ -127,7 +127,7 @@ class Controls:
         self._found = {}
         for order in orders:
             key = order.allocation_id, order.settings.revision
-            if all(self._put.get(at) == wanted.get(at) for at in product(SettingKind, order.devices)):
+            if all(self._put.get(at) == wanted.get(at) for at in product(ControlKind, order.devices)):
                 self._found[key] = found.get(key) or (utc_now(), await asyncio.to_thread(self._limits_w, order.devices))
 
     def _limits_w(self, devices: Iterable[int]) -> list[float]:
@@ -154,7 +154,7 @@ class Controls:
             for index in order.devices
         }
 
-    async def _give(self, order: Order, kind: SettingKind, value: float) -> None:
+    async def _give(self, order: Order, kind: ControlKind, value: float) -> None:
         refused = self._refused.get((order.allocation_id, order.settings.revision), {})
         for index in order.devices:
             if kind in refused or self._put.get((kind, index)) == value:
@@ -196,7 +196,7 @@ class Controls:
         if unwanted:
             self._save()
 
-    def _setter(self, kind: SettingKind) -> Callable[[int, float], None]:
+    def _setter(self, kind: ControlKind) -> Callable[[int, float], None]:
         if kind is LIMIT:
             return self._driver.set_power_limit
         return lambda index, value: self._driver.set_clock(index, round(value))

@@ -26,7 +26,7 @@ from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
 from services.contracts.commands import SetDevices, StartGang, StopGang
-from services.contracts.nodes import DeviceSettings, EndedBy, RankState, RankStatus
+from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -70,7 +70,7 @@ class Gang:
     ended_at: datetime | None = None
     progress: ProgressReader | None = None
     devices: tuple[int, ...] = field(default=())
-    settings: DeviceSettings | None = None
+    settings: DeviceControls | None = None
 
     @property
     def is_over(self) -> bool:
@@ -438,9 +438,9 @@ def _read_gang(folder: RankFolder) -> Gang:
     return gang
 
 
-def _read_settings(folder: RankFolder) -> DeviceSettings | None:
+def _read_settings(folder: RankFolder) -> DeviceControls | None:
     try:
-        return DeviceSettings.model_validate_json(written) if (written := folder.settings()) else None
+        return DeviceControls.model_validate_json(written) if (written := folder.settings()) else None
     except ValidationError as error:
         log.error("gang.settings_unreadable", folder=folder.path.name, error=str(error))
         return None

@@ -40,9 +40,9 @@ from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.background.desk import Desk
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
+from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
 from services.kit.redis import connect
@@ -56,11 +56,11 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
     repository = solve_repository(engine)
-    queue = WorkQueue(optimizer_celery(settings), redis, QUEUE, TASK)
+    queue = TaskQueue(optimizer_celery(settings), redis, QUEUE, TASK)
     trainings = training_repository(engine)
-    training_queue = WorkQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
+    training_queue = TaskQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
     plan_rows = plan_repository(engine)
-    plan_queue = WorkQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    plan_queue = TaskQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
     plans = Plans(engine, plan_rows, plan_queue, settings)
 
     @asynccontextmanager
@@ -79,9 +79,9 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
-            desk = Desk("solve", repository, queue, settings.max_pending_per_tenant)
+            work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
             sources = ServiceSources(carbon)
-            app.state.optimizer = OptimizerService(desk, sources)
+            app.state.optimizer = OptimizerService(work_queue, sources)
             app.state.pools = Pools(engine, sources, plans, settings.plan_interval_s)
             app.state.traffic = TrafficDesk(engine, settings)
             loops = (

@@ -18,9 +18,9 @@ from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION, job_group
 from services.core.profiles.recurrence import Floats, Runs
 from services.db.background import WorkRepository
+from services.db.database import connect
 from services.db.engine import is_connection_error
 from services.db.lengths import HISTORY
-from services.db.pool import connect
 from services.db.tables.predictions import length_trainings
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.settings import OptimizerSettings
 from services.contracts.background import Draft, TooManyPendingError, WorkProblem
-from services.kit.background.desk import sha256
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.background.store import WorkStore
+from services.kit.background.work_queue import sha256
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.tasks import repeat
@@ -39,7 +39,7 @@ SELECT max(j.ended_at) AS through, count(*) AS jobs
 class LengthTrainer:
     """Looks whether a training is due."""
 
-    def __init__(self, engine: AsyncEngine, store: WorkStore, queue: WorkQueue, settings: OptimizerSettings) -> None:
+    def __init__(self, engine: AsyncEngine, store: WorkStore, queue: TaskQueue, settings: OptimizerSettings) -> None:
         self._engine = engine
         self._store = store
         self._queue = queue

@@ -12,7 +12,7 @@ from services.contracts.identity import Identity
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
-from services.kit.background.desk import Desk, sha256
+from services.kit.background.work_queue import WorkQueue, sha256
 
 AnyKind = SolveKind[Any, Any, Any]
 
@@ -28,8 +28,8 @@ class Submission:
 class OptimizerService:
     """What callers may do with solves."""
 
-    def __init__(self, desk: Desk, sources: Sources) -> None:
-        self._desk = desk
+    def __init__(self, work_queue: WorkQueue, sources: Sources) -> None:
+        self._work_queue = work_queue
         self._sources = sources
 
     async def submit(
@@ -49,7 +49,7 @@ class OptimizerService:
             return WorkProblem(problem.model_dump(mode="json"), sha256(kind.name, same), {"kind": kind.name})
 
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
-        row, is_new = await self._desk.submit(caller, idempotency_key, body_sha256, resolve)
+        row, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
         return Submission(_summary(row), is_new)
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
@@ -58,7 +58,7 @@ class OptimizerService:
         Raises:
             ProblemError: 404 where there is none that the caller may see.
         """
-        row = await self._desk.find(solve_id, caller)
+        row = await self._work_queue.find(solve_id, caller)
         kind = KINDS[row.kind]
         return Solve(
             **dict(_summary(row)),
@@ -74,7 +74,7 @@ class OptimizerService:
         """
         also = {} if query.kind is None else {"kind": query.kind}
         page = {"cursor": query.cursor, "limit": query.limit, "states": query.state, "tenant": query.tenant}
-        rows, next_cursor = await self._desk.page(caller, **page, also=also)
+        rows, next_cursor = await self._work_queue.page(caller, **page, also=also)
         return SolveList(items=[_summary(row) for row in rows], next_cursor=next_cursor)
 
     async def cancel(self, solve_id: str, caller: Identity) -> SolveSummary:
@@ -83,7 +83,7 @@ class OptimizerService:
         Raises:
             ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
         """
-        return _summary(await self._desk.cancel(solve_id, caller))
+        return _summary(await self._work_queue.cancel(solve_id, caller))
 
 
 def _summary(row: Any) -> SolveSummary:

@@ -28,8 +28,8 @@ from services.contracts.serving import (
 )
 from services.db.background import LIVE, WorkRepository, WorkRow
 from services.db.tables.pools import pool_plans, pools
-from services.kit.background.desk import sha256
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
+from services.kit.background.work_queue import sha256
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
@@ -97,7 +97,7 @@ class Plans:
     """Plans of pools, and what becomes of them."""
 
     def __init__(
-        self, engine: AsyncEngine, store: PlanRepository, queue: WorkQueue, settings: OptimizerSettings
+        self, engine: AsyncEngine, store: PlanRepository, queue: TaskQueue, settings: OptimizerSettings
     ) -> None:
         self._engine = engine
         self._store = store

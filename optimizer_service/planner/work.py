@@ -46,8 +46,8 @@ from services.contracts.serving import (
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
 from services.core.solvers.model import SolveStatus
+from services.db.database import connect
 from services.db.engine import is_connection_error
-from services.db.pool import connect
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process
 from services.kit.http import ServiceClient, new_session

@@ -12,7 +12,7 @@ from services.admission.feed import Scope
 from services.admission.jobs import Jobs, visible_tenant
 from services.admission.logs import Logs
 from services.admission.service import Submissions
-from services.admission.steering import Verb
+from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
 from services.contracts.jobs import Job, JobList, SubmissionAnswers, SubmissionRequest
 from services.contracts.queries import EventQuery, JobQuery, LogQuery
@@ -47,15 +47,15 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
 
     @router.post("/v1/jobs/{job_id}/cancel")
     async def cancel(caller: Caller, job_id: str) -> Job:
-        return await jobs.steer(caller, job_id, Verb.CANCEL)
+        return await jobs.steer(caller, job_id, Command.CANCEL)
 
     @router.post("/v1/jobs/{job_id}/hold")
     async def hold(caller: Caller, job_id: str) -> Job:
-        return await jobs.steer(caller, job_id, Verb.HOLD)
+        return await jobs.steer(caller, job_id, Command.HOLD)
 
     @router.post("/v1/jobs/{job_id}/release")
     async def release(caller: Caller, job_id: str) -> Job:
-        return await jobs.steer(caller, job_id, Verb.RELEASE)
+        return await jobs.steer(caller, job_id, Command.RELEASE)
 
     @router.get("/v1/jobs/{job_id}/events")
     async def job_events(

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.job_repository import JobFilter, JobRepository
-from services.admission.steering import Decision, Verb, decide
+from services.admission.steering import Command, Decision, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobList
 from services.contracts.problems import ProblemCode
@@ -68,7 +68,7 @@ class Jobs:
             raise not_found("job")
         return job
 
-    async def steer(self, identity: Identity, job_id: str, verb: Verb) -> Job:
+    async def steer(self, identity: Identity, job_id: str, command: Command) -> Job:
         """Cancel, hold or release a job; saying it twice is as good as once.
 
         The row is locked while we decide: a scheduler that starts the job at this moment comes before us, and we ask it
@@ -79,7 +79,9 @@ class Jobs:
             job = await repository.lock(check_job_id(job_id), visible_tenant(identity))
             if job is None:
                 raise not_found("job")
-            decision = decide(verb, job.state, cancel_requested=job.cancel_requested, hold_requested=job.hold_requested)
+            decision = decide(
+                command, job.state, cancel_requested=job.cancel_requested, hold_requested=job.hold_requested
+            )
             if decision is not None:
                 await self._apply(repository, identity, job_id, job.tenant_id, decision)
         if decision is not None:

@@ -13,7 +13,7 @@ from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState
 
 
-class Verb(StrEnum):
+class Command(StrEnum):
     """What a user may ask of a job."""
 
     CANCEL = "cancel"
@@ -29,7 +29,7 @@ class Decision:
     values: dict[str, Any]
 
 
-def decide(verb: Verb, state: JobState, *, cancel_requested: bool, hold_requested: bool) -> Decision | None:
+def decide(command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool) -> Decision | None:
     """Return what to do; None where the job is already as asked.
 
     A job without GPUs changes state at once. One that holds GPUs is marked, and the scheduler, which alone ends gangs,
@@ -38,12 +38,12 @@ def decide(verb: Verb, state: JobState, *, cancel_requested: bool, hold_requeste
     Raises:
         TransitionError: The job has ended, or is being cancelled, and cannot be what is asked.
     """
-    match verb:
-        case Verb.CANCEL:
+    match command:
+        case Command.CANCEL:
             return _cancel(state, cancel_requested)
-        case Verb.HOLD:
+        case Command.HOLD:
             return _hold(state, cancel_requested, hold_requested)
-        case Verb.RELEASE:
+        case Command.RELEASE:
             return _release(state, cancel_requested, hold_requested)
 
 

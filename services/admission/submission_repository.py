@@ -14,7 +14,7 @@ from services.admission.submissions import REUSED, Draft, MadeJob, accepted, ref
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
-from services.db import pool
+from services.db import database
 from services.kit.problems import ProblemError
 
 # Every statement here finds its rows by key. Left to itself, the planner sees young tables without statistics, settles
@@ -100,7 +100,7 @@ class SubmissionRepository:
     async def _connected(self) -> asyncpg.Connection:
         connection = self._connection
         if connection is None or connection.is_closed():
-            connection = self._connection = await pool.connect(
+            connection = self._connection = await database.connect(
                 self._url, application_name="admission-commits", lock_timeout="5s", **PLANS
             )
         return connection
@@ -112,11 +112,11 @@ class SubmissionRepository:
         accounts = await self._accounts.open(connection, wanted)
         there = await self._already_there(connection, drafts)
         stored = await self._stored(connection, drafts)
-        judge = _Judge(accounts, stored, there)
-        answers = [judge.answer(draft) for draft in drafts]
-        if judge.new:
-            self._attempted.update(draft.jobs[0].id for draft in judge.new)
-            await connection.execute(INSERT, *_columns(judge.new, accounts.values()))
+        resolver = _Resolver(accounts, stored, there)
+        answers = [resolver.answer(draft) for draft in drafts]
+        if resolver.new:
+            self._attempted.update(draft.jobs[0].id for draft in resolver.new)
+            await connection.execute(INSERT, *_columns(resolver.new, accounts.values()))
         return answers
 
     async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> set[str]:
@@ -160,7 +160,7 @@ class _StoredSubmission:
         return self.answer if draft.body_sha256 == self.body_sha256 else refused(REUSED)
 
 
-class _Judge:
+class _Resolver:
     """Decides each draft in turn, on what is in the database and what was decided before it in the same commit."""
 
     def __init__(

@@ -86,7 +86,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
     Raises:
         CliError: There is no such file, a needed column is missing, or a line cannot be; it names the line.
     """
-    from services.core.domain.settings import SettingKind
+    from services.core.domain.controls import ControlKind
     from services.core.profiles.observations import COLUMN_OF, Observations
 
     try:
@@ -97,7 +97,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
         raise CliError(f"cannot read {str(file)!r}: {error}", EXIT_USAGE) from None
     rows = csv.reader(text.splitlines())
     header = [name.strip() for name in next(rows, [])]
-    axes = [axis for axis in SettingKind if COLUMN_OF[axis] in header]
+    axes = [axis for axis in ControlKind if COLUMN_OF[axis] in header]
     missing = [name for name in needed if name not in header]
     if missing:
         raise CliError(f"{file}, line 1: no column {', '.join(missing)} (found: {', '.join(header)})", EXIT_USAGE)
@@ -107,7 +107,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
         raise CliError(
             f"{file}, line 1: clock_mhz and power_limit_w are both there; keep the one that was set", EXIT_USAGE
         )
-    axis = axes[0] if axes else SettingKind.CLOCK
+    axis = axes[0] if axes else ControlKind.CLOCK
     names = [name for name in (*CONFIGURATION, COLUMN_OF[axis], *needed) if name in header]
     columns: dict[str, list[float]] = {name: [] for name in names}
     lines: list[int] = []

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import DeviceSettings
+from services.contracts.nodes import DeviceControls
 from services.contracts.schema import Message
 
 
@@ -43,7 +43,7 @@ class SetDevices(Message):
 
     type: Literal["set_devices"] = "set_devices"
     allocation_id: str
-    settings: DeviceSettings
+    settings: DeviceControls
 
 
 AnyCommand = StartGang | StopGang | SetDevices

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Message, Name, Text
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 
 LOG_OFFSET_HEADER = "x-wattshift-log-offset"
 """Where the returned bytes begin; later than asked for when older output was given up."""
@@ -75,7 +75,7 @@ class NodeCredentials(Message):
     pue: float
 
 
-class DeviceSettings(Message):
+class DeviceControls(Message):
     """What a gang's devices are set to; null is the default. Of two the one of the higher revision is in force."""
 
     revision: int = Field(ge=0, lt=2**31)
@@ -90,7 +90,7 @@ class DeviceSettings(Message):
     )
 
 
-class SettingsSlice(Message):
+class MeasuredInterval(Message):
     """What this node's part of a gang did under its settings: from its first report of progress there to its last.
 
     Of a part that reports no progress: from when the settings were in force until now, and no work.
@@ -104,17 +104,17 @@ class SettingsSlice(Message):
     local_batch: float | None = Field(default=None, gt=0, description="Samples per GPU and step, where the job says.")
 
 
-class SettingsStatus(DeviceSettings):
+class ControlsStatus(DeviceControls):
     """What a node made of a gang's settings: what is in force there, and what its devices refused."""
 
-    refused: dict[SettingKind, Text] = Field(
-        default_factory=dict[SettingKind, str], description="Why a setting was refused; it is then at the default."
+    refused: dict[ControlKind, Text] = Field(
+        default_factory=dict[ControlKind, str], description="Why a setting was refused; it is then at the default."
     )
     since: Instant | None = Field(default=None, description="When it came into force; null: it has not on all devices.")
     enforced_w: list[float] = Field(
         default_factory=list[float], max_length=1_024, description="The limits its devices say they have, read back."
     )
-    slice: SettingsSlice | None = Field(default=None, description="Where it was asked to measure, once in force.")
+    slice: MeasuredInterval | None = Field(default=None, description="Where it was asked to measure, once in force.")
 
 
 class DeviceReading(Message):
@@ -174,7 +174,7 @@ class RankStatus(Message):
     ended_at: Instant | None = None
     progress_done: Amount | None = None
     progress_total: Amount | None = None
-    settings: SettingsStatus | None = Field(default=None, description="Null where none was ever asked for.")
+    settings: ControlsStatus | None = Field(default=None, description="Null where none was ever asked for.")
 
 
 class Heartbeat(Message):

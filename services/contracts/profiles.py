@@ -5,14 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from services.contracts.schema import Instant, Message
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 
 
 class LearnedCurve(Message):
     """A kind of job on one GPU model, by one kind of setting."""
 
     gpu_model: str
-    setting: SettingKind
+    setting: ControlKind
     values: list[float] = Field(description="W or MHz, ascending; the last is the default.")
     gpus: int = Field(description="Size of the gangs that the next two are for: the measured one next to the job's.")
     speed: list[float] = Field(description="At each value, relative to the default.")
@@ -29,13 +29,13 @@ class LearnedCurve(Message):
     fitted_at: Instant
 
 
-class SettingMeasurement(Message):
+class ControlMeasurement(Message):
     """A gang of the kind that is, or was, run at each setting in turn."""
 
     job_id: str
     allocation_id: str
     gpu_model: str
-    setting: SettingKind
+    setting: ControlKind
     gpus: int
     state: str = Field(description="`running`, `done`, `cut` (its gang ended or was set) or `failed`.")
     detail: str = Field(description="Why it failed or was cut.")
@@ -45,7 +45,7 @@ class SettingMeasurement(Message):
     ended_at: Instant | None
 
 
-class SettingInForce(Message):
+class ControlInForce(Message):
     """What the devices of a job on one node were set to, as their agent found it."""
 
     allocation_id: str
@@ -65,5 +65,5 @@ class JobProfile(Message):
     job_id: str
     kind: str = Field(description="The job's label `kind`, of its tenant alone, or the job itself.")
     curves: list[LearnedCurve]
-    measurements: list[SettingMeasurement] = Field(description="The newest first, at most 20.")
-    in_force: list[SettingInForce] = Field(description="What its own devices had, the newest first, at most 50.")
+    measurements: list[ControlMeasurement] = Field(description="The newest first, at most 20.")
+    in_force: list[ControlInForce] = Field(description="What its own devices had, the newest first, at most 50.")

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from services.core.domain.errors import WattshiftError
 from services.core.policies.registry import build_policy
+from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS
-from services.db.pool import Pool
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
@@ -38,7 +38,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pool = await Pool.open(settings.database_url, size=settings.pool_size, application_name="scheduler")
+        database = await Database.open(settings.database_url, size=settings.pool_size, application_name="scheduler")
         redis = connect(settings.redis_url)
         async with new_session() as session:
             carbon = CarbonWatch(
@@ -48,17 +48,17 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
                 window_s=settings.carbon_window_s,
                 default_gco2_per_kwh=settings.default_intensity_gco2_per_kwh,
             )
-            app.state.pool = pool
+            app.state.database = database
             app.state.redis = redis
-            app.state.repository = Repository(pool)
-            loop = asyncio.create_task(Scheduler(settings, pool, redis, carbon, hook).run())
+            app.state.repository = Repository(database)
+            loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())
             yield
             await end_tasks([loop])
         await redis.aclose()
-        await pool.close()
+        await database.close()
 
     async def readiness() -> None:
-        await app.state.pool.ping()
+        await app.state.database.ping()
 
     app = create_service("Wattshift scheduler", settings, lifespan=lifespan, readiness=readiness)
     app.state.settings = settings

@@ -12,23 +12,23 @@ import asyncpg
 from services.contracts.nodes import PowerState
 from services.core.cycle.plan import (
     ACTION_NAMES,
+    Control,
     Hold,
     Plan,
     PowerNode,
     Preempt,
-    ProfileSettings,
+    ProfileControls,
     Reason,
     SetClock,
     SetPowerLimit,
-    Setting,
     Start,
 )
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import allocation_id
 from services.core.domain.jobs import JobState
-from services.db.pool import Pool
+from services.db.database import Database
 from services.scheduler.commands import Outgoing, free_port, send, start_commands
-from services.scheduler.device_settings import COLUMNS, NoSuchGangError, set_gangs
+from services.scheduler.device_controls import COLUMNS, NoSuchGangError, set_gangs
 from services.scheduler.gangs import EndReason
 from services.scheduler.ingest import stop_gang
 from services.scheduler.measuring import begin
@@ -111,11 +111,11 @@ class Applied:
         return self.starts + self.preemptions + self.settings + self.nodes
 
 
-async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_settings: int = 8) -> Applied:
+async def apply(database: Database, decided: Decided, ports: tuple[int, int], measured_settings: int = 8) -> Applied:
     """Write a plan.
 
     Args:
-        pool: The database.
+        database: The database.
         decided: The plan, and what it came from.
         ports: First and last port for rank 0.
         measured_settings: How many settings a gang is measured at.
@@ -128,10 +128,10 @@ async def apply(pool: Pool, decided: Decided, ports: tuple[int, int], measured_s
     preempts = [action for action in actions if isinstance(action, Preempt)]
     holds = [action for action in actions if isinstance(action, Hold)]
     settings = [action for action in actions if isinstance(action, (SetPowerLimit, SetClock))]
-    measurements = [action for action in actions if isinstance(action, ProfileSettings)]
+    measurements = [action for action in actions if isinstance(action, ProfileControls)]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
-        async with pool.transaction() as connection:
+        async with database.transaction() as connection:
             round_number = await connection.fetchval(
                 CLAIM_VERSION, decided.plan.snapshot_version, decided.memory, active
             )
@@ -274,7 +274,7 @@ async def _record(
     starts: list[Start],
     preempts: list[Preempt],
     holds: list[Hold],
-    settings: list[Setting],
+    settings: list[Control],
 ) -> None:
     snapshot = decided.snapshot
     actions = [
@@ -289,7 +289,7 @@ async def _record(
             "action": ACTION_NAMES[type(each)],
             "job_id": each.job_id,
             "reason": each.reason.value,
-            **({"setting": each.kind} if isinstance(each, ProfileSettings) else {COLUMNS[each.kind]: each.value}),
+            **({"setting": each.kind} if isinstance(each, ProfileControls) else {COLUMNS[each.kind]: each.value}),
         }
         for each in settings
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.contracts.commands import SetDevices, StartGang, StopGang
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import DeviceSettings
+from services.contracts.nodes import DeviceControls
 from services.contracts.streams import command_stream
 
 Outgoing = tuple[str, dict[str, Any]]
@@ -68,7 +68,7 @@ def set_commands(
     ``slice_s``, where the gang is to be measured, is after how long its slice ends with a report.
     """
     measured = {} if slice_s is None else {"measure": True, "slice_s": slice_s}
-    wanted = DeviceSettings.model_validate({"revision": revision, **settings, **measured})
+    wanted = DeviceControls.model_validate({"revision": revision, **settings, **measured})
     command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
     return [(command_stream(share["node_id"]), command) for share in shares]
 

@@ -21,8 +21,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.schema import Message, Name
 from services.core.cycle.snapshot import Curves, Gangs
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.scheduler.learned import Tables, curve_of, with_hosts
 
 LABEL = "kind"
@@ -33,21 +33,21 @@ class MeasuredCurve(Message):
 
     kind: Name
     gpu_model: Name
-    setting: SettingKind
+    setting: ControlKind
     values: list[float] = Field(min_length=1, max_length=1_000)
     speed: list[float]
     power_w: list[float]
 
-    def curve(self) -> SettingCurve:
+    def curve(self) -> ControlCurve:
         """Return it as policies see it.
 
         Raises:
             DomainError: its columns do not hold together.
         """
-        return SettingCurve(*(np.array(column, dtype=np.float64) for column in (self.values, self.speed, self.power_w)))
+        return ControlCurve(*(np.array(column, dtype=np.float64) for column in (self.values, self.speed, self.power_w)))
 
 
-KnownCurves = Mapping[str, Mapping[tuple[str, SettingKind], SettingCurve]]
+KnownCurves = Mapping[str, Mapping[tuple[str, ControlKind], ControlCurve]]
 """By kind of job, then by GPU model and kind of setting."""
 
 _entries: TypeAdapter[list[MeasuredCurve]] = TypeAdapter(list[MeasuredCurve])
@@ -63,7 +63,7 @@ def read_curves(path: Path) -> KnownCurves:
         entries = _entries.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise DomainError(f"the curves of {path} cannot be read: {error}") from error
-    found: dict[str, dict[tuple[str, SettingKind], SettingCurve]] = defaultdict(dict)
+    found: dict[str, dict[tuple[str, ControlKind], ControlCurve]] = defaultdict(dict)
     for entry in entries:
         found[entry.kind][entry.gpu_model, entry.setting] = entry.curve()
     return dict(found)
@@ -76,7 +76,7 @@ def known_of(
     learned: Tables,
     host_w: Mapping[str, float],
 ) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
-    """Return the row of each kind of job in ``Snapshot.setting_curves`` and ``Snapshot.gangs``, and those.
+    """Return the row of each kind of job in ``Snapshot.control_curves`` and ``Snapshot.gangs``, and those.
 
     What an operator gives of a kind holds; what was measured here fills in the rest. A kind that jobs name and nobody
     knows has a row of its own: so a policy sees which unknown jobs are of one kind.

@@ -23,7 +23,7 @@ from services.contracts.policies import (
 )
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError, ProblemCode
-from services.contracts.profiles import JobProfile, LearnedCurve, SettingInForce, SettingMeasurement
+from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
 from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.jobs import JobState
@@ -208,9 +208,9 @@ async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobPro
         kind=job["name"],
         curves=[_curve(row, job["gpus"]) for row in curves],
         measurements=[
-            SettingMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id
+            ControlMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id
         ],
-        in_force=[SettingInForce(**row) for row in await queries.in_force(job_id)],
+        in_force=[ControlInForce(**row) for row in await queries.in_force(job_id)],
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.contracts.nodes import EndedBy, RankState, SettingsStatus
+from services.contracts.nodes import ControlsStatus, EndedBy, RankState
 from services.core.domain.jobs import JobState
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 from services.scheduler.commands import Outgoing, send, set_commands, start_commands, stop_commands
-from services.scheduler.device_settings import COLUMNS, deaf_shares, follow
+from services.scheduler.device_controls import COLUMNS, deaf_shares, follow
 from services.scheduler.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.transitions import move
@@ -112,8 +112,8 @@ class Ingested:
 class Ingest:
     """Looks at every live gang; remembers only when it last repeated a command."""
 
-    def __init__(self, pool: Pool, settings: SchedulerSettings) -> None:
-        self._pool = pool
+    def __init__(self, database: Database, settings: SchedulerSettings) -> None:
+        self._database = database
         self._settings = settings
         self._repeated_at_s: dict[str, float] = {}
         self._deaf_since_s: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Ingest:
             now_s: Any steady clock, seconds; only for spacing repeated commands.
         """
         lost = await self._lose_nodes()
-        async with self._pool.transaction("repeatable_read", readonly=True) as connection:
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
             gangs = await connection.fetch(LIVE)
             reports = _reports(await connection.fetch(REPORTS), await connection.fetch(LOST_SHARES))
             unsent = {row["allocation_id"] for row in await connection.fetch(UNSENT)}
@@ -141,7 +141,7 @@ class Ingest:
                     counts["ended"] += await self._end(row)
                 case None:
                     said = settings.get(row["id"], {})
-                    counts["refused"] += await follow(self._pool, row, said)
+                    counts["refused"] += await follow(self._database, row, said)
                     if row["id"] not in unsent:
                         counts["repeated"] += await self._repeat(row, reports, now_s)
                         counts["repeated"] += await self._set_again(row, reports, said, now_s)
@@ -167,7 +167,7 @@ class Ingest:
 
     async def _lose_nodes(self) -> int:
         """Give up nodes whose lease is surely over; a heartbeat that takes the row's lock first keeps its node."""
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             rows = await connection.fetch(EXPIRED_NODES, self._settings.lease_margin_s)
             lost = [row["id"] for row in rows]
             if lost:
@@ -177,7 +177,7 @@ class Ingest:
         return len(lost)
 
     async def _run(self, row: Any) -> bool:
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             updated = await connection.fetchval(
                 "UPDATE allocations SET state = 'running', running_at = now() WHERE id = $1 AND state = 'starting' "
                 "RETURNING id",
@@ -199,12 +199,12 @@ class Ingest:
         return True
 
     async def _stop(self, row: Any, reason: EndReason) -> bool:
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             return await stop_gang(connection, row, reason, detail=STOP_SENTENCES[reason])
 
     async def _end(self, row: Any) -> bool:
         """End a gang all of whose shares have ended; look again under the job's lock: its user may have spoken."""
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             await connection.fetchval("SELECT id FROM jobs WHERE id = $1 FOR UPDATE", row["job_id"])
             row = await connection.fetchrow(f"{LIVE} AND a.id = $1", row["id"])
             if row is None:
@@ -252,7 +252,7 @@ class Ingest:
         if not silent:
             return 0
         self._repeated_at_s[row["id"]] = now_s
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             if stopping:
                 commands = stop_commands(row["id"], silent, row["grace_s"], row["stop_reason"])
             else:
@@ -266,7 +266,7 @@ class Ingest:
         self,
         row: Any,
         reports: dict[tuple[str, str], ShareReport],
-        settings: dict[str, SettingsStatus],
+        settings: dict[str, ControlsStatus],
         now_s: float,
     ) -> int:
         """Say again what a running gang is set to, where its nodes have not heard of it for a while."""
@@ -284,7 +284,7 @@ class Ingest:
             self._deaf_since_s[row["id"]] = now_s
             wanted = {name: row[name] for name in COLUMNS.values()}
             commands = set_commands(row["id"], deaf, row["settings_revision"], wanted, row["slice_s"])
-            async with self._pool.transaction() as connection:
+            async with self._database.transaction() as connection:
                 await send(connection, commands)
             log.warning("settings.repeated", allocation=row["id"], nodes=",".join(each["node_id"] for each in deaf))
             return len(deaf)
@@ -370,11 +370,11 @@ async def _start_again(connection: Any, row: Any, names: set[str]) -> list[Outgo
     return [command for command, share in zip(commands, row["shares"], strict=True) if share["node_id"] in names]
 
 
-def settings_of(rows: list[Any]) -> dict[str, dict[str, SettingsStatus]]:
+def settings_of(rows: list[Any]) -> dict[str, dict[str, ControlsStatus]]:
     """Return what nodes say of gangs' settings, by allocation and node."""
-    found: dict[str, dict[str, SettingsStatus]] = {}
+    found: dict[str, dict[str, ControlsStatus]] = {}
     for row in rows:
-        found.setdefault(row["allocation_id"], {})[row["node_id"]] = SettingsStatus.model_validate(row["settings"])
+        found.setdefault(row["allocation_id"], {})[row["node_id"]] = ControlsStatus.model_validate(row["settings"])
     return found
 
 

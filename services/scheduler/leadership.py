@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 
 from services.db import locks
+from services.db.database import connect
 from services.db.engine import CONNECTION_ERRORS
-from services.db.pool import connect
 from services.kit.logging import Log
 
 log = Log(__name__)

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.profiles.capped import CappedModel
 from services.core.profiles.observations import Observations
 from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.core.profiles.profile import JobProfile
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -78,7 +78,7 @@ class Learned:
     energy_mape: float
 
 
-def learn(points: list[Any], gpu_model: str, setting: SettingKind, gpus_per_node: int) -> Learned:
+def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node: int) -> Learned:
     """Return what these points teach.
 
     The batch of the job as a whole is taken to stay the same at every size (PowerFlow, section 4). Where nothing says
@@ -138,16 +138,16 @@ def learn(points: list[Any], gpu_model: str, setting: SettingKind, gpus_per_node
     )
 
 
-async def refit(pool: Pool) -> bool:
+async def refit(database: Database) -> bool:
     """Fit one kind of job that has points since it was last fitted; return whether there was one."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         news = await connection.fetchrow(NEWS)
         if news is None:
             return False
         key = news["kind"], news["gpu_model"], news["setting"]
         points = await connection.fetch(POINTS, *key)
     try:
-        found = await asyncio.to_thread(learn, points, key[1], SettingKind(key[2]), news["gpus_per_node"])
+        found = await asyncio.to_thread(learn, points, key[1], ControlKind(key[2]), news["gpus_per_node"])
     except DomainError as error:
         log.warning("profile.not_fitted", kind=key[0], error=str(error))
         columns: tuple[Any, ...] = ([], [], [], [], [], len(points), None, None, str(error))
@@ -157,12 +157,12 @@ async def refit(pool: Pool) -> bool:
             *(column.tolist() for column in (table.gpus, table.values, table.speed, table.power_w)),
             *(list(found.measured_gpus), found.points, found.time_mape, found.energy_mape, ""),
         )
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         await connection.execute(STORE, *key, *columns, news["newest"])
     return True
 
 
-Tables = Mapping[str, Mapping[tuple[str, SettingKind], GangTable]]
+Tables = Mapping[str, Mapping[tuple[str, ControlKind], GangTable]]
 """By kind of job, then by GPU model and kind of setting; the one learned last comes last."""
 
 PROFILES = """
@@ -174,9 +174,9 @@ SELECT kind, gpu_model, setting, gpus, settings, speed, power_w, coalesce(time_m
 
 def tables_of(rows: list[Any]) -> Tables:
     """Return the tables of rows as ``PROFILES`` gives them."""
-    found: dict[str, dict[tuple[str, SettingKind], GangTable]] = defaultdict(dict)
+    found: dict[str, dict[tuple[str, ControlKind], GangTable]] = defaultdict(dict)
     for row in rows:
-        where = row["gpu_model"], SettingKind(row["setting"])
+        where = row["gpu_model"], ControlKind(row["setting"])
         found[row["kind"]][where] = replace(table_of(row), power_error=row["power_error"])
     return found
 
@@ -184,7 +184,7 @@ def tables_of(rows: list[Any]) -> Tables:
 def table_of(row: Any) -> GangTable:
     """Return the table of one row that has one."""
     speed, power_w, values = (np.array(row[name], dtype=np.float64) for name in ("speed", "power_w", "settings"))
-    return GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, SettingKind(row["setting"]), values)
+    return GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, ControlKind(row["setting"]), values)
 
 
 def with_hosts(table: GangTable, host_w: float) -> GangTable:
@@ -198,7 +198,7 @@ def speed_curve(table: GangTable) -> Floats:
     return speed[:, -1] / speed[0, -1]
 
 
-def curve_of(table: GangTable, gpus: int) -> SettingCurve:
+def curve_of(table: GangTable, gpus: int) -> ControlCurve:
     """Return speed relative to the default and the draw of one GPU, by setting, of gangs of one size."""
     speed, power_w = table.at(np.array([gpus]))
-    return SettingCurve(table.values, speed[0] / speed[0, -1], power_w[0] / gpus)
+    return ControlCurve(table.values, speed[0] / speed[0, -1], power_w[0] / gpus)

@@ -21,8 +21,8 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.registry import build_policy
+from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS
-from services.db.pool import Pool
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.apply import Applied, Decided, StalePlanError, apply
@@ -90,23 +90,23 @@ class Scheduler:
     def __init__(
         self,
         settings: SchedulerSettings,
-        pool: Pool,
+        database: Database,
         redis: Redis,
         carbon: CarbonWatch,
         hook: PowerHook | None = None,
     ) -> None:
         self._settings = settings
-        self._pool = pool
+        self._database = database
         self._redis = redis
         self._carbon = carbon
         self._leadership = Leadership(settings.database_url)
-        self._ingest = Ingest(pool, settings)
-        self._measuring = Measuring(pool)
+        self._ingest = Ingest(database, settings)
+        self._measuring = Measuring(database)
         self._points_unread = True
-        self._predicting = Predicting(pool)
-        self._relay = Relay(pool, redis)
-        self._nodes = NodePower(pool, hook or NoHook(), settings)
-        self._curves = read_curves(settings.setting_curves) if settings.setting_curves else {}
+        self._predicting = Predicting(database)
+        self._relay = Relay(database, redis)
+        self._nodes = NodePower(database, hook or NoHook(), settings)
+        self._curves = read_curves(settings.control_curves) if settings.control_curves else {}
         self._built: Policy[Any] | None = None
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
         self._prepared = False
@@ -149,7 +149,7 @@ class Scheduler:
     async def prepare(self) -> None:
         """Make sure that there is a policy; only a new installation has none."""
         if not self._prepared:
-            async with self._pool.connection() as connection:
+            async with self._database.connection() as connection:
                 await connection.execute(FIRST_STATE, self._settings.policy)
             self._prepared = True
 
@@ -165,8 +165,8 @@ class Scheduler:
         if ingested or measured:
             self._relay.wake()
         if measured or self._points_unread:
-            self._points_unread = await refit(self._pool)
-        async with self._pool.connection() as connection:
+            self._points_unread = await refit(self._database)
+        async with self._database.connection() as connection:
             due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
             now = tuple(await connection.fetchrow(FINGERPRINT, self._settings.node_min_on_s))
         if due_in_s <= 0:
@@ -189,7 +189,7 @@ class Scheduler:
             await self._predicting.refresh()
             at_rest = self._power.at_rest(time.monotonic())
             loaded = await load(
-                self._pool,
+                self._database,
                 trigger,
                 carbon,
                 self._settings,
@@ -205,7 +205,7 @@ class Scheduler:
             written = time.perf_counter()
             try:
                 applied = await apply(
-                    self._pool, decided, self._settings.master_ports, self._settings.measured_settings
+                    self._database, decided, self._settings.master_ports, self._settings.measured_settings
                 )
             except StalePlanError as error:
                 log.info("plan.stale", reason=str(error))
@@ -276,12 +276,12 @@ class Scheduler:
             )
 
     async def _trim(self) -> None:
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             await connection.execute(TRIM_PLANS, self._settings.plans_kept)
 
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when it is time to look anyway."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
         again_in_s = self._look_again_at_s - time.monotonic()
         wait_s = min(self._settings.tick_s, max(min(due_in_s or 0.0, again_in_s), 0.01))

@@ -1,6 +1,6 @@
 """Online profiling: a gang is run at each of its devices' settings in turn, and what it does there is kept.
 
-A policy asks for it (``ProfileSettings``); the table ``setting_measurements`` holds how far it is, and every look takes
+A policy asks for it (``ProfileControls``); the table ``setting_measurements`` holds how far it is, and every look takes
 it one step further. A slice is counted by the agents from one report of progress to another, so that it holds whole
 iterations, and ends with the first report after its share of time; a setting in whose slice the job did not report
 twice is left out, and the events say which. The default comes first and lasts until the job reports. How often it does
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from services.contracts.nodes import SettingsStatus
-from services.core.cycle.plan import ProfileSettings
-from services.core.domain.settings import SettingKind
-from services.db.pool import Pool
+from services.contracts.nodes import ControlsStatus
+from services.core.cycle.plan import ProfileControls
+from services.core.domain.controls import ControlKind
+from services.db.database import Database
 from services.kit.logging import Log
-from services.scheduler.device_settings import COLUMNS, EVENT, write_settings
+from services.scheduler.device_controls import COLUMNS, EVENT, write_settings
 from services.scheduler.ingest import settings_of
 from services.scheduler.learned import KIND
 
@@ -142,9 +142,9 @@ class Next:
     point: Point | None
 
 
-def settings_to_try(kind: SettingKind, devices: Sequence[Mapping[str, Any]], count: int) -> list[float]:
+def settings_to_try(kind: ControlKind, devices: Sequence[Mapping[str, Any]], count: int) -> list[float]:
     """Return what to try on these devices, the default first and then downwards; evenly spread over what all take."""
-    if kind is SettingKind.CLOCK:
+    if kind is ControlKind.CLOCK:
         common = sorted(set.intersection(*(set(device["clocks_mhz"]) for device in devices)), reverse=True)
         picked = np.unique(np.linspace(0, len(common) - 1, min(count, len(common))).round().astype(np.int64))
         return [float(common[at]) for at in picked.tolist()]
@@ -153,10 +153,10 @@ def settings_to_try(kind: SettingKind, devices: Sequence[Mapping[str, Any]], cou
     return np.unique(np.linspace(least, top, count).round())[::-1].tolist() if least < top else [float(top)]
 
 
-async def begin(connection: Any, actions: Sequence[ProfileSettings], count: int) -> list[ProfileSettings]:
+async def begin(connection: Any, actions: Sequence[ProfileControls], count: int) -> list[ProfileControls]:
     """Note which gangs a plan has measured; return those that are. Repeated, or refused before, it does nothing."""
     rows = {row["job_id"]: row for row in await connection.fetch(GANGS, [action.job_id for action in actions])}
-    begun: list[ProfileSettings] = []
+    begun: list[ProfileControls] = []
     for action in actions:
         row = rows.get(action.job_id)
         if row is None or row["devices"] is None:
@@ -175,7 +175,7 @@ async def begin(connection: Any, actions: Sequence[ProfileSettings], count: int)
     return begun
 
 
-def point_of(said: Sequence[SettingsStatus], nodes: int, gpus: int) -> Point | None:
+def point_of(said: Sequence[ControlsStatus], nodes: int, gpus: int) -> Point | None:
     """Return what the slices of a gang's nodes show together; None while one is missing or nothing was done.
 
     The node that reports most tells the time. Each node's draw is its own mean.
@@ -217,7 +217,7 @@ def sweep_after(sweep: Sweep, default: Point) -> Sweep | None:
     return Sweep([sweep.settings[0], *(others[at] for at in picked.tolist())], window_s, share_s)
 
 
-def judge(row: Any, said: Mapping[str, SettingsStatus]) -> End | Next | None:
+def judge(row: Any, said: Mapping[str, ControlsStatus]) -> End | Next | None:
     """Return what comes next of a measurement whose slice is under way; None to wait.
 
     Args:
@@ -246,12 +246,12 @@ def judge(row: Any, said: Mapping[str, SettingsStatus]) -> End | Next | None:
 class Measuring:
     """Takes measurements further; all that it knows is in the database."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     async def look(self) -> int:
         """Take every measurement one step further that is due; return how many were."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             rows = await connection.fetch(RUNNING)
             said = settings_of(await connection.fetch(SAID)) if rows else {}
         moved = 0
@@ -262,7 +262,7 @@ class Measuring:
         return moved
 
     async def _carry_out(self, row: Any, verdict: End | Next) -> bool:
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             await connection.fetchval("SELECT id FROM allocations WHERE id = $1 FOR UPDATE", row["id"])
             if not await connection.fetchval(STANDS, row["id"], row["position"]):
                 return False
@@ -308,8 +308,8 @@ async def _keep(connection: Any, row: Any, point: Point) -> None:
 
 
 async def _set(connection: Any, row: Any, value: float | None, *, slice_s: float | None, **words: Any) -> None:
-    kind = SettingKind(row["setting"])
-    asked = value if value is None or kind is SettingKind.POWER_LIMIT else round(value)
+    kind = ControlKind(row["setting"])
+    asked = value if value is None or kind is ControlKind.POWER_LIMIT else round(value)
     await write_settings(connection, row, {COLUMNS[kind]: asked}, row["settings_refused"], slice_s=slice_s, **words)
 
 

@@ -19,8 +19,8 @@ import asyncpg
 from services.contracts.nodes import PowerState
 from services.contracts.streams import command_stream
 from services.core.cycle.plan import Reason
+from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS
-from services.db.pool import Pool
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest import lose_nodes
@@ -164,9 +164,9 @@ async def wake(
 class NodePower:
     """Runs the hooks of one leading scheduler; knows nothing but which of them run in this process now."""
 
-    def __init__(self, pool: Pool, hook: PowerHook, settings: SchedulerSettings) -> None:
+    def __init__(self, database: Database, hook: PowerHook, settings: SchedulerSettings) -> None:
         self.hook = hook
-        self._pool = pool
+        self._database = database
         self._settings = settings
         self._patience = Patience(
             settings.node_down_timeout_s, settings.node_wake_timeout_s, settings.node_power_attempts
@@ -180,12 +180,12 @@ class NodePower:
 
     async def look(self) -> int:
         """Fold what came of hooks and what is heard of nodes; return how many changed."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             rows = await connection.fetch(CHANGING)
         changed = 0
         for row in rows:
             if next_step(row, self._patience) is not None:
-                async with self._pool.transaction() as connection:
+                async with self._database.transaction() as connection:
                     await connection.fetchval("SELECT id FROM nodes WHERE id = $1 FOR UPDATE", row["node_id"])
                     again = await connection.fetchrow(f"{CHANGING} AND p.node_id = $1 FOR UPDATE OF p", row["node_id"])
                     step = again and next_step(again, self._patience)
@@ -263,7 +263,7 @@ class NodePower:
         log.error("node.power_failed", node=node_id, was=row["state"], detail=detail)
 
     async def _begin_due(self) -> None:
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             due = await connection.fetch(DUE, self._settings.node_min_off_s)
             booting = await connection.fetchval(BOOTING) if due else 0
         for row in due:
@@ -282,7 +282,7 @@ class NodePower:
 
     async def _begin(self, node_id: str, state: PowerState) -> Target | None:
         """Note an attempt before it is made, so that those that end in a crash count too."""
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             row = await connection.fetchrow(BEGIN, node_id, state.value, command_stream(node_id))
             if row is None:
                 return None
@@ -310,7 +310,7 @@ class NodePower:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _finish(self, node_id: str, state: PowerState, error: str) -> None:
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             await connection.fetchval("SELECT id FROM nodes WHERE id = $1 FOR UPDATE", node_id)
             row = await connection.fetchrow(f"{CHANGING} AND p.node_id = $1 FOR UPDATE OF p", node_id)
             if row is None or row["state"] != state:

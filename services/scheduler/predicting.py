@@ -19,7 +19,7 @@ import numpy as np
 from services.core.cycle.snapshot import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION, job_group
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 from services.learning.length_table import LengthTable
 
@@ -62,15 +62,15 @@ class Told:
 class Predicting:
     """Foretells with the model in force, which it reads when another one comes into force."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._seen_id: str | None = None
         self._model_id: str | None = None
         self._table: LengthTable | None = None
 
     async def refresh(self) -> None:
         """Read the model in force, if it is another than before."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             row = await connection.fetchrow(ACTIVE)
             active = None if row is None or row["group_version"] != GROUP_VERSION else row["id"]
             if active == self._seen_id:
@@ -110,7 +110,7 @@ class Predicting:
     async def keep(self, told: Told) -> None:
         """Store what was foretold; what another scheduler has stored before stands."""
         if told.job_ids:
-            async with self._pool.connection() as connection:
+            async with self._database.connection() as connection:
                 await connection.execute(KEEP, GROUP_VERSION, self._model_id, *told.columns)
 
 

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.streams import COMMAND_FIELD
+from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS, dumps
-from services.db.pool import Pool
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -23,8 +23,8 @@ STREAM_LENGTH = 10_000
 class Relay:
     """Publishes the outbox in order; a row goes once Redis has it, so a crash between the two publishes it twice."""
 
-    def __init__(self, pool: Pool, redis: Redis, *, look_every_s: float = 1.0) -> None:
-        self._pool = pool
+    def __init__(self, database: Database, redis: Redis, *, look_every_s: float = 1.0) -> None:
+        self._database = database
         self._redis = redis
         self._look_every_s = look_every_s
         self._wake = asyncio.Event()
@@ -47,7 +47,7 @@ class Relay:
 
     async def publish(self) -> int:
         """Publish one batch and return how many commands it held."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             rows = await connection.fetch("SELECT id, stream, payload FROM outbox ORDER BY id LIMIT $1", BATCH)
             if not rows:
                 return 0

@@ -6,9 +6,9 @@ from typing import Any
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
+from services.db.database import Database
 from services.db.lengths import AMOUNT, MEASURED
 from services.db.node_power import NODE_POWER
-from services.db.pool import Pool
 from services.scheduler.learned import KIND
 from services.scheduler.node_power import BY_OPERATOR, power_down, wake
 
@@ -85,12 +85,12 @@ SELECT id, trained_at, through_at, jobs, groups, is_active AS active, evaluation
 class Repository:
     """Queries of the scheduler's API."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     async def active_policy(self) -> Any | None:
         """Return the policy in force, or None before the scheduler's first turn."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetchrow(
                 "SELECT policy, parameters, policy_since, policy_changed_by FROM scheduler_state WHERE id = 1"
             )
@@ -101,7 +101,7 @@ class Repository:
         That round is an active one: a limit that falls may have to stop gangs. The memory of
         another policy is forgotten; new parameters of the same one go on from what it remembers.
         """
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             row = await connection.fetchrow(SET_POLICY, name, parameters, caller.key_id)
             if row is not None:
                 data = {"parameters": parameters}
@@ -110,19 +110,19 @@ class Repository:
 
     async def plans(self, before: int | None, limit: int) -> list[Any]:
         """Return recorded rounds, newest first, from below ``before``."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetch(
                 "SELECT * FROM plans WHERE $1::bigint IS NULL OR round < $1 ORDER BY round DESC LIMIT $2", before, limit
             )
 
     async def plan(self, number: int) -> Any | None:
         """Return one recorded round."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetchrow("SELECT * FROM plans WHERE round = $1", number)
 
     async def node_power(self, node_id: str) -> Any | None:
         """Return a node's power as ``contracts.nodes.NodePower`` has it, with ``node_id``; None without such a node."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetchrow(NODE_POWER, node_id)
 
     async def sleep(self, node_id: str, caller: Identity) -> None:
@@ -131,7 +131,7 @@ class Repository:
         Raises:
             PowerRefusedError: it is busy, pinned, waking or not heard of.
         """
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node["state"] in (PowerState.OFF, PowerState.GOING_DOWN):
                 return
@@ -152,7 +152,7 @@ class Repository:
         Raises:
             PowerRefusedError: it is just being powered down.
         """
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             node = await self._powered(connection, node_id)
             if node["state"] == PowerState.WAKING or (node["state"] == PowerState.ON and node["heard"]):
                 return
@@ -164,7 +164,7 @@ class Repository:
 
     async def pin(self, node_id: str, pinned: bool, caller: Identity) -> None:
         """Keep a node awake, waking it first if need be, or let plans power it down again; note who did."""
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             await self._powered(connection, node_id)
             await connection.execute(KNOWN, node_id)
             if await connection.fetchval(PIN, node_id, pinned):
@@ -179,25 +179,25 @@ class Repository:
 
     async def job(self, job_id: str) -> Any | None:
         """Return a job's owner, its kind and its size."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetchrow(JOB, job_id)
 
     async def in_force(self, job_id: str) -> list[Any]:
         """Return what a job's devices were set to."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetch(IN_FORCE, job_id)
 
     async def profile(self, kind: str) -> tuple[list[Any], list[Any]]:
         """Return what was learned of a kind of job, and its last measurements."""
-        async with self._pool.transaction("repeatable_read", readonly=True) as connection:
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
             return await connection.fetch(LEARNED, kind), await connection.fetch(MEASUREMENTS, kind)
 
     async def prediction(self, job_id: str) -> Any | None:
         """Return a job with what was foretold of it, if anything was, and what it came to."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetchrow(PREDICTION, job_id)
 
     async def length_models(self) -> list[Any]:
         """Return the versions of the model of job lengths, newest first, without their content."""
-        async with self._pool.connection() as connection:
+        async with self._database.connection() as connection:
             return await connection.fetch(MODELS)

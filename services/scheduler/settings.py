@@ -55,7 +55,7 @@ class SchedulerSettings(SharedSettings):
     )
     intra_gbytes: float = Field(300, gt=0, description="Between GPUs of a node, gigabytes per second; for the same.")
 
-    setting_curves: Path | None = Field(
+    control_curves: Path | None = Field(
         None, description="File of measured speed and power by power limit and clock, for policies that set them."
     )
     power_interval_s: float = Field(
@@ -66,7 +66,7 @@ class SchedulerSettings(SharedSettings):
         ge=0,
         description="How long after a change the draw says nothing: agents must have heard, acted and reported.",
     )
-    measures_settings: bool = Field(
+    measures_controls: bool = Field(
         True, description="Whether policies may have gangs run at each power limit or clock in turn, to be measured."
     )
     measured_settings: int = Field(8, ge=2, le=64, description="How many settings those are, the default included.")

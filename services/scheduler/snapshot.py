@@ -28,12 +28,12 @@ from services.core.cycle.snapshot import (
     Trigger,
 )
 from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
-from services.core.domain.settings import SettingKind
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.priors import board_of
-from services.db.pool import Pool
+from services.db.database import Database
 from services.scheduler import learned as learned_rows
 from services.scheduler.curves import KnownCurves, known_of
 from services.scheduler.learned import tables_of
@@ -135,7 +135,7 @@ class Loaded:
 
 
 async def load(
-    pool: Pool,
+    database: Database,
     trigger: Trigger,
     carbon: CarbonOutlook,
     settings: SchedulerSettings,
@@ -148,7 +148,7 @@ async def load(
     """Return the live state as one snapshot.
 
     Args:
-        pool: The database.
+        database: The database.
         trigger: Why the round is held.
         carbon: The grid, now and ahead.
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
@@ -159,7 +159,7 @@ async def load(
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
         predicting: Foretells jobs that are seen for the first time; what it tells of them is to be kept.
     """
-    async with pool.transaction("repeatable_read", readonly=True) as connection:
+    async with database.transaction("repeatable_read", readonly=True) as connection:
         state = await connection.fetchrow(STATE)
         now_s = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
         jobs = await connection.fetch(JOBS)
@@ -186,7 +186,7 @@ async def load(
     kinds = sorted({_kind(row) for row in nodes})
     models = tuple(model for model, _, _ in kinds)
     host_w = _host_w(nodes, hosts, kinds)
-    of_kind, setting_curves, gangs = known_of(
+    of_kind, control_curves, gangs = known_of(
         jobs, models, curves or {}, learned, dict(zip(models, host_w, strict=True))
     )
     speed_rows, speed_curves = _speed_curves(gangs)
@@ -203,13 +203,13 @@ async def load(
         carbon=carbon,
         tenant_gpu_quota={row["id"]: max(row["gpus"] - held_by[row["id"]], 0) for row in quotas},
         speed_curves=speed_curves,
-        setting_curves=setting_curves,
+        control_curves=control_curves,
         settable=settable,
         gangs=gangs,
         idle_w=_idle_w(nodes, claims, kinds) + host_w,
         next_active_s=_next_active_s(trigger, now_s, state["last_active_s"], settings),
         measured_w=drawn_w - services_w + asleep_w if at_rest else float("nan"),
-        measures=settings.measures_settings and any(settable),
+        measures=settings.measures_controls and any(settable),
         measuring=frozenset(JobId(row["job_id"]) for row in measuring),
         placement=settings.placement,
         graphs={row["id"]: graph for row in jobs if row["layout"] and (graph := _graph(row["layout"]))},
@@ -247,9 +247,9 @@ def _kind(node: Any) -> Kind:
     return first["model"], float(first["memory_gib"]), node["containers"]
 
 
-def _settable(nodes: list[Any], kind: Kind) -> frozenset[SettingKind]:
+def _settable(nodes: list[Any], kind: Kind) -> frozenset[ControlKind]:
     """Return what every device of a kind says it takes."""
-    flags = {SettingKind.POWER_LIMIT: "can_set_power_limit", SettingKind.CLOCK: "can_set_clock"}
+    flags = {ControlKind.POWER_LIMIT: "can_set_power_limit", ControlKind.CLOCK: "can_set_clock"}
     devices = [device for row in nodes if _kind(row) == kind for device in row["devices"]]
     return frozenset(each for each, flag in flags.items() if all(device.get(flag) for device in devices))
 
@@ -343,7 +343,7 @@ def _job_table(
         speed_curve=np.array([speed_rows[at] if at >= 0 else -1 for at in of_kind], dtype=np.int64),
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
-        setting_curve=np.array(of_kind, dtype=np.int64),
+        control_curve=np.array(of_kind, dtype=np.int64),
     )
 
 

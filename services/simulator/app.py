@@ -14,9 +14,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.background.desk import Desk
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
+from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
@@ -33,8 +33,8 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     engine = create_engine(settings.database_url, application_name="simulator")
     redis = connect(settings.redis_url)
     repository = SimulationRepository(engine)
-    queue = WorkQueue(simulator_celery(settings), redis, QUEUE, TASK)
-    desk = Desk("simulation", repository, queue, settings.max_pending_per_tenant)
+    queue = TaskQueue(simulator_celery(settings), redis, QUEUE, TASK)
+    work_queue = WorkQueue("simulation", repository, queue, settings.max_pending_per_tenant)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,7 +47,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
             sources = ServiceSources(
                 client(settings.telemetry_url, "Telemetry"), client(settings.carbon_url, "The carbon service")
             )
-            app.state.simulator = SimulatorService(desk, repository, sources, settings)
+            app.state.simulator = SimulatorService(work_queue, repository, sources, settings)
             sweeping = asyncio.create_task(Sweeper("simulation", repository, queue, settings).run())
             yield
             await end_tasks([sweeping])

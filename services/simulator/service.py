@@ -27,7 +27,7 @@ from services.contracts.simulations import (
     TrainingRequest,
 )
 from services.core.domain.errors import DomainError
-from services.kit.background.desk import Desk, sha256
+from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.problems import ProblemError
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
 from services.simulator.files import Content, unpack
@@ -56,9 +56,9 @@ class SimulatorService:
     """What callers may do with what-if runs."""
 
     def __init__(
-        self, desk: Desk, repository: SimulationRepository, sources: Sources, settings: SimulatorSettings
+        self, work_queue: WorkQueue, repository: SimulationRepository, sources: Sources, settings: SimulatorSettings
     ) -> None:
-        self._desk = desk
+        self._work_queue = work_queue
         self._repository = repository
         self._sources = sources
         self._settings = settings
@@ -82,7 +82,7 @@ class SimulatorService:
                 raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error), errors=[pointer]) from error
 
         body_sha256 = sha256("training", request.model_dump(mode="json"))
-        row, is_new = await self._desk.submit(caller, idempotency_key, body_sha256, resolve)
+        row, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
         return Submission(_summary(row), is_new)
 
     async def find(self, simulation_id: str, caller: Identity) -> Simulation:
@@ -91,7 +91,7 @@ class SimulatorService:
         Raises:
             ProblemError: 404 where there is none that the caller may see.
         """
-        row = await self._desk.find(simulation_id, caller)
+        row = await self._work_queue.find(simulation_id, caller)
         request = TrainingProblem.model_validate(row.problem)
         return Simulation(**dict(_summary(row)), request=request, result=row.result)
 
@@ -101,7 +101,7 @@ class SimulatorService:
         Raises:
             ProblemError: 422 for a cursor that is not one.
         """
-        rows, next_cursor = await self._desk.page(
+        rows, next_cursor = await self._work_queue.page(
             caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
         )
         return SimulationList(items=[_summary(row) for row in rows], next_cursor=next_cursor)
@@ -112,7 +112,7 @@ class SimulatorService:
         Raises:
             ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
         """
-        return _summary(await self._desk.cancel(simulation_id, caller))
+        return _summary(await self._work_queue.cancel(simulation_id, caller))
 
     async def _resolve(self, request: TrainingRequest, caller: Identity) -> WorkProblem:
         if request.days is not None:

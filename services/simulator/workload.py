@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonCurve, Signal
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
 
@@ -48,7 +48,7 @@ class Behaviour:
     gpu_power_w: Floats
     spread_speed: Floats | None = None
     spread_power_w: Floats | None = None
-    settings: Mapping[SettingKind, SettingCurve] = field(default_factory=dict[SettingKind, SettingCurve])
+    settings: Mapping[ControlKind, ControlCurve] = field(default_factory=dict[ControlKind, ControlCurve])
     power_error: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Behaviour:
         power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
         return np.interp(gpus, self.gpus, power)
 
-    def factors_at(self, settings: Mapping[SettingKind, float]) -> tuple[float, float]:
+    def factors_at(self, settings: Mapping[ControlKind, float]) -> tuple[float, float]:
         """Return what the settings in force multiply speed and power with.
 
         A board that has both a limit and a locked clock obeys both: the one that slows it more decides.

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import asyncpg
 from fastapi import FastAPI
 
+from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS
-from services.db.pool import Pool
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
@@ -29,22 +29,22 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pool = await Pool.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
+        database = await Database.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
         redis = connect(settings.redis_url)
         session = new_session()
         carbon = ServiceClient(session, settings.carbon_url, "The carbon service", token=settings.service_token)
 
         async def last_used(zone: str) -> Intensity | None:
-            return await last_used_intensity(pool, zone)
+            return await last_used_intensity(database, zone)
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
-        ledger = Ledger(pool, intensities, settings.pue)
-        app.state.telemetry = Telemetry(settings, pool, redis, ledger)
-        loops = [repeat(lambda: book(pool, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
+        ledger = Ledger(database, intensities, settings.pue)
+        app.state.telemetry = Telemetry(settings, database, redis, ledger)
+        loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         if (keep_s := settings.retention_s) is not None:
             every_s = settings.retention_interval_s
-            loops.append(repeat(lambda: fold(pool, keep_s), every_s, failed="ledger.not_folded"))
-            loops.append(repeat(lambda: forget_settings(pool, keep_s), every_s, failed="settings.not_forgotten"))
+            loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
+            loops.append(repeat(lambda: forget_settings(database, keep_s), every_s, failed="settings.not_forgotten"))
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield
@@ -52,10 +52,10 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
             await end_tasks(tasks)
             await session.close()
             await redis.aclose()
-            await pool.close()
+            await database.close()
 
     async def readiness() -> None:
-        await app.state.telemetry.pool.ping()
+        await app.state.telemetry.database.ping()
 
     app = create_service("Wattshift telemetry", settings, lifespan=lifespan, readiness=readiness, open_paths=NODE_PATHS)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))

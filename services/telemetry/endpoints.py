@@ -118,10 +118,10 @@ async def read_job_footprint(
     job_id: Name, page: Annotated[Page, Query()], caller: Caller, service: Service
 ) -> JobFootprintReport:
     """Read what a job used and emitted, with the intensities behind it."""
-    tenant_id = await owner_of(service.pool, job_id)
+    tenant_id = await owner_of(service.database, job_id)
     if tenant_id is None or not (caller.is_operator or caller.tenant_id == tenant_id):
         raise not_found("job")
-    return await job_footprint(service.pool, job_id, page.cursor, page.limit)
+    return await job_footprint(service.database, job_id, page.cursor, page.limit)
 
 
 @router.get("/reports/footprint", tags=["reports"])
@@ -130,7 +130,7 @@ async def read_footprint(query: Annotated[ReportQuery, Query()], caller: Caller,
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
-    return await footprint_report(service.pool, question)
+    return await footprint_report(service.database, question)
 
 
 @router.get("/reports/history", tags=["reports"])
@@ -138,13 +138,13 @@ async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller,
     """List jobs as they ran, in order of submission; a tenant sees its own, an operator everyone's."""
     _check_period(query.start, query.end)
     tenant_id = query.tenant if caller.is_operator else caller.tenant_id
-    return await past_jobs(service.pool, query, tenant_id)
+    return await past_jobs(service.database, query, tenant_id)
 
 
 @router.get("/invariants", tags=["reports"])
 async def read_invariants(_: Operator, service: Service) -> InvariantReport:
     """Hold the live system against its own rules."""
-    return await check_invariants(service.pool)
+    return await check_invariants(service.database)
 
 
 def _check_period(start: datetime | None, end: datetime | None) -> None:

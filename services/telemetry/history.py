@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.contracts.queries import PastJobsQuery
 from services.contracts.reports import PastJob, PastJobs
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
 
 # Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
@@ -27,11 +27,11 @@ ORDER BY j.id LIMIT $5
 """
 
 
-async def past_jobs(pool: Pool, query: PastJobsQuery, tenant_id: str | None) -> PastJobs:
+async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | None) -> PastJobs:
     """Return one page of the jobs submitted in a period, those that have not ended included.
 
     Args:
-        pool: Of the database.
+        database: Of the database.
         query: The period and the page.
         tenant_id: Whose; None is everybody's.
 
@@ -39,7 +39,7 @@ async def past_jobs(pool: Pool, query: PastJobsQuery, tenant_id: str | None) -> 
         ProblemError: 422 for a cursor that is not one.
     """
     after = read_cursor(query.cursor, r"[A-Za-z0-9_]{1,100}")
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         rows = await connection.fetch(_PAST_JOBS, query.start, query.end, tenant_id, after, query.limit + 1)
     items = [PastJob(**dict(row)) for row in rows[: query.limit]]
     return PastJobs(items=items, next_cursor=write_cursor(items[-1].job_id) if len(rows) > query.limit else None)

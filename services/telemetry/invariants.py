@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.reports import Invariant, InvariantReport
-from services.db.pool import Pool
+from services.db.database import Database
 from services.telemetry.ledger import LEDGER_TOLERANCE
 from services.telemetry.lines import LEDGER, METERED
 
@@ -159,10 +159,10 @@ RULES = (
 )
 
 
-async def check_invariants(pool: Pool) -> InvariantReport:
+async def check_invariants(database: Database) -> InvariantReport:
     """Return every rule and whether it holds now."""
     invariants: list[Invariant] = []
-    async with pool.transaction("repeatable_read", readonly=True) as connection:
+    async with database.transaction("repeatable_read", readonly=True) as connection:
         for rule in RULES:
             breaches = await connection.fetch(f"{rule.query} LIMIT 4")
             detail = rule.holds if not breaches else "; ".join(rule.breach(row) for row in breaches[:3])

@@ -10,7 +10,7 @@ from typing import Any
 from services.contracts.nodes import EnergyInterval, EnergyReceipt, EnergySource, Usage
 from services.core.accounting.carbon import carbon_gco2
 from services.core.domain.carbon import Signal
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.profiles import Profile, Step, advance
@@ -154,8 +154,8 @@ def merge_usages(usages: list[Usage]) -> dict[str, Usage]:
 class Ledger:
     """Writes the ledger."""
 
-    def __init__(self, pool: Pool, intensities: IntensitySource, pue: float) -> None:
-        self._pool = pool
+    def __init__(self, database: Database, intensities: IntensitySource, pue: float) -> None:
+        self._database = database
         self._intensities = intensities
         self._pue = pue
 
@@ -174,7 +174,7 @@ class Ledger:
             start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
             priced[key] = await self._intensities.during(reporter.zone, start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
-        async with self._pool.transaction() as connection:
+        async with self._database.transaction() as connection:
             stored = await connection.fetch(_STORE_INTERVALS, reporter.node_id, *_interval_columns(distinct))
             keys = sorted((row["boot_id"], row["sequence"]) for row in stored)
             fresh = sorted((distinct[key] for key in keys), key=lambda interval: interval.start_at)
@@ -230,9 +230,9 @@ class Ledger:
         return lines
 
 
-async def last_used_intensity(pool: Pool, zone: str) -> Intensity | None:
+async def last_used_intensity(database: Database, zone: str) -> Intensity | None:
     """Return the intensity of the newest ledger line of a zone."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         row = await connection.fetchrow(_LAST_USED, zone)
     return Intensity(row["intensity_gco2_per_kwh"], Signal(row["signal"]), estimated=True) if row else None
 

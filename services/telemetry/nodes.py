@@ -14,8 +14,8 @@ from typing import Any
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import Heartbeat, Node, NodeRegistration, NodeState, RankState, RankStatus
+from services.db.database import Database
 from services.db.node_power import NODE_POWER
-from services.db.pool import Pool
 
 _ORDER = {state: position for position, state in enumerate(RankState)}
 
@@ -135,14 +135,14 @@ def token_sha256(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-async def register(pool: Pool, registration: NodeRegistration, token: str, default_zone: str) -> None:
+async def register(database: Database, registration: NodeRegistration, token: str, default_zone: str) -> None:
     """Store a node and its new token; the old one is worth nothing from here on.
 
     Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock. Until
     its first one a new node counts as lost.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         await connection.execute(
             _REGISTER,
             registration.node_id,
@@ -158,12 +158,14 @@ async def register(pool: Pool, registration: NodeRegistration, token: str, defau
         )
 
 
-async def renew(pool: Pool, node_id: str, token: str, heartbeat: Heartbeat, lease_ttl_s: float) -> Renewal | None:
+async def renew(
+    database: Database, node_id: str, token: str, heartbeat: Heartbeat, lease_ttl_s: float
+) -> Renewal | None:
     """Take in a heartbeat and renew the node's lease, in one transaction; None if the token is not the node's."""
     readings = [reading.model_dump(mode="json") for reading in heartbeat.devices]
     ranks = _newest(heartbeat.ranks)
     progress = [rank for rank in ranks if rank.progress_done is not None]
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         row = await connection.fetchrow(_RENEW, node_id, token_sha256(token), heartbeat.boot_id, readings, lease_ttl_s)
         if row is None:
             return None
@@ -211,33 +213,33 @@ def _columns(ranks: list[RankStatus]) -> list[list[Any]]:
     ]
 
 
-async def known_node(pool: Pool, node_id: str, token: str) -> Any | None:
+async def known_node(database: Database, node_id: str, token: str) -> Any | None:
     """Return zone and host power source of the node whose token this is, or None."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         return await connection.fetchrow(
             "SELECT zone, host_power FROM nodes WHERE id = $1 AND token_sha256 = $2", node_id, token_sha256(token)
         )
 
 
-async def list_nodes(pool: Pool) -> list[Node]:
+async def list_nodes(database: Database) -> list[Node]:
     """Return every node, by name."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         power = {row["node_id"]: row for row in await connection.fetch(NODE_POWER, None)}
         return [_as_node(row, power.get(row["id"])) for row in await connection.fetch(f"{_NODES} ORDER BY n.id")]
 
 
-async def find_node(pool: Pool, node_id: str) -> Node | None:
+async def find_node(database: Database, node_id: str) -> Node | None:
     """Return one node."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         power = await connection.fetchrow(NODE_POWER, node_id)
         row = await connection.fetchrow(f"{_NODES} WHERE n.id = $1", node_id)
     return _as_node(row, power) if row else None
 
 
-async def set_draining(pool: Pool, node_id: str, draining: bool, operator: Identity) -> bool:
+async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:
     """Drain a node or give it work again, and note who did; return whether that changed anything."""
     action = "node.drain" if draining else "node.resume"
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         changed = await connection.fetchval(_DRAIN, node_id, draining)
         if changed:
             await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, action, node_id)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.reports import FootprintLine, FootprintReport, IntensityUse, JobFootprintReport
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.lines import LEDGER, METERED
 
@@ -77,7 +77,7 @@ class Question:
     limit: int
 
 
-async def footprint_report(pool: Pool, question: Question) -> FootprintReport:
+async def footprint_report(database: Database, question: Question) -> FootprintReport:
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
     A line belongs to the period in which it begins (a folded one, with its whole day). A tenant sees its own jobs, no
@@ -92,7 +92,7 @@ async def footprint_report(pool: Pool, question: Question) -> FootprintReport:
         "metered": METERED,
         "group": _GROUPS[question.group_by],
     }
-    async with pool.transaction("repeatable_read", readonly=True) as connection:
+    async with database.transaction("repeatable_read", readonly=True) as connection:
         rows = await connection.fetch(_LINES.format(**parts), *about, after, question.limit + 1)
         totals = {row["idle"]: row for row in await connection.fetch(_TOTALS.format(**parts), *about)}
         metered_j = await connection.fetchval(_METERED.format(**parts), *about[:2])
@@ -111,10 +111,10 @@ async def footprint_report(pool: Pool, question: Question) -> FootprintReport:
     )
 
 
-async def job_footprint(pool: Pool, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
+async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
     """Return a job's footprint and what it used under which intensity, in order of time."""
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
-    async with pool.transaction("repeatable_read", readonly=True) as connection:
+    async with database.transaction("repeatable_read", readonly=True) as connection:
         footprint = await connection.fetchrow("SELECT * FROM job_footprints WHERE job_id = $1", job_id)
         terms = await connection.fetchrow(_LAST_TERMS.format(ledger=LEDGER), job_id)
         rows = await connection.fetch(_USES.format(ledger=LEDGER), job_id, after, limit + 1)
@@ -140,9 +140,9 @@ async def job_footprint(pool: Pool, job_id: str, cursor: str | None, limit: int)
     )
 
 
-async def owner_of(pool: Pool, job_id: str) -> str | None:
+async def owner_of(database: Database, job_id: str) -> str | None:
     """Return the tenant whose job this is, or None if there is no such job."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         return await connection.fetchval("SELECT tenant_id FROM jobs WHERE id = $1", job_id)
 
 

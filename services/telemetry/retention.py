@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 from services.telemetry.lines import RAW_LINES
 
@@ -61,20 +61,20 @@ DELETE FROM settings_in_force s USING allocations a
 """
 
 
-async def forget_settings(pool: Pool, retention_s: float) -> None:
+async def forget_settings(database: Database, retention_s: float) -> None:
     """Forget what the devices of gangs were set to that ended that long ago."""
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         await connection.execute(_FORGET_SETTINGS, retention_s)
 
 
-async def fold(pool: Pool, retention_s: float) -> int:
+async def fold(database: Database, retention_s: float) -> int:
     """Fold every whole day older than ``retention_s``, a day per transaction; return how many there were.
 
     Nodes deliver their intervals in order, so that whatever is at or below the highest one folded was stored before.
     """
     days = 0
     while True:
-        async with pool.transaction() as connection:
+        async with database.transaction() as connection:
             oldest = await connection.fetchval(_OLDEST, retention_s)
             if oldest is None:
                 return days

@@ -20,7 +20,7 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import ProblemCode
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
@@ -40,14 +40,14 @@ class Telemetry:
     """The use cases of the process."""
 
     settings: TelemetrySettings
-    pool: Pool
+    database: Database
     redis: Redis
     ledger: Ledger
 
     async def register(self, registration: NodeRegistration) -> NodeCredentials:
         """Take a node in, or in again, and give it a token; any token it had before is void."""
         token = secrets.token_urlsafe(32)
-        await nodes.register(self.pool, registration, token, self.settings.zone)
+        await nodes.register(self.database, registration, token, self.settings.zone)
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
         return NodeCredentials(
@@ -64,7 +64,7 @@ class Telemetry:
         Raises:
             ProblemError: 401, the token is not this node's.
         """
-        renewal = await nodes.renew(self.pool, node_id, token, heartbeat, self.settings.lease_ttl_s)
+        renewal = await nodes.renew(self.database, node_id, token, heartbeat, self.settings.lease_ttl_s)
         if renewal is None:
             raise UNKNOWN_NODE
         if renewal.changed:
@@ -77,7 +77,7 @@ class Telemetry:
         Raises:
             ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
         """
-        row = await nodes.known_node(self.pool, node_id, token)
+        row = await nodes.known_node(self.database, node_id, token)
         if row is None:
             raise UNKNOWN_NODE
         reporter = Reporter(node_id, row["zone"], EnergySource(row["host_power"]))
@@ -85,7 +85,7 @@ class Telemetry:
 
     async def list_nodes(self) -> NodeList:
         """Return every node."""
-        return NodeList(items=await nodes.list_nodes(self.pool))
+        return NodeList(items=await nodes.list_nodes(self.database))
 
     async def node(self, node_id: str) -> Node:
         """Return one node.
@@ -93,7 +93,7 @@ class Telemetry:
         Raises:
             ProblemError: 404.
         """
-        found = await nodes.find_node(self.pool, node_id)
+        found = await nodes.find_node(self.database, node_id)
         if found is None:
             raise not_found("node")
         return found
@@ -105,7 +105,7 @@ class Telemetry:
             ProblemError: 404.
         """
         await self.node(node_id)
-        if await nodes.set_draining(self.pool, node_id, draining, operator):
+        if await nodes.set_draining(self.database, node_id, draining, operator):
             log.info("node.draining" if draining else "node.resumed", node=node_id, by=operator.key_id)
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.contracts.nodes import EnergyInterval, EnergySource, Usage
-from services.db.pool import Pool
+from services.db.database import Database
 from services.telemetry.ledger import Ledger, Reporter
 
 LIFE = "power"
@@ -22,13 +22,13 @@ ORDER BY d.id LIMIT 100
 """
 
 
-async def book(pool: Pool, ledger: Ledger) -> int:
+async def book(database: Database, ledger: Ledger) -> int:
     """Write a ledger line for every period of a node's sleep that has none; return how many there were.
 
     Raises:
         ProblemError: 503, no intensity is known for a zone.
     """
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         rows = await connection.fetch(_UNBOOKED, LIFE)
     for row in rows:
         static_j = row["power_w"] * (row["end_at"] - row["start_at"]).total_seconds()

@@ -7,21 +7,23 @@ import pytest
 
 from services.admission.app import create_app
 from services.admission.settings import AdmissionSettings
-from tests.admission.desk import Desk
+from tests.admission.installation import Admission
 from tests.support.services import TOKEN
 
 
 @pytest.fixture(scope="module")
-async def desk(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+async def admission(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Admission]:
     """Admission as its callers see it; a module's tests share it."""
     folder = tmp_path_factory.mktemp("admission")
-    async with desk_on(database_url, redis_url, folder, capacity_max_age_s=0.001) as found:
+    async with admission_on(database_url, redis_url, folder, capacity_max_age_s=0.001) as found:
         yield found
 
 
-def desk_on(database_url: str, redis_url: str, folder: Path, **settings: float) -> Desk:
+def admission_on(database_url: str, redis_url: str, folder: Path, **settings: float) -> Admission:
     """Return admission on these servers; enter it to start it."""
     chosen = AdmissionSettings(
         database_url=database_url, redis_url=redis_url, service_token=TOKEN, data_dir=folder, **settings
     )
-    return Desk(create_app(chosen), database_url)
+    return Admission(create_app(chosen), database_url)

@@ -6,72 +6,74 @@ from typing import Any
 import pytest
 
 from services.contracts.identity import NewApiKey, ResolvedKey, Role, TenantLimits
-from tests.admission.desk import Desk
+from tests.admission.installation import Admission
 
 
-async def _resolve(desk: Desk, secret: str) -> Any:
+async def _resolve(admission: Admission, secret: str) -> Any:
     lookup = {"key_sha256": hashlib.sha256(secret.encode()).hexdigest()}
-    return await desk.ask("POST", "/internal/keys/resolve", json=lookup)
+    return await admission.ask("POST", "/internal/keys/resolve", json=lookup)
 
 
-async def _key(desk: Desk, tenant: str = "default", role: Role = Role.USER) -> NewApiKey:
-    made = await desk.ask("POST", "/v1/keys", role="admin", json={"tenant_id": tenant, "role": role})
+async def _key(admission: Admission, tenant: str = "default", role: Role = Role.USER) -> NewApiKey:
+    made = await admission.ask("POST", "/v1/keys", role="admin", json={"tenant_id": tenant, "role": role})
     assert made.status_code == 201, made.text
     return NewApiKey.model_validate_json(made.content)
 
 
-async def test_a_key_is_told_once_and_stored_hashed(desk: Desk) -> None:
-    key = await _key(desk)
+async def test_a_key_is_told_once_and_stored_hashed(admission: Admission) -> None:
+    key = await _key(admission)
     assert key.secret.startswith("ws_")
-    listed = (await desk.ask("GET", "/v1/keys", role="admin")).text
+    listed = (await admission.ask("GET", "/v1/keys", role="admin")).text
     assert key.id in listed
     assert key.secret not in listed
-    stored = await desk.database.fetchval("SELECT key_sha256 FROM api_keys WHERE id = $1", key.id)
+    stored = await admission.database.fetchval("SELECT key_sha256 FROM api_keys WHERE id = $1", key.id)
     assert stored == hashlib.sha256(key.secret.encode()).digest()
 
 
-async def test_a_key_resolves_to_its_owner_until_it_is_revoked(desk: Desk) -> None:
-    tenant = await desk.make_tenant("resolves", max_gpus=4)
-    key = await _key(desk, tenant, Role.OPERATOR)
-    found = ResolvedKey.model_validate_json((await _resolve(desk, key.secret)).content)
+async def test_a_key_resolves_to_its_owner_until_it_is_revoked(admission: Admission) -> None:
+    tenant = await admission.make_tenant("resolves", max_gpus=4)
+    key = await _key(admission, tenant, Role.OPERATOR)
+    found = ResolvedKey.model_validate_json((await _resolve(admission, key.secret)).content)
     assert (found.identity.tenant_id, found.identity.role, found.identity.key_id) == (tenant, "operator", key.id)
     assert found.limits == TenantLimits(max_gpus=4)
     for _ in range(2):
-        assert (await desk.ask("DELETE", f"/v1/keys/{key.id}", role="admin")).status_code == 204
-    assert (await _resolve(desk, key.secret)).status_code == 404
-    assert (await _resolve(desk, "ws_" + "x" * 43)).status_code == 404
+        assert (await admission.ask("DELETE", f"/v1/keys/{key.id}", role="admin")).status_code == 204
+    assert (await _resolve(admission, key.secret)).status_code == 404
+    assert (await _resolve(admission, "ws_" + "x" * 43)).status_code == 404
 
 
-async def test_the_last_admin_key_stays(desk: Desk) -> None:
-    await desk.database.execute("UPDATE api_keys SET revoked_at = now() WHERE role = 'admin' AND label = ''")
+async def test_the_last_admin_key_stays(admission: Admission) -> None:
+    await admission.database.execute("UPDATE api_keys SET revoked_at = now() WHERE role = 'admin' AND label = ''")
     (first_id,) = [
         row["id"]
-        for row in await desk.database.fetch("SELECT id FROM api_keys WHERE role = 'admin' AND revoked_at IS NULL")
+        for row in await admission.database.fetch("SELECT id FROM api_keys WHERE role = 'admin' AND revoked_at IS NULL")
     ]
-    refused = await desk.ask("DELETE", f"/v1/keys/{first_id}", role="admin")
+    refused = await admission.ask("DELETE", f"/v1/keys/{first_id}", role="admin")
     assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
-    second = await _key(desk, role=Role.ADMIN)
-    assert (await desk.ask("DELETE", f"/v1/keys/{second.id}", role="admin")).status_code == 204
+    second = await _key(admission, role=Role.ADMIN)
+    assert (await admission.ask("DELETE", f"/v1/keys/{second.id}", role="admin")).status_code == 204
 
 
-async def test_limits_change_one_by_one(desk: Desk) -> None:
-    tenant = await desk.make_tenant("limits", max_gpus=8, burst=5)
+async def test_limits_change_one_by_one(admission: Admission) -> None:
+    tenant = await admission.make_tenant("limits", max_gpus=8, burst=5)
     path = f"/v1/tenants/{tenant}"
-    answer = await desk.ask("PATCH", path, role="admin", json={"limits": {"max_gpus": None, "requests_per_s": 1.5}})
+    answer = await admission.ask(
+        "PATCH", path, role="admin", json={"limits": {"max_gpus": None, "requests_per_s": 1.5}}
+    )
     assert answer.json()["limits"] == TenantLimits(requests_per_s=1.5, burst=5).model_dump()
-    assert (await desk.ask("GET", path, role="operator")).json() == answer.json()
-    assert answer.json() in (await desk.ask("GET", "/v1/tenants", role="operator")).json()["items"]
+    assert (await admission.ask("GET", path, role="operator")).json() == answer.json()
+    assert answer.json() in (await admission.ask("GET", "/v1/tenants", role="operator")).json()["items"]
 
 
-async def test_a_tenant_is_made_once(desk: Desk) -> None:
-    await desk.make_tenant("twice")
-    again = await desk.ask("POST", "/v1/tenants", role="admin", json={"id": "twice"})
+async def test_a_tenant_is_made_once(admission: Admission) -> None:
+    await admission.make_tenant("twice")
+    again = await admission.ask("POST", "/v1/tenants", role="admin", json={"id": "twice"})
     assert (again.status_code, again.json()["code"]) == (409, "conflict")
     assert again.json()["errors"][0]["pointer"] == "/id"
 
 
-async def test_a_key_needs_its_tenant(desk: Desk) -> None:
-    answer = await desk.ask("POST", "/v1/keys", role="admin", json={"tenant_id": "no-such-tenant"})
+async def test_a_key_needs_its_tenant(admission: Admission) -> None:
+    answer = await admission.ask("POST", "/v1/keys", role="admin", json={"tenant_id": "no-such-tenant"})
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/tenant_id")
 
 
@@ -88,38 +90,38 @@ async def test_a_key_needs_its_tenant(desk: Desk) -> None:
         ("GET", "/v1/audit", "operator"),
     ],
 )
-async def test_roles(desk: Desk, method: str, path: str, least: str) -> None:
+async def test_roles(admission: Admission, method: str, path: str, least: str) -> None:
     roles = ["user", "operator", "admin"]
     for role in roles:
-        answer = await desk.ask(method, path, role=role, json={} if method in ("POST", "PATCH") else None)
+        answer = await admission.ask(method, path, role=role, json={} if method in ("POST", "PATCH") else None)
         assert (answer.status_code == 403) == (roles.index(role) < roles.index(least)), (role, answer.text)
 
 
 @pytest.mark.parametrize("path", ["/v1/tenants/a%00b", "/v1/tenants/..", f"/v1/tenants/{'x' * 2000}"])
-async def test_a_name_no_tenant_can_have(desk: Desk, path: str) -> None:
-    assert (await desk.ask("GET", path, role="admin")).status_code == 404
+async def test_a_name_no_tenant_can_have(admission: Admission, path: str) -> None:
+    assert (await admission.ask("GET", path, role="admin")).status_code == 404
 
 
-async def test_lists_have_pages(desk: Desk) -> None:
+async def test_lists_have_pages(admission: Admission) -> None:
     for path, field in (("/v1/tenants", "id"), ("/v1/keys", "id"), ("/v1/audit", "at")):
-        whole = (await desk.ask("GET", path, role="admin", params={"limit": 500})).json()["items"]
+        whole = (await admission.ask("GET", path, role="admin", params={"limit": 500})).json()["items"]
         found: list[Any] = []
         cursor = None
         while not found or cursor:
             params = {"limit": 2} | ({"cursor": cursor} if cursor else {})
-            page = (await desk.ask("GET", path, role="admin", params=params)).json()
+            page = (await admission.ask("GET", path, role="admin", params=params)).json()
             found, cursor = found + page["items"], page["next_cursor"]
         assert [item[field] for item in found] == [item[field] for item in whole]
-        bad = await desk.ask("GET", path, role="admin", params={"cursor": "Zm9vIGJhcg"})
+        bad = await admission.ask("GET", path, role="admin", params={"cursor": "Zm9vIGJhcg"})
         assert (bad.status_code, bad.json()["code"]) == (422, "invalid_cursor")
 
 
-async def test_what_admins_do_is_written_down(desk: Desk) -> None:
-    tenant = await desk.make_tenant("written")
-    key = await _key(desk, tenant)
-    await desk.ask("PATCH", f"/v1/tenants/{tenant}", role="admin", json={"limits": {"burst": 7}})
-    await desk.ask("DELETE", f"/v1/keys/{key.id}", role="admin")
-    audit = (await desk.ask("GET", "/v1/audit", role="operator")).json()["items"]
+async def test_what_admins_do_is_written_down(admission: Admission) -> None:
+    tenant = await admission.make_tenant("written")
+    key = await _key(admission, tenant)
+    await admission.ask("PATCH", f"/v1/tenants/{tenant}", role="admin", json={"limits": {"burst": 7}})
+    await admission.ask("DELETE", f"/v1/keys/{key.id}", role="admin")
+    audit = (await admission.ask("GET", "/v1/audit", role="operator")).json()["items"]
     assert [(entry["action"], entry["target"]) for entry in audit[:4]] == [
         ("key.revoked", key.id),
         ("tenant.changed", tenant),
@@ -130,8 +132,8 @@ async def test_what_admins_do_is_written_down(desk: Desk) -> None:
     assert key.secret not in str(audit)
 
 
-async def test_only_services_come_in(desk: Desk) -> None:
-    answer = await desk.ask("GET", "/v1/jobs", headers={"authorization": "Bearer wrong"})
+async def test_only_services_come_in(admission: Admission) -> None:
+    answer = await admission.ask("GET", "/v1/jobs", headers={"authorization": "Bearer wrong"})
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
-    answer = await desk.http.get("/v1/jobs")
+    answer = await admission.http.get("/v1/jobs")
     assert answer.status_code == 401

@@ -13,8 +13,8 @@ from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.streams import HINTS_STREAM
 from services.kit.redis import connect
-from tests.admission.conftest import desk_on
-from tests.admission.desk import Desk, an_entry
+from tests.admission.conftest import admission_on
+from tests.admission.installation import Admission, an_entry
 
 
 def _drafts(count: int, key: str | None = None) -> list[Draft]:
@@ -49,21 +49,21 @@ class _LosesAnswers(SubmissionRepository):
         return answers
 
 
-async def test_a_commit_whose_answer_was_lost_is_found_again(desk: Desk, database_url: str) -> None:
-    before = await desk.count("jobs")
+async def test_a_commit_whose_answer_was_lost_is_found_again(admission: Admission, database_url: str) -> None:
+    before = await admission.count("jobs")
     async with committing(_LosesAnswers(database_url)) as committer:
         answers = await committer.submit(_drafts(5) + _drafts(5, "lost"))
     assert [answer.status for answer in answers] == [201] * 10
-    assert await desk.count("jobs") == before + 10
+    assert await admission.count("jobs") == before + 10
 
 
-async def test_a_backend_that_is_killed_delays_and_loses_nothing(desk: Desk, database_url: str) -> None:
-    before = await desk.count("jobs")
+async def test_a_backend_that_is_killed_delays_and_loses_nothing(admission: Admission, database_url: str) -> None:
+    before = await admission.count("jobs")
     killed = asyncio.Event()
 
     async def kill_backends() -> None:
         for _ in range(5):
-            await desk.database.execute(
+            await admission.database.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'admission-commits'"
                 " AND datname = current_database()"
             )
@@ -78,7 +78,7 @@ async def test_a_backend_that_is_killed_delays_and_loses_nothing(desk: Desk, dat
             assert [answer.status for answer in answers] == [201] * 3
             accepted += 3
         await killer
-    assert await desk.count("jobs") == before + accepted
+    assert await admission.count("jobs") == before + accepted
 
 
 class _Away(SubmissionRepository):
@@ -86,12 +86,12 @@ class _Away(SubmissionRepository):
         raise ConnectionRefusedError
 
 
-async def test_without_a_database_everybody_is_told_to_come_back(desk: Desk, database_url: str) -> None:
-    before = await desk.count("jobs")
+async def test_without_a_database_everybody_is_told_to_come_back(admission: Admission, database_url: str) -> None:
+    before = await admission.count("jobs")
     async with committing(_Away(database_url), patience_s=0.01) as committer:
         answers = await committer.submit(_drafts(3))
     assert [answer.status for answer in answers] == [503] * 3
-    assert await desk.count("jobs") == before
+    assert await admission.count("jobs") == before
 
 
 class _Chokes(SubmissionRepository):
@@ -103,7 +103,7 @@ class _Chokes(SubmissionRepository):
         return await super().commit(drafts)
 
 
-async def test_what_the_database_cannot_hold_spoils_nothing_else(desk: Desk, database_url: str) -> None:
+async def test_what_the_database_cannot_hold_spoils_nothing_else(admission: Admission, database_url: str) -> None:
     bad = read_submission(an_entry({"name": "bad"}))
     assert isinstance(bad, Draft)
     async with committing(_Chokes(database_url)) as committer:
@@ -126,21 +126,21 @@ async def test_commits_stay_below_their_size(database_url: str) -> None:
 
 
 async def test_without_redis_submissions_go_on(database_url: str, tmp_path: Path) -> None:
-    async with desk_on(database_url, "redis://127.0.0.1:1/0", tmp_path) as desk:
+    async with admission_on(database_url, "redis://127.0.0.1:1/0", tmp_path) as admission:
         async with asyncio.timeout(5):
-            job_id = await desk.submit()
-            assert (await desk.ask("POST", f"/v1/jobs/{job_id}/cancel")).json()["state"] == "cancelled"
+            job_id = await admission.submit()
+            assert (await admission.ask("POST", f"/v1/jobs/{job_id}/cancel")).json()["state"] == "cancelled"
 
 
 async def test_a_commit_gives_one_hint(database_url: str, redis_url: str, tmp_path: Path) -> None:
     redis = connect(redis_url)
-    async with desk_on(database_url, redis_url, tmp_path) as desk:
+    async with admission_on(database_url, redis_url, tmp_path) as admission:
         await redis.delete(HINTS_STREAM)
-        await desk.submit_all(*(an_entry() for _ in range(20)))
+        await admission.submit_all(*(an_entry() for _ in range(20)))
         async with asyncio.timeout(10):
             hints = await redis.xread({HINTS_STREAM: "0"}, block=9_000)
         assert [fields for _, fields in hints[0][1]] == [{"kind": "job"}]
         refused = an_entry("{")
-        await desk.submit_all(refused)
+        await admission.submit_all(refused)
         assert await redis.xlen(HINTS_STREAM) == 1
     await redis.aclose()

@@ -10,7 +10,7 @@ import pytest
 
 from services.admission.feed import BEGINNING, EventFeed, Position, Scope, StoredEvent
 from services.db.engine import create_engine
-from tests.admission.desk import Desk
+from tests.admission.installation import Admission
 
 
 @asynccontextmanager
@@ -44,58 +44,58 @@ async def _tell(connection: asyncpg.Connection, job_id: str, kind: str) -> None:
     )
 
 
-async def test_a_jobs_stream_tells_its_story_and_ends(desk: Desk) -> None:
-    job_id = await desk.submit()
-    await desk.ask("POST", f"/v1/jobs/{job_id}/hold")
-    await desk.ask("POST", f"/v1/jobs/{job_id}/cancel")
-    answer = await desk.ask("GET", f"/v1/jobs/{job_id}/events")
+async def test_a_jobs_stream_tells_its_story_and_ends(admission: Admission) -> None:
+    job_id = await admission.submit()
+    await admission.ask("POST", f"/v1/jobs/{job_id}/hold")
+    await admission.ask("POST", f"/v1/jobs/{job_id}/cancel")
+    answer = await admission.ask("GET", f"/v1/jobs/{job_id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = _sse(answer.text)
     assert [event["event"] for event in events] == ["job.submitted", "job.held", "job.cancelled"]
     assert all(json.loads(event["data"])["id"] == event["id"] for event in events)
 
-    rest = await desk.ask("GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": events[0]["id"]})
+    rest = await admission.ask("GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": events[0]["id"]})
     assert _sse(rest.text) == events[1:]
-    over = await desk.ask("GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": events[-1]["id"]})
+    over = await admission.ask("GET", f"/v1/jobs/{job_id}/events", headers={"last-event-id": events[-1]["id"]})
     assert (over.status_code, over.text) == (204, "")
 
 
-async def test_a_stream_waits_for_the_end(desk: Desk) -> None:
-    job_id = await desk.submit()
-    reading = asyncio.create_task(desk.ask("GET", f"/v1/jobs/{job_id}/events"))
-    await desk.start(job_id)
+async def test_a_stream_waits_for_the_end(admission: Admission) -> None:
+    job_id = await admission.submit()
+    reading = asyncio.create_task(admission.ask("GET", f"/v1/jobs/{job_id}/events"))
+    await admission.start(job_id)
     assert not (await asyncio.wait({reading}, timeout=0.3))[0]
-    await desk.end(job_id)
+    await admission.end(job_id)
     assert [event["event"] for event in _sse((await reading).text)] == ["job.submitted", "job.succeeded"]
 
 
-async def test_events_without_following(desk: Desk) -> None:
-    job_id = await desk.submit()
-    mine = await desk.ask("GET", f"/v1/jobs/{job_id}/events", params={"follow": "false"})
+async def test_events_without_following(admission: Admission) -> None:
+    job_id = await admission.submit()
+    mine = await admission.ask("GET", f"/v1/jobs/{job_id}/events", params={"follow": "false"})
     assert [event["event"] for event in _sse(mine.text)] == ["job.submitted"]
-    everything = await desk.ask("GET", "/v1/events", params={"follow": "false"})
+    everything = await admission.ask("GET", "/v1/events", params={"follow": "false"})
     assert _sse(everything.text)[-1] == _sse(mine.text)[0]
-    other = await desk.make_tenant("sees-nothing")
-    assert _sse((await desk.ask("GET", "/v1/events", tenant=other, params={"follow": "false"})).text) == []
+    other = await admission.make_tenant("sees-nothing")
+    assert _sse((await admission.ask("GET", "/v1/events", tenant=other, params={"follow": "false"})).text) == []
 
 
 @pytest.mark.parametrize("bad", ["x", "1", "1-", "-1", "1-1-1", "1-x", "²-1".encode("latin-1"), f"{10**18}-1"])
-async def test_a_bad_last_event_id_is_pointed_out(desk: Desk, bad: str | bytes) -> None:
-    job_id = await desk.submit()
+async def test_a_bad_last_event_id_is_pointed_out(admission: Admission, bad: str | bytes) -> None:
+    job_id = await admission.submit()
     for path in (f"/v1/jobs/{job_id}/events", "/v1/events"):
-        answer = await desk.ask("GET", path, headers={"last-event-id": bad})
+        answer = await admission.ask("GET", path, headers={"last-event-id": bad})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor")
         assert answer.json()["errors"][0]["pointer"] == "#Last-Event-ID"
 
 
-async def test_an_event_of_a_slow_transaction_is_not_passed_over(desk: Desk, database_url: str) -> None:
+async def test_an_event_of_a_slow_transaction_is_not_passed_over(admission: Admission, database_url: str) -> None:
     slow = await asyncpg.connect(database_url)
     async with a_feed(database_url) as feed:
         begin = await feed.now()
         transaction = slow.transaction()
         await transaction.start()
         await _tell(slow, "slow", "job.slow")  # has the lower number, and commits last
-        await _tell(desk.database, "fast", "job.fast")
+        await _tell(admission.database, "fast", "job.fast")
         reading = asyncio.create_task(_take(feed, Scope(), begin, 2))
         assert not (await asyncio.wait({reading}, timeout=0.3))[0]  # nothing is told before the slow one is known
         await transaction.commit()
@@ -104,7 +104,7 @@ async def test_an_event_of_a_slow_transaction_is_not_passed_over(desk: Desk, dat
 
 
 @pytest.mark.parametrize("buffer", [1, 7, 1_000])
-async def test_every_follower_sees_every_event_once(desk: Desk, database_url: str, buffer: int) -> None:
+async def test_every_follower_sees_every_event_once(admission: Admission, database_url: str, buffer: int) -> None:
     tenants = ["default", "followed"]
     async with a_feed(database_url, buffer) as feed:
         begin = await feed.now()
@@ -112,7 +112,7 @@ async def test_every_follower_sees_every_event_once(desk: Desk, database_url: st
         counts = [60, 30, 1, 30]
         readers = [asyncio.create_task(_take(feed, scope, begin, n)) for scope, n in zip(scopes, counts, strict=True)]
         for i in range(60):
-            await desk.database.execute(
+            await admission.database.execute(
                 "INSERT INTO job_events (job_id, tenant_id, type) VALUES ($1, $2, 'job.n')", f"f-{i}", tenants[i % 2]
             )
         late = asyncio.create_task(_take(feed, Scope(), begin, 60))
@@ -121,14 +121,14 @@ async def test_every_follower_sees_every_event_once(desk: Desk, database_url: st
     assert found == [expected, expected[1::2], ["f-7"], expected[::2], expected]
 
 
-async def test_a_follower_goes_on_where_it_was(desk: Desk, database_url: str) -> None:
+async def test_a_follower_goes_on_where_it_was(admission: Admission, database_url: str) -> None:
     async with a_feed(database_url) as feed:
         begin = await feed.now()
         for i in range(10):
-            await _tell(desk.database, f"resume-{i}", "job.n")
+            await _tell(admission.database, f"resume-{i}", "job.n")
         first = await _take(feed, Scope(), begin, 4)
         for i in range(10, 12):
-            await _tell(desk.database, f"resume-{i}", "job.n")
+            await _tell(admission.database, f"resume-{i}", "job.n")
         rest = await _take(feed, Scope(), first[-1].position, 8)
     assert [event.job_id for event in first + rest] == [f"resume-{i}" for i in range(12)]
 
@@ -140,14 +140,14 @@ async def test_silence_is_broken_by_keep_alives(database_url: str) -> None:
         assert feed._task is None  # nobody listens, nobody reads
 
 
-async def test_a_feed_rides_out_a_lost_database(desk: Desk, database_url: str) -> None:
+async def test_a_feed_rides_out_a_lost_database(admission: Admission, database_url: str) -> None:
     async with a_feed(database_url) as feed:
         begin = await feed.now()
         reading = asyncio.create_task(_take(feed, Scope(job_id="after"), begin, 1))
         await asyncio.wait({reading}, timeout=0.1)
-        await desk.database.execute(
+        await admission.database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'wattshift'"
             " AND datname = current_database()"
         )
-        await _tell(desk.database, "after", "job.n")
+        await _tell(admission.database, "after", "job.n")
         assert [event.job_id for event in await reading] == ["after"]

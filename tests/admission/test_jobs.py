@@ -6,46 +6,46 @@ from typing import Any
 import pytest
 
 from services.contracts.jobs import Job
-from tests.admission.desk import Desk, an_entry
+from tests.admission.installation import Admission, an_entry
 
 
 @pytest.fixture(scope="module")
-async def listed(desk: Desk) -> list[str]:
+async def listed(admission: Admission) -> list[str]:
     """Ids of seven jobs of tenant `lists`, oldest first; the sixth runs and the seventh is on hold."""
-    tenant = await desk.make_tenant("lists")
+    tenant = await admission.make_tenant("lists")
     specs: list[dict[str, Any]] = [
         {"name": f"job-{i}", "project": "even" if i % 2 == 0 else "odd", "labels": {"n": str(i), "all": "yes=no"}}
         for i in range(6)
     ]
     specs.append({"name": "Held_100", "hold": True})
-    ids = [await desk.submit(spec, tenant=tenant) for spec in specs]
-    await desk.start(ids[5])
+    ids = [await admission.submit(spec, tenant=tenant) for spec in specs]
+    await admission.start(ids[5])
     return ids
 
 
-async def _ids(desk: Desk, **params: Any) -> list[str]:
-    answer = await desk.ask("GET", "/v1/jobs", tenant="lists", params=params)
+async def _ids(admission: Admission, **params: Any) -> list[str]:
+    answer = await admission.ask("GET", "/v1/jobs", tenant="lists", params=params)
     assert answer.status_code == 200, answer.text
     return [item["id"] for item in answer.json()["items"]]
 
 
-async def test_newest_first(desk: Desk, listed: list[str]) -> None:
-    assert await _ids(desk) == listed[::-1]
+async def test_newest_first(admission: Admission, listed: list[str]) -> None:
+    assert await _ids(admission) == listed[::-1]
 
 
-async def test_pages_join_without_gap_or_overlap(desk: Desk, listed: list[str]) -> None:
+async def test_pages_join_without_gap_or_overlap(admission: Admission, listed: list[str]) -> None:
     found: list[str] = []
     cursor: str | None = None
     pages = 0
     while pages == 0 or cursor:
         params = {"limit": 3} | ({"cursor": cursor} if cursor else {})
-        page = (await desk.ask("GET", "/v1/jobs", tenant="lists", params=params)).json()
+        page = (await admission.ask("GET", "/v1/jobs", tenant="lists", params=params)).json()
         found += [item["id"] for item in page["items"]]
         cursor = page["next_cursor"]
         pages += 1
-        await desk.submit({"name": "newer"}, tenant="lists")  # a newer job moves no page
+        await admission.submit({"name": "newer"}, tenant="lists")  # a newer job moves no page
     assert (found, pages) == (listed[::-1], 3)
-    await desk.database.execute("DELETE FROM jobs WHERE name = 'newer'")
+    await admission.database.execute("DELETE FROM jobs WHERE name = 'newer'")
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ async def test_pages_join_without_gap_or_overlap(desk: Desk, listed: list[str]) 
         ({"submitted_after": "2000-01-01T00:00:00Z", "project": "odd"}, [5, 3, 1]),
     ],
 )
-async def test_filters(desk: Desk, listed: list[str], params: dict[str, Any], expected: list[int]) -> None:
-    assert await _ids(desk, **params) == [listed[i] for i in expected]
+async def test_filters(admission: Admission, listed: list[str], params: dict[str, Any], expected: list[int]) -> None:
+    assert await _ids(admission, **params) == [listed[i] for i in expected]
 
 
 @pytest.mark.parametrize(
@@ -87,64 +87,64 @@ async def test_filters(desk: Desk, listed: list[str], params: dict[str, Any], ex
         ({"cursor": "%"}, "?cursor"),
     ],
 )
-async def test_a_bad_question_is_pointed_out(desk: Desk, params: dict[str, Any], pointer: str) -> None:
-    answer = await desk.ask("GET", "/v1/jobs", params=params)
+async def test_a_bad_question_is_pointed_out(admission: Admission, params: dict[str, Any], pointer: str) -> None:
+    answer = await admission.ask("GET", "/v1/jobs", params=params)
     assert answer.status_code == 422
     assert answer.json()["code"] == ("invalid_cursor" if params.get("cursor") == "AAAA" else "invalid_request")
     assert answer.json()["errors"][0]["pointer"] == pointer
 
 
-async def test_a_job_is_told_with_its_gang_progress_and_footprint(desk: Desk) -> None:
-    job_id = await desk.submit({"work": {"total": 90, "unit": "epochs"}})
-    await desk.start(job_id)
-    await desk.database.execute("INSERT INTO job_progress (job_id, done) VALUES ($1, 45)", job_id)
-    await desk.database.execute("INSERT INTO job_footprints VALUES ($1, 100, 80, 5, 0.5, 60)", job_id)
-    job = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{job_id}")).content)
+async def test_a_job_is_told_with_its_gang_progress_and_footprint(admission: Admission) -> None:
+    job_id = await admission.submit({"work": {"total": 90, "unit": "epochs"}})
+    await admission.start(job_id)
+    await admission.database.execute("INSERT INTO job_progress (job_id, done) VALUES ($1, 45)", job_id)
+    await admission.database.execute("INSERT INTO job_footprints VALUES ($1, 100, 80, 5, 0.5, 60)", job_id)
+    job = Job.model_validate_json((await admission.ask("GET", f"/v1/jobs/{job_id}")).content)
     assert (job.gpus, job.generation) == (2, 1)
     assert [(share.node_id, share.devices) for share in job.placement] == [("node-1", [0, 1])]
     assert job.progress is not None
     assert (job.progress.done, job.progress.total, job.progress.unit) == (45, 90, "epochs")
     assert (job.footprint.energy_j, job.footprint.carbon_gco2) == (100, 0.5)
-    await desk.end(job_id)
-    job = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{job_id}")).content)
+    await admission.end(job_id)
+    job = Job.model_validate_json((await admission.ask("GET", f"/v1/jobs/{job_id}")).content)
     assert (job.state, job.gpus, job.placement) == ("succeeded", 0, [])
 
 
-async def test_an_unchanged_job_is_not_sent_twice(desk: Desk) -> None:
-    job_id = await desk.submit()
-    first = await desk.ask("GET", f"/v1/jobs/{job_id}")
+async def test_an_unchanged_job_is_not_sent_twice(admission: Admission) -> None:
+    job_id = await admission.submit()
+    first = await admission.ask("GET", f"/v1/jobs/{job_id}")
     etag = {"if-none-match": f'W/"x", {first.headers["etag"]}'}
-    assert (await desk.ask("GET", f"/v1/jobs/{job_id}", headers=etag)).status_code == 304
-    await desk.ask("POST", f"/v1/jobs/{job_id}/hold")
-    assert (await desk.ask("GET", f"/v1/jobs/{job_id}", headers=etag)).status_code == 200
+    assert (await admission.ask("GET", f"/v1/jobs/{job_id}", headers=etag)).status_code == 304
+    await admission.ask("POST", f"/v1/jobs/{job_id}/hold")
+    assert (await admission.ask("GET", f"/v1/jobs/{job_id}", headers=etag)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["", "/cancel", "/hold", "/release", "/events", "/logs"])
-async def test_anothers_job_does_not_exist(desk: Desk, path: str) -> None:
-    await desk.database.execute("INSERT INTO tenants (id, limits) VALUES ('spy', '{}') ON CONFLICT DO NOTHING")
-    job_id = await desk.submit()
+async def test_anothers_job_does_not_exist(admission: Admission, path: str) -> None:
+    await admission.database.execute("INSERT INTO tenants (id, limits) VALUES ('spy', '{}') ON CONFLICT DO NOTHING")
+    job_id = await admission.submit()
     method = "POST" if path in ("/cancel", "/hold", "/release") else "GET"
     answers = [
-        await desk.ask(method, f"/v1/jobs/{some_id}{path}", tenant="spy")
+        await admission.ask(method, f"/v1/jobs/{some_id}{path}", tenant="spy")
         for some_id in (job_id, "job_00000000000000000000000000", "job_x", "x" * 3000, "a%00b")
     ]
     assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(404, "not_found")}
     assert len({answer.json()["detail"] for answer in answers}) == 1
 
 
-async def test_an_operator_sees_everybodys(desk: Desk, listed: list[str]) -> None:
-    everybody = await desk.ask("GET", "/v1/jobs", role="operator", params={"limit": 500})
+async def test_an_operator_sees_everybodys(admission: Admission, listed: list[str]) -> None:
+    everybody = await admission.ask("GET", "/v1/jobs", role="operator", params={"limit": 500})
     assert set(listed) < {item["id"] for item in everybody.json()["items"]}
-    one = await desk.ask("GET", "/v1/jobs", role="operator", params={"tenant": "lists"})
+    one = await admission.ask("GET", "/v1/jobs", role="operator", params={"tenant": "lists"})
     assert [item["id"] for item in one.json()["items"]] == listed[::-1]
-    refused = await desk.ask("GET", "/v1/jobs", params={"tenant": "lists"})
+    refused = await admission.ask("GET", "/v1/jobs", params={"tenant": "lists"})
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
-async def test_a_stored_spec_is_read_back_as_it_was_meant(desk: Desk) -> None:
+async def test_a_stored_spec_is_read_back_as_it_was_meant(admission: Admission) -> None:
     spec = {"name": "whole", "command": ["a", ""], "environment": {"A": "ü\n"}, "gpus": {"min": 2, "max": 6, "step": 2}}
-    (answer,) = await desk.submit_all(an_entry(json.dumps(spec)))
+    (answer,) = await admission.submit_all(an_entry(json.dumps(spec)))
     job_id = json.loads(answer.body)["id"]
-    told = (await desk.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
+    told = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
     assert {name: told[name] for name in ("command", "environment")} == {k: spec[k] for k in ("command", "environment")}
     assert told["gpus"] == {"min": 2, "max": 6, "step": 2, "model": None, "memory_gib": None}

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
 from services.standalone.ports import Ports
-from tests.admission.desk import Desk
+from tests.admission.installation import Admission
 from tests.support.services import TOKEN
 
 
@@ -42,7 +42,7 @@ class FakeNode:
 
 
 @pytest.fixture
-async def node(desk: Desk) -> AsyncIterator[FakeNode]:
+async def node(admission: Admission) -> AsyncIterator[FakeNode]:
     """Node `logs-1`, registered."""
     fake, ports = FakeNode(), Ports()
     app = web.Application()
@@ -51,44 +51,44 @@ async def node(desk: Desk) -> AsyncIterator[FakeNode]:
     await runner.setup()
     port = ports.take(28_500)
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    await desk.add_node("logs-1", "A100", agent_url=f"http://127.0.0.1:{port}/")
+    await admission.add_node("logs-1", "A100", agent_url=f"http://127.0.0.1:{port}/")
     yield fake
-    await desk.database.execute("DELETE FROM nodes")
+    await admission.database.execute("DELETE FROM nodes")
     await runner.cleanup()
     ports.release()
 
 
-async def _running(desk: Desk, node: FakeNode, output: bytes = b"hello world\n") -> tuple[str, str]:
-    job_id = await desk.submit()
-    allocation_id = await desk.start(job_id, node="logs-1")
+async def _running(admission: Admission, node: FakeNode, output: bytes = b"hello world\n") -> tuple[str, str]:
+    job_id = await admission.submit()
+    allocation_id = await admission.start(job_id, node="logs-1")
     node.output[allocation_id, "stdout"] = output
     return job_id, f"/v1/jobs/{job_id}/logs"
 
 
-async def test_output_is_read_piece_by_piece(desk: Desk, node: FakeNode) -> None:
-    _, path = await _running(desk, node)
-    first = await desk.ask("GET", path, params={"limit": 5})
+async def test_output_is_read_piece_by_piece(admission: Admission, node: FakeNode) -> None:
+    _, path = await _running(admission, node)
+    first = await admission.ask("GET", path, params={"limit": 5})
     assert (first.text, first.headers[LOG_NEXT_OFFSET_HEADER], first.headers[LOG_SIZE_HEADER]) == ("hello", "5", "12")
     assert first.headers["content-type"] == "text/plain; charset=utf-8"
-    rest = await desk.ask("GET", path, params={"offset": 5})
+    rest = await admission.ask("GET", path, params={"offset": 5})
     assert rest.text == " world\n"
 
 
-async def test_earlier_gangs_are_remembered(desk: Desk, node: FakeNode) -> None:
-    job_id, path = await _running(desk, node, b"first")
-    await desk.database.execute("UPDATE allocations SET state = 'ended' WHERE job_id = $1", job_id)
-    second = await desk.start(job_id, node="logs-1")
+async def test_earlier_gangs_are_remembered(admission: Admission, node: FakeNode) -> None:
+    job_id, path = await _running(admission, node, b"first")
+    await admission.database.execute("UPDATE allocations SET state = 'ended' WHERE job_id = $1", job_id)
+    second = await admission.start(job_id, node="logs-1")
     node.output[second, "stdout"], node.output[second, "stderr"] = b"second", b"oops"
     found = [
-        (await desk.ask("GET", path, params=params)).text
+        (await admission.ask("GET", path, params=params)).text
         for params in ({}, {"generation": 1}, {"generation": 2}, {"stream": "stderr"}, {"node": "logs-1"})
     ]
     assert found == ["second", "first", "second", "oops", "second"]
 
 
-async def test_followed_output_ends_with_the_gang(desk: Desk, node: FakeNode) -> None:
-    job_id, path = await _running(desk, node, b"one ")
-    following = asyncio.create_task(desk.ask("GET", path, params={"follow": "true", "limit": 3}))
+async def test_followed_output_ends_with_the_gang(admission: Admission, node: FakeNode) -> None:
+    job_id, path = await _running(admission, node, b"one ")
+    following = asyncio.create_task(admission.ask("GET", path, params={"follow": "true", "limit": 3}))
     assert not (await asyncio.wait({following}, timeout=0.3))[0]
     node.output[f"{job_id}.1", "stdout"] += b"two "
     node.is_broken = True  # the node is away for a moment
@@ -99,12 +99,12 @@ async def test_followed_output_ends_with_the_gang(desk: Desk, node: FakeNode) ->
     assert (await asyncio.wait_for(following, 20)).text == "one two three"
 
 
-async def test_a_node_that_went_with_its_gang_ends_the_stream(desk: Desk, node: FakeNode) -> None:
-    job_id, path = await _running(desk, node, b"last words")
-    following = asyncio.create_task(desk.ask("GET", path, params={"follow": "true"}))
+async def test_a_node_that_went_with_its_gang_ends_the_stream(admission: Admission, node: FakeNode) -> None:
+    job_id, path = await _running(admission, node, b"last words")
+    following = asyncio.create_task(admission.ask("GET", path, params={"follow": "true"}))
     assert not (await asyncio.wait({following}, timeout=0.3))[0]
     node.is_broken = True
-    await desk.end(job_id, "failed")
+    await admission.end(job_id, "failed")
     assert (await asyncio.wait_for(following, 20)).text == "last words"
 
 
@@ -121,25 +121,25 @@ async def test_a_node_that_went_with_its_gang_ends_the_stream(desk: Desk, node: 
     ],
 )
 async def test_output_that_is_not_there(
-    desk: Desk, node: FakeNode, params: dict[str, str], status: int, code: str
+    admission: Admission, node: FakeNode, params: dict[str, str], status: int, code: str
 ) -> None:
-    _, path = await _running(desk, node)
-    answer = await desk.ask("GET", path, params=params)
+    _, path = await _running(admission, node)
+    answer = await admission.ask("GET", path, params=params)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-async def test_a_job_that_waits_has_no_output(desk: Desk) -> None:
-    answer = await desk.ask("GET", f"/v1/jobs/{await desk.submit()}/logs")
+async def test_a_job_that_waits_has_no_output(admission: Admission) -> None:
+    answer = await admission.ask("GET", f"/v1/jobs/{await admission.submit()}/logs")
     assert (answer.status_code, answer.json()["code"]) == (404, "no_data")
 
 
-async def test_a_node_that_does_not_answer_is_named(desk: Desk) -> None:
-    job_id = await desk.submit()
-    await desk.start(job_id, node="gone")
+async def test_a_node_that_does_not_answer_is_named(admission: Admission) -> None:
+    job_id = await admission.submit()
+    await admission.start(job_id, node="gone")
     for has_address in (False, True):
         if has_address:
-            await desk.add_node("gone", "A100", agent_url="http://127.0.0.1:1")
-        answer = await desk.ask("GET", f"/v1/jobs/{job_id}/logs")
+            await admission.add_node("gone", "A100", agent_url="http://127.0.0.1:1")
+        answer = await admission.ask("GET", f"/v1/jobs/{job_id}/logs")
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         assert "gone" in answer.json()["detail"]
-    await desk.database.execute("DELETE FROM nodes")
+    await admission.database.execute("DELETE FROM nodes")

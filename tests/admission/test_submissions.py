@@ -8,7 +8,7 @@ import pytest
 
 from services.contracts.jobs import Job, SubmissionAnswer, SubmittedBatch, SubmittedJob
 from services.core.domain.jobs import JobState
-from tests.admission.desk import SPEC, Desk, an_entry
+from tests.admission.installation import SPEC, Admission, an_entry
 
 
 def _code(answer: SubmissionAnswer) -> str:
@@ -19,82 +19,82 @@ def _pointers(answer: SubmissionAnswer) -> list[str]:
     return [error["pointer"] for error in json.loads(answer.body)["errors"]]
 
 
-async def test_an_accepted_job_is_there_with_its_event(desk: Desk) -> None:
-    (answer,) = await desk.submit_all(an_entry({"labels": {"a": "b"}, "project": "vision"}))
+async def test_an_accepted_job_is_there_with_its_event(admission: Admission) -> None:
+    (answer,) = await admission.submit_all(an_entry({"labels": {"a": "b"}, "project": "vision"}))
     made = SubmittedJob.model_validate_json(answer.body)
     assert (answer.status, answer.location, made.state) == (201, f"/v1/jobs/{made.id}", JobState.QUEUED)
-    found = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{made.id}")).content)
+    found = Job.model_validate_json((await admission.ask("GET", f"/v1/jobs/{made.id}")).content)
     assert (found.submitted_at, found.project, found.spec.labels) == (made.submitted_at, "vision", {"a": "b"})
-    assert await desk.count("job_events", f"job_id = '{made.id}' AND type = 'job.submitted'") == 1
+    assert await admission.count("job_events", f"job_id = '{made.id}' AND type = 'job.submitted'") == 1
 
 
-async def test_a_job_may_begin_on_hold(desk: Desk) -> None:
-    job_id = await desk.submit({"hold": True})
-    found = Job.model_validate_json((await desk.ask("GET", f"/v1/jobs/{job_id}")).content)
+async def test_a_job_may_begin_on_hold(admission: Admission) -> None:
+    job_id = await admission.submit({"hold": True})
+    found = Job.model_validate_json((await admission.ask("GET", f"/v1/jobs/{job_id}")).content)
     assert (found.state, found.reason) == (JobState.HELD, "held")
 
 
-async def test_a_batch_is_answered_in_its_order(desk: Desk) -> None:
-    (answer,) = await desk.submit_all(an_entry([SPEC | {"name": f"job-{i}"} for i in range(20)]))
+async def test_a_batch_is_answered_in_its_order(admission: Admission) -> None:
+    (answer,) = await admission.submit_all(an_entry([SPEC | {"name": f"job-{i}"} for i in range(20)]))
     made = SubmittedBatch.model_validate_json(answer.body).jobs
     assert [job.name for job in made] == [f"job-{i}" for i in range(20)]
     assert sorted(job.id for job in made) == [job.id for job in made]
 
 
-async def test_a_batch_is_all_or_none(desk: Desk) -> None:
-    before = await desk.count("jobs")
-    (answer,) = await desk.submit_all(an_entry([SPEC, SPEC | {"gpus": {"min": 0}}, SPEC]))
+async def test_a_batch_is_all_or_none(admission: Admission) -> None:
+    before = await admission.count("jobs")
+    (answer,) = await admission.submit_all(an_entry([SPEC, SPEC | {"gpus": {"min": 0}}, SPEC]))
     assert (answer.status, _pointers(answer)) == (422, ["/jobs/1/gpus/min"])
-    assert await desk.count("jobs") == before
+    assert await admission.count("jobs") == before
 
 
-async def test_the_same_key_and_body_are_answered_the_same(desk: Desk) -> None:
-    (first,) = await desk.submit_all(an_entry({"hold": True}, key="same"))
-    await desk.ask("POST", f"{first.location}/release")
-    (again,) = await desk.submit_all(an_entry({"hold": True}, key="same"))
+async def test_the_same_key_and_body_are_answered_the_same(admission: Admission) -> None:
+    (first,) = await admission.submit_all(an_entry({"hold": True}, key="same"))
+    await admission.ask("POST", f"{first.location}/release")
+    (again,) = await admission.submit_all(an_entry({"hold": True}, key="same"))
     assert not first.replayed
     assert again == first.model_copy(update={"replayed": True})
-    assert await desk.count("jobs", f"id = '{json.loads(first.body)['id']}'") == 1
+    assert await admission.count("jobs", f"id = '{json.loads(first.body)['id']}'") == 1
 
 
-async def test_a_batch_is_replayed_whole(desk: Desk) -> None:
+async def test_a_batch_is_replayed_whole(admission: Admission) -> None:
     entry = an_entry([SPEC | {"name": f"again-{i}"} for i in range(30)], key="batch")
-    (first,), (again,) = await desk.submit_all(entry), await desk.submit_all(entry)
+    (first,), (again,) = await admission.submit_all(entry), await admission.submit_all(entry)
     assert again == first.model_copy(update={"replayed": True})
 
 
 @pytest.mark.parametrize("other", [{"name": "other"}, [SPEC]])
-async def test_a_key_stands_for_one_body(desk: Desk, other: Any) -> None:
+async def test_a_key_stands_for_one_body(admission: Admission, other: Any) -> None:
     key = f"one-body-{type(other).__name__}"
-    await desk.submit_all(an_entry(key=key))
-    before = await desk.count("jobs")
-    (answer,) = await desk.submit_all(an_entry(other, key=key))
+    await admission.submit_all(an_entry(key=key))
+    before = await admission.count("jobs")
+    (answer,) = await admission.submit_all(an_entry(other, key=key))
     assert (answer.status, _code(answer), _pointers(answer)) == (
         422,
         "idempotency_key_reused",
         ["#Idempotency-Key"],
     )
-    assert await desk.count("jobs") == before
+    assert await admission.count("jobs") == before
 
 
-async def test_keys_of_tenants_are_their_own(desk: Desk) -> None:
-    other = await desk.make_tenant("other-keys")
-    (mine,) = await desk.submit_all(an_entry(key="ours"))
-    (theirs,) = await desk.submit_all(an_entry(key="ours", tenant=other))
+async def test_keys_of_tenants_are_their_own(admission: Admission) -> None:
+    other = await admission.make_tenant("other-keys")
+    (mine,) = await admission.submit_all(an_entry(key="ours"))
+    (theirs,) = await admission.submit_all(an_entry(key="ours", tenant=other))
     assert mine.location != theirs.location
     assert not theirs.replayed
 
 
-async def test_duplicates_in_one_commit_become_one_job(desk: Desk) -> None:
+async def test_duplicates_in_one_commit_become_one_job(admission: Admission) -> None:
     entries = [an_entry(key="twins") for _ in range(50)] + [an_entry({"name": "other"}, key="twins")]
-    answers = await desk.submit_all(*entries)
+    answers = await admission.submit_all(*entries)
     assert {answer.location for answer in answers[:50]} == {answers[0].location}
     assert [answer.replayed for answer in answers[:50]] == [False] + [True] * 49
     assert answers[50].status == 422
 
 
-async def test_concurrent_duplicates_become_one_job(desk: Desk) -> None:
-    found = await asyncio.gather(*(desk.submit_all(an_entry(key="race")) for _ in range(200)))
+async def test_concurrent_duplicates_become_one_job(admission: Admission) -> None:
+    found = await asyncio.gather(*(admission.submit_all(an_entry(key="race")) for _ in range(200)))
     answers = [answer for group in found for answer in group]
     assert {answer.status for answer in answers} == {201}
     assert len({answer.location for answer in answers}) == 1
@@ -131,19 +131,21 @@ async def test_concurrent_duplicates_become_one_job(desk: Desk) -> None:
         ),
     ],
 )
-async def test_a_bad_body_gets_one_problem(desk: Desk, body: str, status: int, code: str | None, pointer: str) -> None:
-    before = await desk.count("jobs")
-    good, bad, also_good = await desk.submit_all(an_entry(), an_entry(body), an_entry())
+async def test_a_bad_body_gets_one_problem(
+    admission: Admission, body: str, status: int, code: str | None, pointer: str
+) -> None:
+    before = await admission.count("jobs")
+    good, bad, also_good = await admission.submit_all(an_entry(), an_entry(body), an_entry())
     assert (bad.status, _pointers(bad)[0]) == (status, pointer)
     assert code in (None, _code(bad))
     assert (good.status, also_good.status) == (201, 201)
-    assert await desk.count("jobs") == before + 2
+    assert await admission.count("jobs") == before + 2
 
 
-async def test_a_gang_beyond_every_node_is_impossible(desk: Desk) -> None:
-    assert await desk.submit({"gpus": {"min": 999}})  # no node is known yet: nothing can be said
-    await desk.add_node("node-1", "A100", "A100")
-    await desk.add_node("node-2", "H100", "H100", "H100", memory_gib=80)
+async def test_a_gang_beyond_every_node_is_impossible(admission: Admission) -> None:
+    assert await admission.submit({"gpus": {"min": 999}})  # no node is known yet: nothing can be said
+    await admission.add_node("node-1", "A100", "A100")
+    await admission.add_node("node-2", "H100", "H100", "H100", memory_gib=80)
     try:
         cases = [
             ({"gpus": {"min": 4}}, "/gpus/min"),
@@ -153,24 +155,24 @@ async def test_a_gang_beyond_every_node_is_impossible(desk: Desk) -> None:
             ({"gpus": {"model": "V100"}}, "/gpus/model"),
             ([SPEC, SPEC | {"gpus": {"min": 9}}], "/jobs/1/gpus/min"),
         ]
-        answers = await desk.submit_all(*(an_entry(spec) for spec, _ in cases))
+        answers = await admission.submit_all(*(an_entry(spec) for spec, _ in cases))
         for answer, (_, pointer) in zip(answers, cases, strict=True):
             assert answer.status == (422 if pointer else 201), answer.body
             assert pointer is None or (_code(answer), _pointers(answer)) == ("gang_impossible", [pointer])
-        await desk.add_node("node-3", "V100")  # a node counts from the moment it is there
-        assert await desk.submit({"gpus": {"model": "V100"}})
+        await admission.add_node("node-3", "V100")  # a node counts from the moment it is there
+        assert await admission.submit({"gpus": {"model": "V100"}})
     finally:
-        await desk.database.execute("DELETE FROM nodes")
+        await admission.database.execute("DELETE FROM nodes")
 
 
-async def test_a_tenant_that_is_gone_may_not_submit(desk: Desk) -> None:
-    (answer,) = await desk.submit_all(an_entry(tenant="nobody"))
+async def test_a_tenant_that_is_gone_may_not_submit(admission: Admission) -> None:
+    (answer,) = await admission.submit_all(an_entry(tenant="nobody"))
     assert (answer.status, _code(answer)) == (403, "forbidden")
 
 
-async def test_only_pools_start_standing_services(desk: Desk) -> None:
+async def test_only_pools_start_standing_services(admission: Admission) -> None:
     terms = {"service": {"zone": "US-CAL-CISO", "node_labels": {"pool": "llm"}}}
-    one, many, allowed = await desk.submit_all(
+    one, many, allowed = await admission.submit_all(
         an_entry(terms), an_entry([SPEC, SPEC | terms]), an_entry(terms, service=True)
     )
 
@@ -178,16 +180,16 @@ async def test_only_pools_start_standing_services(desk: Desk) -> None:
     assert "only pools start standing services" in json.loads(one.body)["detail"]
     assert (many.status, _pointers(many)) == (422, ["/jobs/1/service"])
     assert allowed.status == 201
-    assert await desk.count("jobs", "spec ? 'service'") == 1
-    found = Job.model_validate_json((await desk.ask("GET", str(allowed.location))).content)
+    assert await admission.count("jobs", "spec ? 'service'") == 1
+    found = Job.model_validate_json((await admission.ask("GET", str(allowed.location))).content)
     assert found.spec.model_dump(exclude_none=True)["service"] == terms["service"]
 
 
 @pytest.mark.parametrize(
     "spec", [{"service": {}, "gpus": {"min": 1, "max": 2}}, {"service": {"zone": "not a zone"}}, {"service": {"at": 1}}]
 )
-async def test_a_standing_service_has_one_size_and_known_terms(desk: Desk, spec: dict[str, Any]) -> None:
-    before = await desk.count("jobs")
-    (answer,) = await desk.submit_all(an_entry(spec, service=True))
+async def test_a_standing_service_has_one_size_and_known_terms(admission: Admission, spec: dict[str, Any]) -> None:
+    before = await admission.count("jobs")
+    (answer,) = await admission.submit_all(an_entry(spec, service=True))
     assert (answer.status, _code(answer)) == (422, "invalid_request")
-    assert await desk.count("jobs") == before
+    assert await admission.count("jobs") == before

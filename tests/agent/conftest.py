@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 
 from services.contracts.commands import AnyCommand, SetDevices, StartGang
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import DeviceSettings
+from services.contracts.nodes import DeviceControls
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.standalone.ports import Ports
@@ -131,7 +131,7 @@ class Node:
     ) -> None:
         """Send what a gang's devices are to be set to; with ``slice_s`` it is measured."""
         measure = slice_s is not None
-        settings = DeviceSettings(
+        settings = DeviceControls(
             revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure, slice_s=slice_s or 0.0
         )
         await self.send(SetDevices(allocation_id=allocation, settings=settings))

@@ -13,10 +13,10 @@ from gpu_agent import controls as module
 from gpu_agent.controls import Controls, Order
 from gpu_agent.devices.driver import DeviceLostError, NotPermittedError, NotSupportedError
 from gpu_agent.devices.simulated import SimulatedDriver
-from services.contracts.nodes import DeviceSettings
-from services.core.domain.settings import SettingKind
+from services.contracts.nodes import DeviceControls
+from services.core.domain.controls import ControlKind
 
-LIMIT, CLOCK = SettingKind.POWER_LIMIT, SettingKind.CLOCK
+LIMIT, CLOCK = ControlKind.POWER_LIMIT, ControlKind.CLOCK
 
 
 class Killed(BaseException):
@@ -37,7 +37,7 @@ def make(driver: SimulatedDriver, tmp_path: Path) -> Callable[[], Controls]:
 def order(
     *devices: int, w: float | None = None, mhz: int | None = None, revision: int = 1, gang: str = "job_1.1"
 ) -> Order:
-    return Order(gang, devices, DeviceSettings(revision=revision, power_limit_w=w, clock_mhz=mhz))
+    return Order(gang, devices, DeviceControls(revision=revision, power_limit_w=w, clock_mhz=mhz))
 
 
 def drawn(driver: SimulatedDriver) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 from services.core.profiles.grid import JobModel, PerformanceTable
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Floats
@@ -35,13 +35,13 @@ def taken_s(call: Callable[[], object], repeats: int) -> float:
     return float(np.median(taken))
 
 
-def evaluation(n_jobs: int, n_gpus: int, axis: SettingKind) -> float:
+def evaluation(n_jobs: int, n_gpus: int, axis: ControlKind) -> float:
     """Return the time of one evaluation of all jobs over sizes and 16 settings."""
     kinds: list[JobModel] = [JobProfile.of(board, family, axis).model for board in BOARDS for family in FAMILIES]
     table = PerformanceTable([kinds[job % len(kinds)] for job in range(n_jobs)])
     batch = np.random.default_rng(5).choice([64.0, 256.0, 1_024.0], n_jobs)
     sizes: Floats = 2.0 ** np.arange(int(np.log2(n_gpus)) + 1)
-    settings = np.linspace(600, 1_500, 16) if axis is SettingKind.CLOCK else np.linspace(100, 400, 16)
+    settings = np.linspace(600, 1_500, 16) if axis is ControlKind.CLOCK else np.linspace(100, 400, 16)
     return taken_s(lambda: table.evaluate(batch, sizes, settings, 8), 5)
 
 
@@ -50,7 +50,7 @@ def fits() -> dict[str, float]:
     points = measured(grid(clocks=CLOCKS_MHZ[::2]), noise=0.03)
     rows = np.random.default_rng(6).permutation(len(points))
     more = points.take(rows[60:61])
-    profile = JobProfile.of("V100", "vision", SettingKind.CLOCK).observe(points.take(rows[:60]))
+    profile = JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(points.take(rows[:60]))
     speed = fit_throughput(points)
     return {
         "throughput": taken_s(lambda: fit_throughput(points), 5),
@@ -63,7 +63,7 @@ def main() -> int:
     """Measure, print, write the results; 1 if an evaluation takes too long."""
     slow, found = False, {}
     for n_jobs, n_gpus, limit_s in CLUSTERS:
-        for axis in SettingKind:
+        for axis in ControlKind:
             seconds = evaluation(n_jobs, n_gpus, axis)
             found[f"{n_jobs} jobs, {n_gpus} GPUs, by {axis.value}"] = seconds
             slow = slow or seconds > limit_s

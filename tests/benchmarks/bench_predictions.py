@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from optimizer_service.length_model import read_history
-from services.db.pool import Pool
+from services.db.database import Database
 from services.learning.length_table import LengthTable
 from services.learning.training import learn
 from services.scheduler.predicting import Predicting
@@ -45,24 +45,24 @@ SELECT job_id || '.1', job_id, 1, 'ended', 2, '[]', 0, now() - make_interval(sec
 """
 
 
-async def past(pool: Pool, rng: np.random.Generator) -> None:
+async def past(database: Database, rng: np.random.Generator) -> None:
     """Write the history."""
     group = np.minimum(rng.zipf(1.2, JOBS), 5_000_000)
     user = group * 7 % 5 + (rng.random(JOBS) < 0.1)
     length_s = np.exp(np.random.default_rng(4).normal(6, 2, 5_000_001))[group] * np.exp(
         0.05 * rng.standard_normal(JOBS)
     )
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         await connection.execute(PAST, group.tolist(), user.tolist(), float(JOBS), timeout=600)
         await connection.execute(GANGS, length_s.tolist(), timeout=600)
         await connection.execute("ANALYZE", timeout=600)
 
 
-async def served_ms(pool: Pool, table: LengthTable) -> dict[str, float]:
+async def served_ms(database: Database, table: LengthTable) -> dict[str, float]:
     """Return how long one new job takes, and one of a thousand that come together, milliseconds."""
-    predicting: Any = Predicting(pool)
+    predicting: Any = Predicting(database)
     predicting._table, predicting._model_id = table, "length_1"
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         rows = await connection.fetch("SELECT id, tenant_id, spec FROM jobs ORDER BY id DESC LIMIT 1500")
         await connection.execute("DELETE FROM job_predictions")
     await predicting.keep(predicting.tell(rows[-100:]))  # what the first one pays for all
@@ -90,8 +90,8 @@ async def measured() -> dict[str, float]:
     """Return all figures."""
     with postgres_server() as server:
         url = fresh_database(server)
-        pool = await Pool.open(url, size=2)
-        await past(pool, np.random.default_rng(5))
+        database = await Database.open(url, size=2)
+        await past(database, np.random.default_rng(5))
         found: dict[str, float] = {}
         for name in ("first_read", "read"):
             begun, begun_cpu = time.perf_counter(), time.process_time()
@@ -110,8 +110,8 @@ async def measured() -> dict[str, float]:
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
             "within_tenth": learned.new.within_tenth,
         }
-        found |= await served_ms(pool, LengthTable.from_bytes(content))
-        await pool.close()
+        found |= await served_ms(database, LengthTable.from_bytes(content))
+        await database.close()
         return found
 
 

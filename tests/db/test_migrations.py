@@ -12,9 +12,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 import services.db.tables  # noqa: F401  (registers every table)
+from services.db.database import connect
 from services.db.engine import async_url, create_engine, is_connection_error
 from services.db.metadata import metadata
-from services.db.pool import connect
 from tests.support.servers import ROOT, fresh_database
 
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_adapter
 from services.contracts.nodes import EndedBy, RankState
 from services.contracts.streams import COMMAND_FIELD, command_stream
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.redis import connect
 from services.standalone.ports import Ports
 from services.standalone.process import http_ready
@@ -166,7 +166,7 @@ class Plant:
     database_url: str
     redis_url: str
     carbon_url: str
-    pool: Pool
+    database: Database
     redis: Redis
     http: httpx.AsyncClient
     ports: Ports
@@ -209,7 +209,7 @@ class Plant:
 
     async def ask(self, query: str, *arguments: Any) -> list[Any]:
         """Return rows of the database."""
-        async with self.pool.connection() as connection:
+        async with self.database.connection() as connection:
             return await connection.fetch(query, *arguments)
 
     async def states(self) -> dict[str, int]:
@@ -248,9 +248,9 @@ async def a_plant(postgres_url: str, redis_url: str) -> AsyncIterator[Plant]:
     database_url = fresh_database(postgres_url)
     async with FakeCarbon().serve() as carbon, httpx.AsyncClient(timeout=5) as http:
         carbon.flat(300.0)
-        pool, redis = await Pool.open(database_url, size=4), connect(redis_url)
+        database, redis = await Database.open(database_url, size=4), connect(redis_url)
         await redis.flushdb()
-        plant = Plant(database_url, redis_url, carbon.url, pool, redis, http, Ports())
+        plant = Plant(database_url, redis_url, carbon.url, database, redis, http, Ports())
         try:
             yield plant
         finally:
@@ -259,4 +259,4 @@ async def a_plant(postgres_url: str, redis_url: str) -> AsyncIterator[Plant]:
                     kill(process)
             plant.ports.release()
             await redis.aclose()
-            await pool.close()
+            await database.close()

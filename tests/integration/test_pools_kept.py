@@ -20,7 +20,7 @@ import pytest
 from services.cli.client import CliError
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.core.solvers.model import Backend, SolveStatus
-from services.db.pool import connect
+from services.db.database import connect
 from services.kit.ids import new_id
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, fresh_database, scratch_folder, wait_until

@@ -13,7 +13,7 @@ import pytest
 
 from optimizer_service.length_model import read_history
 from services.core.profiles.job_group import GROUP_VERSION, job_group
-from services.db.pool import connect
+from services.db.database import connect
 from services.learning.length_table import LengthTable
 from tests.optimizer.installation import installed
 from tests.support.background import Installation

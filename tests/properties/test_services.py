@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileSettings, Reason, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.services import place_services
 from services.core.cycle.snapshot import NodeTable, Phase, Snapshot
@@ -59,7 +59,7 @@ def test_a_merged_plan_holds_and_leaves_services_to_themselves(name: str, snapsh
     for service in snapshot.services:
         (action,) = (each for each in plan.actions if each.job_id == service.job_id)
         assert isinstance(action, Start | Hold), "started or told why not, and never set"
-        assert not isinstance(action, SetPowerLimit | SetClock | ProfileSettings)
+        assert not isinstance(action, SetPowerLimit | SetClock | ProfileControls)
 
 
 @every_policy

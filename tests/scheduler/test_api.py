@@ -22,7 +22,7 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(endpoints.router)
-    app.state.repository, app.state.redis, app.state.settings = Repository(world.pool), world.redis, world.settings
+    app.state.repository, app.state.redis, app.state.settings = Repository(world.database), world.redis, world.settings
     app.state.power_hook = build_hook(world.settings)
     identity = Identity(tenant_id="default", role=role, key_id="key-1")
     return httpx.AsyncClient(
@@ -99,7 +99,7 @@ async def test_rounds_are_listed_newest_first(world: World) -> None:
 
 async def test_a_stored_policy_that_no_longer_builds_stops_no_round_and_an_operator_sees_why(world: World) -> None:
     await world.scheduler.turn()
-    async with world.pool.connection() as connection:
+    async with world.database.connection() as connection:
         await connection.execute("UPDATE scheduler_state SET parameters = '{\"long_gone\": 1}'")
 
     held = await world.scheduler.hold(Trigger.ACTIVE)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.scheduler.curves import known_of, read_curves
 
 ENTRY = {"kind": "k", "gpu_model": "A100", "setting": "power_limit"}
@@ -24,7 +24,7 @@ def test_a_file_is_read_by_kind_and_gpu_model(tmp_path: Path) -> None:
     assert rows == {"j": 0, "k": 1}
     assert not curves[0], "no such GPU model here"
     assert gangs == ({}, {})
-    assert curves[1][1, SettingKind.POWER_LIMIT].at(300.0) == pytest.approx((0.95, 265.0))
+    assert curves[1][1, ControlKind.POWER_LIMIT].at(300.0) == pytest.approx((0.95, 265.0))
 
 
 @pytest.mark.parametrize(

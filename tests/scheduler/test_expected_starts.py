@@ -80,7 +80,7 @@ async def test_a_job_that_outranks_others_is_told_the_next_active_round(postgres
 async def test_passive_rounds_know_when_the_next_active_one_is_due(world: World) -> None:
     async def next_active_s(trigger: Trigger) -> tuple[float, float]:
         outlook = await world.scheduler._carbon.outlook(time.time())
-        snapshot = (await load(world.pool, trigger, outlook, world.settings)).snapshot
+        snapshot = (await load(world.database, trigger, outlook, world.settings)).snapshot
         return snapshot.next_active_s, snapshot.now_s
 
     interval_s, tick_s = world.settings.round_interval_s, world.settings.tick_s

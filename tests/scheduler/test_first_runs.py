@@ -6,7 +6,7 @@ import pytest
 
 from services.contracts.identity import Role
 from tests.scheduler.test_api import client
-from tests.scheduler.test_device_settings import active_round
+from tests.scheduler.test_device_controls import active_round
 from tests.scheduler.test_measuring import LIMITS, settable, started, works
 from tests.scheduler.world import World
 

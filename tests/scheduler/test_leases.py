@@ -49,7 +49,7 @@ async def test_a_renewal_that_holds_the_row_keeps_the_node(world: World) -> None
     await world.node("n1")
     job = await world.running()
     await world.lease("n1", -world.settings.lease_margin_s - 1)
-    async with world.pool.transaction() as heartbeat:
+    async with world.database.transaction() as heartbeat:
         await heartbeat.execute("UPDATE nodes SET lease_until = now() + interval '60 s' WHERE id = 'n1'")
         await world.scheduler.turn()
         assert await world.state(job) == "running"
@@ -63,11 +63,11 @@ async def test_a_command_without_effect_is_sent_again(postgres_url: str, redis_u
         await world.node("n2", 2)
         job = await world.job(4)
         await world.scheduler.turn()
-        await Relay(world.pool, world.redis).publish()
+        await Relay(world.database, world.redis).publish()
         await world.report(await world.allocation(job), "running", "n1")
         await asyncio.sleep(0.1)  # the age of the command is what counts
         await world.scheduler.turn()
-        await Relay(world.pool, world.redis).publish()
+        await Relay(world.database, world.redis).publish()
 
         assert [command.type for command in await world.published("n1")] == ["start_gang"]
         first, again = await world.published("n2")
@@ -81,7 +81,7 @@ async def test_a_command_that_redis_has_not_had_is_not_repeated(postgres_url: st
         for _ in range(4):
             await world.scheduler.turn()
         assert len(await world.outbox()) == 1
-        await Relay(world.pool, world.redis).publish()
+        await Relay(world.database, world.redis).publish()
         await world.scheduler.turn()
         assert len(await world.outbox()) == 1, "it has had no effect: now it is sent again"
 
@@ -104,11 +104,11 @@ async def test_what_redis_did_not_take_stays_in_the_outbox(world: World) -> None
     await world.scheduler.turn()
     deaf = connect("redis://127.0.0.1:1/0")
     with pytest.raises(RedisError):
-        await Relay(world.pool, deaf).publish()
+        await Relay(world.database, deaf).publish()
     await deaf.aclose()
     assert len(await world.outbox()) == 1
 
-    await Relay(world.pool, world.redis).publish()
+    await Relay(world.database, world.redis).publish()
 
     assert await world.outbox() == []
     assert len(await world.published("n1")) == 1

@@ -11,10 +11,10 @@ import pytest
 from gpu_agent.devices.models import MODELS
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
-from services.core.cycle.plan import Plan, ProfileSettings
+from services.core.cycle.plan import Plan, ProfileControls
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
 from services.kit.identity import identity_headers
@@ -22,7 +22,7 @@ from services.scheduler import loop
 from services.scheduler.learned import learn
 from services.scheduler.measuring import Point, Sweep, sweep_after
 from tests.scheduler.test_api import client
-from tests.scheduler.test_device_settings import active_round, set_of
+from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World
 
 BOARD = MODELS["A100-SXM4-80GB"]
@@ -43,7 +43,7 @@ class Profiler(Fifo):
         going = [action.job_id for action in plan.actions] + [
             job_id for job_id, gpus in zip(snapshot.jobs.ids, snapshot.jobs.gpus.tolist(), strict=True) if gpus
         ]
-        wishes = [ProfileSettings(JobId(job_id), SettingKind.POWER_LIMIT, 30.0) for job_id in going]
+        wishes = [ProfileControls(JobId(job_id), ControlKind.POWER_LIMIT, 30.0) for job_id in going]
         return Plan(plan.snapshot_version, (*plan.actions, *wishes)), memory
 
 
@@ -125,8 +125,8 @@ async def test_a_gang_is_run_at_each_setting_and_the_next_round_knows_its_kind(w
         assert row["power_w"] == pytest.approx(BOARD.power_w(0.9, clock_mhz))
         assert row["local_batch"] == 64.0
     assert policy.seen is not None
-    (row,) = policy.seen.jobs.setting_curve.tolist()
-    curve = policy.seen.setting_curve(0, 0, SettingKind.POWER_LIMIT)
+    (row,) = policy.seen.jobs.control_curve.tolist()
+    curve = policy.seen.control_curve(0, 0, ControlKind.POWER_LIMIT)
     assert curve is not None
     half_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, 229.0)
     assert curve.at(229.0)[0] == pytest.approx(BOARD.relative_speed(half_mhz), rel=0.05)
@@ -147,7 +147,7 @@ async def test_another_scheduler_goes_on_where_one_was_killed(world: World, poli
     for _ in LIMITS:
         await works(world, gang, {"n1": 2})
         await slice_over(world)
-        successor = loop.Scheduler(world.settings, world.pool, world.redis, world.scheduler._carbon)
+        successor = loop.Scheduler(world.settings, world.database, world.redis, world.scheduler._carbon)
         await successor.turn()
 
     (points,) = await world.fetch("SELECT count(*) AS n FROM setting_points")
@@ -315,7 +315,7 @@ async def test_what_one_tenants_jobs_teach_stays_with_that_tenant(world: World, 
     await world.scheduler.turn()
 
     assert policy.seen is not None
-    kind = dict(zip(policy.seen.jobs.ids, policy.seen.jobs.setting_curve.tolist(), strict=True))
+    kind = dict(zip(policy.seen.jobs.ids, policy.seen.jobs.control_curve.tolist(), strict=True))
     assert kind[JobId(same)] == kind[JobId(job)] != kind[JobId(namesake)]
     assert policy.seen.gangs[kind[JobId(job)]]
     assert not policy.seen.gangs[kind[JobId(namesake)]]
@@ -352,7 +352,7 @@ def test_an_unknown_batch_is_the_familys_usual_one_and_an_unknown_family_a_middl
             | {"family": family}
             for value in (200.0, 400.0)
         ]
-        speed, _ = learn(rows, "A100", SettingKind.POWER_LIMIT, 8).table.at(np.array([1, 16]))
+        speed, _ = learn(rows, "A100", ControlKind.POWER_LIMIT, 8).table.at(np.array([1, 16]))
         return float(speed[1, -1] / speed[0, -1])
 
     assert scales("language", 0.0) == scales("language", FAMILIES["language"].batch)

@@ -87,7 +87,7 @@ async def heard(world: World, node: str) -> None:
 
 async def asleep(world: World, node: str) -> None:
     """Power a node down as an operator would."""
-    await Repository(world.pool).sleep(node, OPERATOR)
+    await Repository(world.database).sleep(node, OPERATOR)
     await silent(world, node)
     await becomes(world, node, "off")
 
@@ -153,7 +153,7 @@ async def test_powerflow_powers_down_what_nobody_uses_as_it_does_in_simulations(
 async def test_a_node_that_goes_down_gets_no_starts_and_is_woken_once_it_is_off(make: Any) -> None:
     async with make(off="sleep 0.3") as world:
         await world.node("n1")
-        await Repository(world.pool).sleep("n1", OPERATOR)
+        await Repository(world.database).sleep("n1", OPERATOR)
         job = await world.job()
         await world.scheduler.turn()
         assert (await world.state(job), await world.claims()) == ("queued", 0)
@@ -205,7 +205,7 @@ async def test_a_hook_that_fails_is_run_again_with_pauses_and_a_node_that_speaks
 ) -> None:
     async with make(off="echo no key for the rack >&2; exit 3", node_power_attempts=3) as world:
         await world.node("n1")
-        await Repository(world.pool).sleep("n1", OPERATOR)
+        await Repository(world.database).sleep("n1", OPERATOR)
         await becomes(world, "n1", "on")
         (row,) = await world.fetch("SELECT detail, stays_on_until > now() AS stays FROM node_power")
         assert tuple(row) == ("no key for the rack", True)
@@ -268,12 +268,12 @@ async def test_a_pinned_node_is_woken_and_never_powered_down(make: Any) -> None:
     async with make(policy="powerflow") as world:
         await world.node("n1")
         await asleep(world, "n1")
-        await Repository(world.pool).pin("n1", True, OPERATOR)
+        await Repository(world.database).pin("n1", True, OPERATOR)
         await becomes(world, "n1", "waking")
         await heard(world, "n1")
         await becomes(world, "n1", "on")
         with pytest.raises(PowerRefusedError, match="pinned"):
-            await Repository(world.pool).sleep("n1", OPERATOR)
+            await Repository(world.database).sleep("n1", OPERATOR)
         await world.node("n0")
         await world.scheduler.turn()
         assert await power(world, "n1") == "on"
@@ -285,11 +285,11 @@ async def test_what_was_decided_is_done_by_the_scheduler_that_comes_next(
     options = AT_ONCE | commands(tmp_path / "told")
     async with a_world(fresh_database(postgres_url), redis_url, **options) as world:
         await world.node("n1")
-        await Repository(world.pool).sleep("n1", OPERATOR)  # committed; this scheduler runs no hooks any more
+        await Repository(world.database).sleep("n1", OPERATOR)  # committed; this scheduler runs no hooks any more
         await world.scheduler.turn()
         assert told(tmp_path / "told") == []
 
-        again = type(world.scheduler._nodes)(world.pool, build_hook(world.settings), world.settings)
+        again = type(world.scheduler._nodes)(world.database, build_hook(world.settings), world.settings)
         hooks = asyncio.create_task(again.run())
         await eventually(lambda: _said(tmp_path, "off n1"))
         hooks.cancel()

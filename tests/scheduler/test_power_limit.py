@@ -11,7 +11,7 @@ from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.scheduler.snapshot import load
 from tests.scheduler.test_api import client
-from tests.scheduler.test_device_settings import active_round, set_of
+from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World
 
 MODEL = "A100-SXM4-80GB"
@@ -65,7 +65,7 @@ async def running(world: World, gpus: int = 2) -> str:
 
 async def seen(world: World) -> Snapshot:
     outlook = await world.scheduler._carbon.outlook(time.time())
-    return (await load(world.pool, Trigger.PASSIVE, outlook, world.settings, at_rest=True)).snapshot
+    return (await load(world.database, Trigger.PASSIVE, outlook, world.settings, at_rest=True)).snapshot
 
 
 async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw(world: World) -> None:
@@ -77,7 +77,7 @@ async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw
 
     assert snapshot.measured_w == pytest.approx(4 * IDLE_W + HOST_W)
     assert snapshot.idle_w == pytest.approx([IDLE_W + HOST_W / 4])
-    row = snapshot.jobs.setting_curve[0]
+    row = snapshot.jobs.control_curve[0]
     table = snapshot.gangs[row][0]
     assert table.power_w[1] == pytest.approx([2 * each + HOST_W / 2 for each in DRAWN_W])
     assert snapshot.speed_curves[snapshot.jobs.speed_curve[0]][:4] == pytest.approx([1, 2, 3, 4]), "for afs"

@@ -53,7 +53,7 @@ async def told(world: World, job_id: str) -> Any:
 async def remaining(world: World, job_id: str) -> float:
     """Return what policies see of a job."""
     carbon = await world.scheduler._carbon.outlook(0.0)
-    snapshot = (await load(world.pool, Trigger.PASSIVE, carbon, world.settings)).snapshot
+    snapshot = (await load(world.database, Trigger.PASSIVE, carbon, world.settings)).snapshot
     return float(snapshot.jobs.remaining_s[snapshot.jobs.index[job_id]])
 
 
@@ -109,7 +109,7 @@ async def test_an_unreadable_model_leaves_the_last_one_in_service(world: World) 
 
 async def test_two_schedulers_foretell_a_job_once(world: World) -> None:
     job_id = await world.job(command=["true"])
-    others = [Predicting(world.pool), Predicting(world.pool)]
+    others = [Predicting(world.database), Predicting(world.database)]
     rows = [{"id": job_id, "tenant_id": "default", "spec": spec_of("true")}]
     await others[0].keep(others[0].tell(rows))
     await put_in_force(world, 120.0)

@@ -140,12 +140,12 @@ async def test_a_plan_is_written_whole_or_not_at_all(world: World) -> None:
     first, second = await world.job(), await world.job()
     await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
-    loaded = await load(world.pool, Trigger.PASSIVE, carbon, world.settings)
+    loaded = await load(world.database, Trigger.PASSIVE, carbon, world.settings)
     decided = world.scheduler._decide(loaded, 0)
     await world.fetch("UPDATE jobs SET state = 'cancelled' WHERE id = $1", second)
 
     with pytest.raises(StalePlanError):
-        await apply(world.pool, decided, (29_500, 30_000))
+        await apply(world.database, decided, (29_500, 30_000))
 
     assert await world.state(first) == "queued"
     assert await world.outbox() == []
@@ -159,10 +159,11 @@ async def test_of_two_plans_from_one_version_one_is_written(world: World) -> Non
     await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
     decided = [
-        world.scheduler._decide(await load(world.pool, Trigger.PASSIVE, carbon, world.settings), 0) for _ in range(2)
+        world.scheduler._decide(await load(world.database, Trigger.PASSIVE, carbon, world.settings), 0)
+        for _ in range(2)
     ]
     outcomes = await asyncio.gather(
-        *(apply(world.pool, one, (29_500, 30_000)) for one in decided), return_exceptions=True
+        *(apply(world.database, one, (29_500, 30_000)) for one in decided), return_exceptions=True
     )
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Applied", "StalePlanError"]
     assert len(await world.fetch("SELECT 1 FROM allocations")) == 1

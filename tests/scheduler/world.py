@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
 from services.core.domain.carbon import CarbonOutlook
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
 from services.kit.redis import connect
@@ -27,14 +27,14 @@ TOKEN = "a-token-of-sixteen-and-more"
 class World:
     """The database, a scheduler that turns when told to, and the words of users and nodes."""
 
-    def __init__(self, pool: Pool, redis: Redis, scheduler: Scheduler, settings: SchedulerSettings) -> None:
-        self.pool = pool
+    def __init__(self, database: Database, redis: Redis, scheduler: Scheduler, settings: SchedulerSettings) -> None:
+        self.database = database
         self.redis = redis
         self.scheduler = scheduler
         self.settings = settings
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
-        async with self.pool.connection() as connection:
+        async with self.database.connection() as connection:
             return await connection.fetch(query, *arguments)
 
     async def node(self, name: str, gpus: int = 4, *, lease_s: float = 60, model: str = "A100") -> str:
@@ -142,12 +142,12 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
         REDIS_URL=redis_url,
         **{"policy": "fifo", "round_interval_s": 3_600, "carbon_refresh_s": 1e9, **options},
     )
-    pool, redis = await Pool.open(database_url), connect(redis_url)
+    database, redis = await Database.open(database_url), connect(redis_url)
     async with new_session() as session:
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
         grid = FixedGrid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
         grid._asked_s = 1e18
-        yield World(pool, redis, Scheduler(settings, pool, redis, grid, build_hook(settings)), settings)
+        yield World(database, redis, Scheduler(settings, database, redis, grid, build_hook(settings)), settings)
     await redis.flushdb()
     await redis.aclose()
-    await pool.close()
+    await database.close()

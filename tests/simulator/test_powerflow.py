@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.policies.powerflow.limit import least_of
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions, SimulationResult
@@ -18,7 +18,7 @@ from services.simulator.engine.simulation import Simulation
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import SIZES, START_S, a_trace, a_workload
 
-LIMIT = SettingKind.POWER_LIMIT
+LIMIT = ControlKind.POWER_LIMIT
 CLUSTER = ClusterSpec.parse("3x4:V100")
 IDLE_W = 12 * (40.0 + 30.0)
 
@@ -44,7 +44,7 @@ def a_kind(gpu_w: float, scaling: float, bound: float, restart_s: float = 30.0) 
     """Return jobs of this power, scaling over GPUs and slowing under power limits."""
     limits = np.array([100.0, 150.0, 200.0, 250.0])
     share = limits / 250.0
-    curve = SettingCurve(limits, share**bound, 40.0 + (gpu_w - 40.0) * share)
+    curve = ControlCurve(limits, share**bound, 40.0 + (gpu_w - 40.0) * share)
     behaviour = Behaviour(SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), settings={LIMIT: curve})
     return JobProfile(f"{gpu_w}", {ANY_MODEL: behaviour}, host_power_w=60.0, restart_s=restart_s, checkpoint_s=10.0)
 

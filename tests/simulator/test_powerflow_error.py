@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions, SimulationResult
 from services.simulator.engine.above import AboveLimit
@@ -17,7 +17,7 @@ from services.simulator.engine.simulation import Simulation
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import SIZES, a_trace, a_workload
 
-LIMIT = SettingKind.POWER_LIMIT
+LIMIT = ControlKind.POWER_LIMIT
 LIMITS = np.array([100.0, 150.0, 200.0, 250.0])
 
 
@@ -26,12 +26,12 @@ def misread(gpu_w: float, scaling: float, above: float, stated: float) -> JobPro
     share = LIMITS / 250.0
     drawn_w = 40.0 + (gpu_w - 40.0) * share
     true = Behaviour(
-        SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), settings={LIMIT: SettingCurve(LIMITS, share**0.5, drawn_w)}
+        SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), settings={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w)}
     )
     seen = replace(
         true,
         gpu_power_w=true.gpu_power_w / (1 + above),
-        settings={LIMIT: SettingCurve(LIMITS, share**0.5, drawn_w / (1 + above))},
+        settings={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w / (1 + above))},
         power_error=stated,
     )
     return JobProfile(

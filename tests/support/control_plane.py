@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, HeartbeatReply, RankState
-from services.db.pool import Pool
+from services.db.database import Database
 from services.kit.identity import identity_headers
 from services.kit.ids import new_id
 from services.telemetry.app import create_app
@@ -70,11 +70,11 @@ def service_headers(identity: Identity | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {SERVICE_TOKEN}", **(identity_headers(identity) if identity else {})}
 
 
-async def accept_job(pool: Pool, *, state: str = "queued", tenant: str = "t", **spec: Any) -> str:
+async def accept_job(database: Database, *, state: str = "queued", tenant: str = "t", **spec: Any) -> str:
     """Put a job where admission puts it, and return its id."""
     wanted = JobSpec.model_validate({"name": "job", "command": ["true"], **spec})
     job_id = new_id("job")
-    async with pool.connection() as connection:
+    async with database.connection() as connection:
         await connection.execute(
             """INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at)
             VALUES ($1, $2, $3, $4, $5, $6, $7, CASE WHEN $7 = 'queued' THEN now() END)""",
@@ -184,11 +184,11 @@ def usage(allocation_id: str | None, gpu_j: float, *, gpus: int = 1, done: float
     }
 
 
-async def allocate(pool: Pool, job_id: str, shares: dict[str, list[int]], *, generation: int = 1) -> str:
+async def allocate(database: Database, job_id: str, shares: dict[str, list[int]], *, generation: int = 1) -> str:
     """Give a job a running gang as the scheduler would have, and return the allocation's id."""
     allocation_id = f"{job_id}.{generation}"
     gpus = sum(map(len, shares.values()))
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         await connection.execute(
             """INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
             VALUES ($1, $2, $3, 'running', $4, $5, 29500)""",
@@ -203,9 +203,9 @@ async def allocate(pool: Pool, job_id: str, shares: dict[str, list[int]], *, gen
     return allocation_id
 
 
-async def end_allocation(pool: Pool, allocation_id: str) -> None:
+async def end_allocation(database: Database, allocation_id: str) -> None:
     """End a gang as the scheduler would."""
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         await connection.execute(
             "UPDATE allocations SET state = 'ended', ended_at = now() WHERE id = $1", allocation_id
         )

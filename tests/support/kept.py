@@ -25,8 +25,8 @@ from optimizer_service.settings import OptimizerSettings
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.contracts.serving import PoolSpec
 from services.core.solvers.model import Backend, SolveStatus
+from services.db.database import prepare
 from services.db.engine import create_engine
-from services.db.pool import prepare
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
 from tests.gateway.peer import a_peer

@@ -22,7 +22,7 @@ from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
 from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
@@ -113,7 +113,7 @@ async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
     engine = create_engine(database_url)
     settings = OptimizerSettings(service_token=TOKEN, redis_url=redis_url)  # type: ignore[call-arg]
     redis = connect(redis_url)
-    queue = WorkQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    queue = TaskQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
     plans = Plans(engine, plan_repository(engine), queue, settings)
     app = FastAPI()
     app.include_router(endpoints.router)

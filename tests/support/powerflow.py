@@ -10,7 +10,7 @@ import numpy as np
 from services.core.cycle.snapshot import Floats, Ints
 from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
 from services.core.policies.powerflow.choices import Choices, powers_of_two
-from services.core.policies.powerflow.settings import allocate_settings
+from services.core.policies.powerflow.controls import allocate_controls
 
 IDLE_W = 30.0
 
@@ -49,7 +49,7 @@ def greedily(choices: Choices, work_s: Floats, gpus: int, limit_w: float, greedy
     idle_w = float(gpus - held.sum()) * IDLE_W
     settings = np.full(n_jobs, -1)
     weighted = work_s[runs] if greedy is not None and greedy.marginal == "power" else None
-    settings[runs] = allocate_settings(speed, power_w, limit_w - idle_w, weighted)
+    settings[runs] = allocate_controls(speed, power_w, limit_w - idle_w, weighted)
     at = np.arange(runs.size), settings[runs]
     mean_s = float(np.mean(work_s[runs] / speed[at])) if 0 < runs.size == n_jobs else float("inf")
     return Allocation(held, settings, mean_s, float(power_w[at].sum()) + idle_w)

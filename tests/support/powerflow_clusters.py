@@ -8,8 +8,8 @@ import numpy as np
 
 from services.core.cycle.plan import Plan, SetClock, SetPowerLimit, Start
 from services.core.cycle.snapshot import Gangs, Ints, Phase, Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
-from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import CappedModel
 from services.core.profiles.grid import JobModel, PerformanceTable
 from services.core.profiles.priors import FAMILIES
@@ -20,12 +20,12 @@ BOARD, PER_NODE, IDLE_W, HOST_W = "V100", 8, 50.0, 40.0
 MOST_GPUS = 64
 SIZES: Ints = np.int64(1) << np.arange(MOST_GPUS.bit_length(), dtype=np.int64)
 SETTINGS = {
-    SettingKind.POWER_LIMIT: np.linspace(100.0, 250.0, 16),
-    SettingKind.CLOCK: np.linspace(630.0, 1_530.0, 16),
+    ControlKind.POWER_LIMIT: np.linspace(100.0, 250.0, 16),
+    ControlKind.CLOCK: np.linspace(630.0, 1_530.0, 16),
 }
 
 
-def fitted_models(rng: np.random.Generator, kinds: int, axis: SettingKind = SettingKind.POWER_LIMIT) -> list[JobModel]:
+def fitted_models(rng: np.random.Generator, kinds: int, axis: ControlKind = ControlKind.POWER_LIMIT) -> list[JobModel]:
     """Return models as fitting leaves them, each of another job: those of the families, parameters up to 10 % off."""
     families = [JobProfile.of(BOARD, family, axis).model for family in sorted(FAMILIES)]
     models: list[JobModel] = []
@@ -42,7 +42,7 @@ def fitted_models(rng: np.random.Generator, kinds: int, axis: SettingKind = Sett
     return models
 
 
-def gangs_of(models: list[JobModel], axis: SettingKind = SettingKind.POWER_LIMIT) -> tuple[Gangs, ...]:
+def gangs_of(models: list[JobModel], axis: ControlKind = ControlKind.POWER_LIMIT) -> tuple[Gangs, ...]:
     """Return what gangs of every model do, at powers of two and sixteen settings."""
     sizes, values = SIZES.astype(np.float64), SETTINGS[axis]
     grid = PerformanceTable(models).evaluate(np.full(len(models), 256.0), sizes, values, PER_NODE)
@@ -51,7 +51,7 @@ def gangs_of(models: list[JobModel], axis: SettingKind = SettingKind.POWER_LIMIT
 
 
 def waiting_cluster(
-    n_jobs: int, gpus: int, gangs: tuple[Gangs, ...], *, seed: int = 3, axis: SettingKind = SettingKind.POWER_LIMIT
+    n_jobs: int, gpus: int, gangs: tuple[Gangs, ...], *, seed: int = 3, axis: ControlKind = ControlKind.POWER_LIMIT
 ) -> Snapshot:
     """Return nodes of eight GPUs, none in use, and elastic jobs that all wait; nodes may be powered down."""
     rng = np.random.default_rng(seed)
@@ -62,14 +62,14 @@ def waiting_cluster(
         submitted_s=NOON_S - rng.integers(60, 86_400, n_jobs),
         max_gpus=rng.choice(SIZES[2:], n_jobs),
         remaining_s=rng.lognormal(9.0, 1.0, n_jobs),
-        setting_curve=np.arange(n_jobs) % len(gangs),
+        control_curve=np.arange(n_jobs) % len(gangs),
     )
     return replace(
         snapshot,
         jobs=jobs,
         nodes=replace(snapshot.nodes, may_sleep=np.ones(len(nodes), dtype=np.bool_)),
         gangs=gangs,
-        setting_curves=({},) * len(gangs),
+        control_curves=({},) * len(gangs),
         settable=(frozenset({axis}),),
         idle_w=np.array([IDLE_W]),
         next_active_s=NOON_S + 300.0,

@@ -9,7 +9,7 @@ from itertools import count
 import httpx
 import pytest
 
-from services.db.pool import Pool
+from services.db.database import Database
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import FakeAgent, running_telemetry, telemetry_settings
 
@@ -21,7 +21,7 @@ class Plane:
     """What a test has at hand."""
 
     http: httpx.AsyncClient
-    pool: Pool
+    database: Database
     carbon: FakeCarbon
     zone: str = "none"
 
@@ -37,10 +37,10 @@ class Plane:
 async def module_plane(database_url: str, redis_url: str) -> AsyncIterator[Plane]:
     async with FakeCarbon().serve() as carbon:
         settings = telemetry_settings(database_url, redis_url, carbon_url=carbon.url, lease_ttl_s=0.3)
-        pool = await Pool.open(database_url, size=4)
+        database = await Database.open(database_url, size=4)
         async with running_telemetry(settings) as http:
-            yield Plane(http, pool, carbon)
-        await pool.close()
+            yield Plane(http, database, carbon)
+        await database.close()
 
 
 TABLES = (
@@ -52,7 +52,7 @@ TABLES = (
 
 @pytest.fixture
 async def plane(module_plane: Plane) -> Plane:
-    async with module_plane.pool.connection() as connection:
+    async with module_plane.database.connection() as connection:
         await connection.execute(f"TRUNCATE {TABLES} CASCADE")
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False

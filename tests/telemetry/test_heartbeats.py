@@ -21,13 +21,13 @@ from tests.support.control_plane import (
 
 
 async def ranks_of(plane, allocation_id):
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         query = "SELECT node_id, state, exit_code, ended_by FROM rank_statuses WHERE allocation_id = $1 ORDER BY 1"
         return [tuple(row) for row in await connection.fetch(query, allocation_id)]
 
 
 async def progress_of(plane, job_id):
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         row = await connection.fetchrow("SELECT done, total FROM job_progress WHERE job_id = $1", job_id)
     return tuple(row) if row else None
 
@@ -68,11 +68,11 @@ async def test_tokens_act_for_their_own_node_and_only_the_newest(plane) -> None:
 
 async def test_a_reply_names_the_live_gangs_of_this_node(plane) -> None:
     agent, other = await plane.agent("n1"), await plane.agent("n2")
-    one = await allocate(plane.pool, await accept_job(plane.pool), {"n1": [0, 1], "n2": [0]})
-    two = await allocate(plane.pool, await accept_job(plane.pool), {"n2": [1]})
+    one = await allocate(plane.database, await accept_job(plane.database), {"n1": [0, 1], "n2": [0]})
+    two = await allocate(plane.database, await accept_job(plane.database), {"n2": [1]})
     assert (await agent.beat()).allocations == [one]
     assert (await other.beat()).allocations == sorted([one, two])
-    await end_allocation(plane.pool, one)
+    await end_allocation(plane.database, one)
     assert (await agent.beat()).allocations == []
     await agent.register()
     assert (await agent.beat()).allocations == [], "registering brings nothing back"
@@ -80,8 +80,8 @@ async def test_a_reply_names_the_live_gangs_of_this_node(plane) -> None:
 
 async def test_ranks_only_advance_whatever_the_order_of_heartbeats(plane) -> None:
     agent = await plane.agent()
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n0": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
     agent.say(gang, RankState.RUNNING, progress_done=5, progress_total=10)
     running = agent.heartbeat()
     agent.say(gang, RankState.EXITED, code=3, progress_done=9)
@@ -96,7 +96,7 @@ async def test_ranks_only_advance_whatever_the_order_of_heartbeats(plane) -> Non
 
 async def test_one_heartbeat_may_name_a_gang_twice_and_the_furthest_word_counts(plane) -> None:
     agent = await plane.agent()
-    gang = await allocate(plane.pool, await accept_job(plane.pool), {"n0": [0]})
+    gang = await allocate(plane.database, await accept_job(plane.database), {"n0": [0]})
     body = agent.heartbeat()
     body["ranks"] = [
         {"allocation_id": gang, "state": "exited", "exit_code": 1},
@@ -108,8 +108,8 @@ async def test_one_heartbeat_may_name_a_gang_twice_and_the_furthest_word_counts(
 
 async def test_a_node_says_nothing_about_gangs_it_has_no_share_of(plane) -> None:
     agent, stranger = await plane.agent("n1"), await plane.agent("n2")
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n1": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n1": [0]})
     stranger.say(gang, RankState.EXITED, code=0, progress_done=1e9)
     stranger.say("no-such-gang", RankState.RUNNING)
     assert (await stranger.beat()).allocations == []
@@ -130,13 +130,13 @@ async def test_a_heartbeat_that_races_with_the_loss_never_renews_a_gang_that_was
     """Whoever takes the node's row first decides, for lease and gangs together."""
     agent = await plane.agent()
     for _ in range(20):
-        gang = await allocate(plane.pool, await accept_job(plane.pool), {"n0": [0]})
+        gang = await allocate(plane.database, await accept_job(plane.database), {"n0": [0]})
         await agent.beat()
-        async with plane.pool.connection() as connection:
+        async with plane.database.connection() as connection:
             await connection.execute("UPDATE nodes SET lease_until = now() - interval '1 ms'")
 
         async def give_up(gang=gang) -> bool:
-            async with plane.pool.transaction() as connection:
+            async with plane.database.transaction() as connection:
                 lost = await connection.fetchval(LOSE, "n0", 0.0)
                 if lost:
                     await asyncio.sleep(0.005)
@@ -148,11 +148,11 @@ async def test_a_heartbeat_that_races_with_the_loss_never_renews_a_gang_that_was
         lost, named = replies[0] or replies[2], {*replies[1].allocations, *replies[3].allocations}
         assert lost == (gang not in named), "either the lease was renewed, or nobody was told to go on"
         assert lost != await gang_lives(plane, gang)
-        await end_allocation(plane.pool, gang)
+        await end_allocation(plane.database, gang)
 
 
 async def gang_lives(plane, gang) -> bool:
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         return await connection.fetchval("SELECT state <> 'ended' FROM allocations WHERE id = $1", gang)
 
 
@@ -163,7 +163,7 @@ async def test_draining_is_audited_once(plane) -> None:
         assert answer.json()["draining"] is draining
     assert (await plane.http.post("/v1/nodes/n0/drain", headers=service_headers(USER))).status_code == 403
     assert (await plane.http.post("/v1/nodes/n9/drain", headers=service_headers(OPERATOR))).status_code == 404
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         rows = await connection.fetch("SELECT action, target, key_id FROM audit_log ORDER BY sequence")
     assert [tuple(row) for row in rows] == [("node.drain", "n0", "key-ops"), ("node.resume", "n0", "key-ops")]
 
@@ -219,8 +219,8 @@ async def test_without_the_database_everything_is_unavailable_and_nothing_is_a_s
 
 async def test_a_share_that_its_node_has_forgotten_is_gone(plane) -> None:
     agent = await plane.agent("n1")
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n1": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n1": [0]})
     await agent.beat()
     assert await ranks_of(plane, gang) == [], "a share never reported may still have to start"
     agent.say(gang, RankState.RUNNING)
@@ -237,7 +237,7 @@ async def test_a_share_that_its_node_has_forgotten_is_gone(plane) -> None:
 
 async def test_what_devices_were_set_to_is_recorded_once_per_change(plane) -> None:
     agent = await plane.agent("n1")
-    gang = await allocate(plane.pool, await accept_job(plane.pool), {"n1": [0]})
+    gang = await allocate(plane.database, await accept_job(plane.database), {"n1": [0]})
     noon = "2026-11-21T12:00:00Z"
     set_to = {"revision": 1, "power_limit_w": 200.0, "refused": {}, "enforced_w": [200.0]}
     agent.say(gang, RankState.RUNNING, settings=set_to)
@@ -246,7 +246,7 @@ async def test_what_devices_were_set_to_is_recorded_once_per_change(plane) -> No
         agent.say(gang, RankState.RUNNING, settings=set_to | {"revision": revision, "since": noon})
         await agent.beat()
         await agent.beat()
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         rows = await connection.fetch("SELECT * FROM settings_in_force ORDER BY revision")
     found = [(row["allocation_id"], row["node_id"], row["revision"], row["power_limit_w"]) for row in rows]
     assert found == [(gang, "n1", 1, 200.0), (gang, "n1", 2, 200.0)], "and nothing of what was not in force yet"

@@ -21,11 +21,11 @@ async def listed(plane: Plane, who: Identity = OPERATOR, **query: Any) -> dict[s
 
 async def ran(plane: Plane, *gangs: tuple[int, int], tenant: str = "t", submitted: str = "2026-11-01") -> str:
     """Leave a job that ran as these gangs of (GPUs, seconds), one after the other, from an hour after midnight."""
-    job_id = await accept_job(plane.pool, tenant=tenant)
-    async with plane.pool.connection() as connection:
+    job_id = await accept_job(plane.database, tenant=tenant)
+    async with plane.database.connection() as connection:
         at = f"'{submitted}T01:00Z'::timestamptz"
         for number, (gpus, seconds) in enumerate(gangs, start=1):
-            gang = await allocate(plane.pool, job_id, {}, generation=number)
+            gang = await allocate(plane.database, job_id, {}, generation=number)
             await connection.execute(
                 f"UPDATE allocations SET gpus = {gpus}, started_at = {at}, state = 'ended', "
                 f"ended_at = {at} + interval '{seconds} s' WHERE id = $1",
@@ -41,7 +41,7 @@ async def ran(plane: Plane, *gangs: tuple[int, int], tenant: str = "t", submitte
 
 async def test_a_job_is_listed_as_it_ran(plane: Plane) -> None:
     job_id = await ran(plane, (1, 100), (4, 50))
-    waiting = await accept_job(plane.pool)
+    waiting = await accept_job(plane.database)
 
     first, second = (await listed(plane))["items"]
 
@@ -53,7 +53,7 @@ async def test_a_job_is_listed_as_it_ran(plane: Plane) -> None:
 
 async def test_a_standing_service_is_no_past_job(plane: Plane) -> None:
     job_id, standing = await ran(plane, (1, 100)), await ran(plane, (2, 100))
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         await connection.execute(
             """UPDATE jobs SET spec = spec || '{"service": {"node_labels": {}}}' WHERE id = $1""", standing
         )

@@ -12,12 +12,12 @@ KWH_J = 3.6e6
 
 
 async def row(plane, query, *arguments):
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         return await connection.fetchrow(query, *arguments)
 
 
 async def lines(plane):
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         return await connection.fetch("SELECT * FROM energy_usages ORDER BY node_id, sequence, owner")
 
 
@@ -32,8 +32,8 @@ async def invariants(plane) -> dict[str, bool]:
 
 async def test_an_interval_becomes_lines_with_their_carbon_once(plane) -> None:
     agent = await plane.agent()
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n0": [0, 1]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0, 1]})
     end = now_s()
     interval = agent.interval(
         end - 10,
@@ -92,7 +92,7 @@ async def test_without_the_carbon_service_the_last_known_intensity_is_used_and_m
     refused = await agent.report(agent.interval(t - 3, t - 2, usage(None, 1)))
     assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
     assert await lines(plane) == [], "nothing is known of this zone yet: the node keeps the interval"
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         await connection.execute(
             """INSERT INTO energy_usages (node_id, boot_id, sequence, owner, start_at, end_at, gpus, gpu_energy_j,
                 cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue,
@@ -107,8 +107,8 @@ async def test_without_the_carbon_service_the_last_known_intensity_is_used_and_m
 async def test_a_node_charges_no_job_that_it_does_not_run(plane) -> None:
     agent = await plane.agent("n1")
     await plane.agent("n2")
-    job = await accept_job(plane.pool)
-    elsewhere = await allocate(plane.pool, job, {"n2": [0]})
+    job = await accept_job(plane.database)
+    elsewhere = await allocate(plane.database, job, {"n2": [0]})
     t = now_s()
     await agent.report(agent.interval(t - 1, t, usage(elsewhere, 5), usage("unknown", 6), usage(None, 7)))
     assert [(line["owner"], line["job_id"]) for line in await lines(plane)] == [
@@ -135,8 +135,8 @@ async def test_energy_that_does_not_add_up_is_kept_and_shown(plane) -> None:
 
 async def test_profiles_count_each_gang_from_its_first_report_of_progress(plane) -> None:
     leader, follower = await plane.agent("n1"), await plane.agent("n2")
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n1": [0], "n2": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n1": [0], "n2": [0]})
     t = now_s() - 1000
 
     async def step(number: int, done: float | None, gang: str = gang) -> None:
@@ -151,10 +151,10 @@ async def test_profiles_count_each_gang_from_its_first_report_of_progress(plane)
     profile = await row(plane, "SELECT * FROM job_profiles")
     assert (profile["job_id"], profile["gpus"], profile["progress"], profile["duration_s"]) == (job, 2, 10, 20)
     assert profile["energy_j"] == pytest.approx(2 * 150)
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         await connection.execute("UPDATE allocations SET state = 'ended'")
         await connection.execute("DELETE FROM device_claims")
-    again = await allocate(plane.pool, job, {"n1": [0], "n2": [0]}, generation=2)
+    again = await allocate(plane.database, job, {"n1": [0], "n2": [0]}, generation=2)
     await step(4, 12, again)  # restarted from an older checkpoint: what is repeated and the start do not count
     await step(5, 16, again)
     await step(6, 15, gang)  # a late word of the former gang
@@ -165,8 +165,8 @@ async def test_profiles_count_each_gang_from_its_first_report_of_progress(plane)
 
 async def test_two_nodes_report_the_same_jobs_at_once(plane) -> None:
     agents = [await plane.agent(f"n{number}", gpus=5) for number in range(4)]
-    jobs = [await accept_job(plane.pool) for _ in range(5)]
-    gangs = [await allocate(plane.pool, job, {f"n{n}": [at] for n in range(4)}) for at, job in enumerate(jobs)]
+    jobs = [await accept_job(plane.database) for _ in range(5)]
+    gangs = [await allocate(plane.database, job, {f"n{n}": [at] for n in range(4)}) for at, job in enumerate(jobs)]
     t = now_s()
     reports = [
         agent.report(*(agent.interval(t + k, t + k + 1, *(usage(g, 10, done=k) for g in order)) for k in range(10)))
@@ -181,8 +181,8 @@ async def test_two_nodes_report_the_same_jobs_at_once(plane) -> None:
 
 async def test_a_job_s_report_merges_lines_of_one_intensity_and_pages(plane) -> None:
     agent = await plane.agent()
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n0": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
     t = round(now_s()) - 100
     plane.carbon.steps = [(0, t + 20, 100, "measured"), (t + 20, t + 40, 200, "measured"), (t + 40, 4e9, 100, "held")]
     await agent.report(*(agent.interval(t + 10 * k, t + 10 * k + 10, usage(gang, KWH_J)) for k in range(6)))
@@ -204,9 +204,9 @@ async def test_a_job_s_report_merges_lines_of_one_intensity_and_pages(plane) -> 
 
 async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
     agent = await plane.agent()
-    mine = [await accept_job(plane.pool, project=project) for project in ("a", "b", "b")]
-    theirs = await accept_job(plane.pool, tenant="other", project="a")
-    gangs = [await allocate(plane.pool, job, {"n0": [at]}) for at, job in enumerate([*mine, theirs])]
+    mine = [await accept_job(plane.database, project=project) for project in ("a", "b", "b")]
+    theirs = await accept_job(plane.database, tenant="other", project="a")
+    gangs = [await allocate(plane.database, job, {"n0": [at]}) for at, job in enumerate([*mine, theirs])]
     t = now_s()
     await agent.report(agent.interval(t - 10, t, *(usage(gang, KWH_J) for gang in gangs), usage(None, KWH_J)))
 
@@ -232,7 +232,7 @@ async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
 
 
 async def test_a_job_s_footprint_is_its_tenant_s_business(plane) -> None:
-    theirs = await accept_job(plane.pool, tenant="other")
+    theirs = await accept_job(plane.database, tenant="other")
     for job, identity, status in ((theirs, USER, 404), (theirs, OPERATOR, 200), ("job_none", OPERATOR, 404)):
         answer = await plane.http.get(f"/v1/jobs/{job}/footprint", headers=service_headers(identity))
         assert answer.status_code == status

@@ -18,14 +18,14 @@ async def ask(plane, path, identity=OPERATOR, **params):
 
 async def counts(plane) -> tuple[int, int, int]:
     tables = ("energy_usages", "energy_intervals", "energy_days")
-    async with plane.pool.connection() as connection:
+    async with plane.database.connection() as connection:
         return tuple([await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables])
 
 
 async def test_folding_keeps_every_sum_and_knows_what_is_sent_again(plane) -> None:
     agent = await plane.agent()
-    job = await accept_job(plane.pool)
-    gang = await allocate(plane.pool, job, {"n0": [0]})
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
     midnight = utc_now().timestamp() // DAY_S * DAY_S
     plane.carbon.steps = [(0, midnight - 5 * DAY_S, 100, "measured"), (midnight - 5 * DAY_S, 4e9, 300, "measured")]
     times = [midnight - 5.5 * DAY_S, midnight - 4.5 * DAY_S, midnight - 4.4 * DAY_S, midnight - 60]
@@ -36,8 +36,8 @@ async def test_folding_keeps_every_sum_and_knows_what_is_sent_again(plane) -> No
     before = [await ask(plane, "/v1/reports/footprint", group_by=group) for group in ("job", "node", "tenant")]
     assert await counts(plane) == (8, 4, 0)
 
-    assert await fold(plane.pool, 2 * DAY_S) == 2
-    assert await fold(plane.pool, 2 * DAY_S) == 0
+    assert await fold(plane.database, 2 * DAY_S) == 2
+    assert await fold(plane.database, 2 * DAY_S) == 0
 
     assert await counts(plane) == (2, 1, 4)
     for then, group in zip(before, ("job", "node", "tenant"), strict=True):
@@ -57,9 +57,9 @@ async def test_a_very_late_line_joins_its_day(plane) -> None:
     t = (utc_now().timestamp() // DAY_S - 5) * DAY_S + 100
     for node in (agent, other):
         await node.report(node.interval(t, t + 10, usage(None, KWH_J)))
-        await fold(plane.pool, 2 * DAY_S)
+        await fold(plane.database, 2 * DAY_S)
         await node.report(node.interval(t + 10, t + 20, usage(None, KWH_J)))
-        await fold(plane.pool, 2 * DAY_S)
+        await fold(plane.database, 2 * DAY_S)
     assert await counts(plane) == (0, 0, 2)
     report = await ask(plane, "/v1/reports/footprint")
     assert report["idle"]["gpu_energy_j"] == pytest.approx(4 * KWH_J) == report["metered_gpu_energy_j"]
@@ -68,8 +68,8 @@ async def test_a_very_late_line_joins_its_day(plane) -> None:
 
 async def test_settings_of_gangs_that_ended_long_ago_are_forgotten(plane) -> None:
     await plane.agent()
-    gangs = [await allocate(plane.pool, await accept_job(plane.pool), {"n0": [device]}) for device in range(3)]
-    async with plane.pool.connection() as connection:
+    gangs = [await allocate(plane.database, await accept_job(plane.database), {"n0": [device]}) for device in range(3)]
+    async with plane.database.connection() as connection:
         for gang in gangs:
             await connection.execute(
                 "INSERT INTO settings_in_force (allocation_id, node_id, revision, refused, enforced_w, since) "
@@ -79,6 +79,6 @@ async def test_settings_of_gangs_that_ended_long_ago_are_forgotten(plane) -> Non
         ended = "UPDATE allocations SET state = 'ended', ended_at = now() - interval '3 days' * $2 WHERE id = $1"
         await connection.execute(ended, gangs[0], 1)
         await connection.execute(ended, gangs[1], 0)
-        await forget_settings(plane.pool, 2 * DAY_S)
+        await forget_settings(plane.database, 2 * DAY_S)
         left = await connection.fetch("SELECT allocation_id FROM settings_in_force")
     assert {row["allocation_id"] for row in left} == set(gangs[1:])

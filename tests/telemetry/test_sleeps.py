@@ -2,14 +2,14 @@
 
 import pytest
 
-from services.db.pool import Pool
+from services.db.database import Database
 from services.telemetry.sleeps import LIFE
 from tests.support.control_plane import OPERATOR, eventually, service_headers
 from tests.telemetry.conftest import Plane
 
 
-async def periods(pool: Pool, node: str) -> None:
-    async with pool.connection() as connection:
+async def periods(database: Database, node: str) -> None:
+    async with database.connection() as connection:
         await connection.execute(
             "INSERT INTO node_power_periods (node_id, state, start_at, end_at, power_w) VALUES "
             "($1, 'off', now() - interval '140 s', now() - interval '40 s', 10), "
@@ -21,10 +21,10 @@ async def periods(pool: Pool, node: str) -> None:
 
 async def test_sleep_and_boot_are_booked_once_as_nobodys_estimated_energy(plane: Plane) -> None:
     await plane.agent("n0")
-    await periods(plane.pool, "n0")
+    await periods(plane.database, "n0")
 
     async def lines() -> list[tuple[object, ...]]:
-        async with plane.pool.connection() as connection:
+        async with plane.database.connection() as connection:
             rows = await connection.fetch(
                 "SELECT owner, static_energy_j, gpu_energy_j, source, carbon_gco2 / pue AS carbon FROM energy_usages "
                 "WHERE boot_id = $1 ORDER BY sequence",

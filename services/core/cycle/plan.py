@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
-from services.core.domain.settings import SettingKind
 
 
 class Reason(StrEnum):
@@ -105,7 +105,7 @@ class SetPowerLimit:
     job_id: JobId
     power_limit_w: float | None
     reason: Reason
-    kind: ClassVar[SettingKind] = SettingKind.POWER_LIMIT
+    kind: ClassVar[ControlKind] = ControlKind.POWER_LIMIT
 
     @property
     def value(self) -> float | None:
@@ -120,7 +120,7 @@ class SetClock:
     job_id: JobId
     clock_mhz: int | None
     reason: Reason
-    kind: ClassVar[SettingKind] = SettingKind.CLOCK
+    kind: ClassVar[ControlKind] = ControlKind.CLOCK
 
     @property
     def value(self) -> float | None:
@@ -129,34 +129,34 @@ class SetClock:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileSettings:
+class ProfileControls:
     """Run a gang for ``window_s`` at each value its devices take, from the highest down; then back at the default.
 
     Nothing else is stopped for it: the gang works on meanwhile, slower. Snapshots taken afterwards show the curve.
     """
 
     job_id: JobId
-    kind: SettingKind
+    kind: ControlKind
     window_s: float
     reason: Reason = Reason.PROFILING
 
 
-Setting = SetPowerLimit | SetClock | ProfileSettings
-Action = Start | Preempt | Hold | Setting
+Control = SetPowerLimit | SetClock | ProfileControls
+Action = Start | Preempt | Hold | Control
 ACTION_NAMES: dict[type, str] = {
     Start: "start",
     Preempt: "preempt",
     Hold: "hold",
     SetPowerLimit: "set_power_limit",
     SetClock: "set_clock",
-    ProfileSettings: "profile_settings",
+    ProfileControls: "profile_controls",
 }
 """As records and the public API name them."""
 
 
-def set_to(job_id: JobId, kind: SettingKind, value: float | None, reason: Reason) -> SetPowerLimit | SetClock:
+def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason) -> SetPowerLimit | SetClock:
     """Return the action that sets one kind of setting, in its unit."""
-    if kind is SettingKind.POWER_LIMIT:
+    if kind is ControlKind.POWER_LIMIT:
         return SetPowerLimit(job_id, value, reason)
     return SetClock(job_id, None if value is None else round(value), reason)
 

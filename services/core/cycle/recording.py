@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileSettings, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Service, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import Network
 
@@ -41,7 +41,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         },
         "tenant_gpu_quota": snapshot.tenant_gpu_quota,
         "speed_curves": snapshot.speed_curves.tolist(),
-        "setting_curves": [_curves_to_json(curves) for curves in snapshot.setting_curves],
+        "control_curves": [_curves_to_json(curves) for curves in snapshot.control_curves],
         "settable": [sorted(kinds) for kinds in snapshot.settable],
         "gangs": [_gangs_to_json(gangs) for gangs in snapshot.gangs],
         "idle_w": snapshot.idle_w.tolist(),
@@ -78,8 +78,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
         goodput_curves=np.array(stored.get("goodput_curves") or np.empty((0, 2, 0)), dtype=np.float64),
-        setting_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
-        settable=tuple(frozenset(map(SettingKind, kinds)) for kinds in stored.get("settable", [])),
+        control_curves=tuple(_curves_from_json(curves) for curves in stored.get("control_curves", [])),
+        settable=tuple(frozenset(map(ControlKind, kinds)) for kinds in stored.get("settable", [])),
         gangs=tuple(_gangs_from_json(gangs) for gangs in stored.get("gangs", [])),
         idle_w=np.array(stored.get("idle_w", []), dtype=np.float64),
         next_active_s=float(stored.get("next_active_s", "nan")),
@@ -128,7 +128,7 @@ def _details(action: Action) -> dict[str, Any]:
             return {"power_limit_w": action.power_limit_w}
         case SetClock():
             return {"clock_mhz": action.clock_mhz}
-        case ProfileSettings():
+        case ProfileControls():
             return {"kind": action.kind.value, "window_s": action.window_s}
         case _:
             return {}
@@ -143,7 +143,7 @@ def _curves_to_json(curves: Curves) -> list[list[Any]]:
 
 def _curves_from_json(stored: list[list[Any]]) -> Curves:
     return {
-        (model, SettingKind(kind)): SettingCurve(*(np.array(column, dtype=np.float64) for column in columns))
+        (model, ControlKind(kind)): ControlCurve(*(np.array(column, dtype=np.float64) for column in columns))
         for model, kind, *columns in stored
     }
 
@@ -162,7 +162,7 @@ def _columns_of(table: GangTable) -> tuple[NDArray[Any], ...]:
 def _gangs_from_json(stored: list[list[Any]]) -> Gangs:
     return {
         model: GangTable(
-            np.array(gpus), np.array(speed), np.array(power_w), kind and SettingKind(kind), np.array(values), *error
+            np.array(gpus), np.array(speed), np.array(power_w), kind and ControlKind(kind), np.array(values), *error
         )
         for model, kind, values, gpus, speed, power_w, *error in stored
     }

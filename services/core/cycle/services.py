@@ -39,10 +39,10 @@ def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
     The policy sees neither the services nor the devices they get or reserve; gangs that give way are stopping already,
     on what is left of their devices.
     """
-    desk = _Desk(snapshot)
+    placing = _Placing(snapshot)
     for service in snapshot.services:
-        desk.serve(service)
-    return (*desk.preempts, *desk.starts, *(desk.holds if snapshot.reasons else ())), desk.shown()
+        placing.serve(service)
+    return (*placing.preempts, *placing.starts, *(placing.holds if snapshot.reasons else ())), placing.shown()
 
 
 def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
@@ -72,7 +72,7 @@ class _Reservation:
     missing: int
 
 
-class _Desk:
+class _Placing:
     """Serves services one after another; what one got is not there for the next."""
 
     def __init__(self, snapshot: Snapshot) -> None:

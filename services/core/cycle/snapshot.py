@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
 
@@ -33,7 +33,7 @@ _UNKNOWN: Floats = np.empty(0)
 _UNCOUNTED: Ints = np.empty(0, dtype=np.int64)
 _NOWHERE: Bools = np.empty(0, dtype=np.bool_)
 
-Curves = Mapping[tuple[int, SettingKind], SettingCurve]
+Curves = Mapping[tuple[int, ControlKind], ControlCurve]
 """What is known of one kind of job: a curve by GPU model (its index) and kind of setting."""
 
 Gangs = Mapping[int, GangTable]
@@ -92,7 +92,7 @@ class JobTable:
             all -1 unless given.
         power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
         clock_mhz: The clock they are locked to; NaN at the default, and unless given.
-        setting_curve: Index into ``Snapshot.setting_curves``, -1 where nothing is known; all -1 unless given.
+        control_curve: Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given.
         goodput_curve: Row of ``Snapshot.goodput_curves`` that foretells the speed of a job that tunes its batch size,
             at its present progress; -1 where none does; all -1 unless given.
     """
@@ -122,7 +122,7 @@ class JobTable:
     speed_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     power_limit_w: Floats = field(default_factory=lambda: _UNKNOWN)
     clock_mhz: Floats = field(default_factory=lambda: _UNKNOWN)
-    setting_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    control_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     goodput_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
@@ -151,9 +151,9 @@ class JobTable:
     def __len__(self) -> int:
         return self.phase.size
 
-    def setting(self, kind: SettingKind) -> Floats:
+    def setting(self, kind: ControlKind) -> Floats:
         """Return the present setting of each job, NaN at the default: (n_jobs,) watts or MHz."""
-        return self.power_limit_w if kind is SettingKind.POWER_LIMIT else self.clock_mhz
+        return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,11 @@ class Snapshot:
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
         speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
             that need it ahead; rows are named by ``JobTable.speed_curve``.
-        setting_curves: What is known of speed and power by setting, one entry per kind of job; they are named by
-            ``JobTable.setting_curve``.
+        control_curves: What is known of speed and power by setting, one entry per kind of job; they are named by
+            ``JobTable.control_curve``.
         settable: The kinds of settings each GPU model (by index) takes; one that is refused anywhere is left out.
         gangs: Predicted speed and power by gang size and setting, one entry per kind of job, named as
-            ``setting_curves`` are; empty where nothing predicts them.
+            ``control_curves`` are; empty where nothing predicts them.
         idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
@@ -254,7 +254,7 @@ class Snapshot:
         network: Between nodes and within; ``server_gpus`` is the widest node's.
         measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
             NaN: unknown, or just changed.
-        measures: Whether gangs can be measured at each setting (``ProfileSettings``).
+        measures: Whether gangs can be measured at each setting (``ProfileControls``).
         measuring: The jobs whose gangs are being measured so; None: not told.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
@@ -280,8 +280,8 @@ class Snapshot:
     carbon: CarbonOutlook
     tenant_gpu_quota: dict[str, int]
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    setting_curves: tuple[Curves, ...] = ()
-    settable: tuple[frozenset[SettingKind], ...] = ()
+    control_curves: tuple[Curves, ...] = ()
+    settable: tuple[frozenset[ControlKind], ...] = ()
     gangs: tuple[Gangs, ...] = ()
     idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
     next_active_s: float = float("nan")
@@ -299,12 +299,12 @@ class Snapshot:
     services_gpus: int = 0
     services_w: float = 0.0
 
-    def setting_curve(self, job: int, gpu_model: int, kind: SettingKind) -> SettingCurve | None:
+    def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
         """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""
-        row = int(self.jobs.setting_curve[job])
-        return self.setting_curves[row].get((gpu_model, kind)) if row >= 0 else None
+        row = int(self.jobs.control_curve[job])
+        return self.control_curves[row].get((gpu_model, kind)) if row >= 0 else None
 
-    def takes(self, gpu_model: int, kind: SettingKind) -> bool:
+    def takes(self, gpu_model: int, kind: ControlKind) -> bool:
         """Whether devices of that model can be set so."""
         return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
 

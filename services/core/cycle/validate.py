@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from services.core.cycle.plan import Hold, Plan, PowerNode, Preempt, ProfileSettings, Setting, Start
+from services.core.cycle.plan import Control, Hold, Plan, PowerNode, Preempt, ProfileControls, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 
 HOLDING = {QUEUED: False, STARTING: True, RUNNING: True, PREEMPTING: False}
 
@@ -38,7 +38,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     index = snapshot.jobs.index
     held: list[JobId] = []
     changed: list[Start | Preempt] = []
-    settings: list[Setting] = []
+    settings: list[Control] = []
     for action in plan.actions:
         if isinstance(action, Hold):
             held.append(action.job_id)
@@ -168,12 +168,12 @@ def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:
 
 
 def _check_settings(
-    snapshot: Snapshot, index: Mapping[JobId, int], settings: list[Setting], changed: list[Start | Preempt]
+    snapshot: Snapshot, index: Mapping[JobId, int], settings: list[Control], changed: list[Start | Preempt]
 ) -> None:
     jobs, models = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
     stopped = {action.job_id for action in changed if isinstance(action, Preempt)}
     started = {action.job_id: action.placement for action in changed if isinstance(action, Start)}
-    seen: set[tuple[JobId, SettingKind]] = set()
+    seen: set[tuple[JobId, ControlKind]] = set()
     for action in settings:
         job_id, name = action.job_id, action.kind.value.replace("_", " ")
         job = index.get(job_id)
@@ -185,11 +185,11 @@ def _check_settings(
         if (job_id, action.kind) in seen:
             raise PlanError(f"job {job_id} has its {name} set twice")
         seen.add((job_id, action.kind))
-        amount = action.window_s if isinstance(action, ProfileSettings) else action.value
+        amount = action.window_s if isinstance(action, ProfileControls) else action.value
         if amount is not None and not 0 < amount < math.inf:
             raise PlanError(f"job {job_id} cannot have a {name} or window of {amount}")
         on = {models[share.node_id] for share in placement.shares if share.node_id in models}
-        if isinstance(action, ProfileSettings) and not snapshot.measures:
+        if isinstance(action, ProfileControls) and not snapshot.measures:
             raise PlanError(f"job {job_id} cannot have its {name} measured: this cluster measures none")
         if not all(snapshot.takes(model, action.kind) for model in on):
             raise PlanError(f"job {job_id} cannot have its {name} set: its GPUs do not take one")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,7 +32,7 @@ class GangTable:
     gpus: Ints
     speed: Floats
     power_w: Floats
-    kind: SettingKind | None
+    kind: ControlKind | None
     values: Floats
     power_error: float = 0.0
 

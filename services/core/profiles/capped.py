@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.fitting import Problem, noise_of, solve
 from services.core.profiles.learn import (
     MIN_CONFIGURATIONS,
@@ -105,9 +105,9 @@ class CappedModel:
         return unpacked(self.vector)
 
     @property
-    def axis(self) -> SettingKind:
+    def axis(self) -> ControlKind:
         """Return what the setting is."""
-        return SettingKind.POWER_LIMIT
+        return ControlKind.POWER_LIMIT
 
     def named(self) -> dict[str, float]:
         """Return the parameters by name, those of the speed first."""
@@ -138,7 +138,7 @@ def fit_capped(
     Raises:
         DomainError: Too few configurations, an energy is missing, or settings are not power limits.
     """
-    if points.axis is not SettingKind.POWER_LIMIT or not points.with_energy.all():
+    if points.axis is not ControlKind.POWER_LIMIT or not points.with_energy.all():
         raise DomainError("this form needs power limits, and the energy of every point")
     merged = enough(points, belief)
     model = _fit(merged, merged, belief, warm)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.fitting import Problem, Solution, noise_of, solve
 from services.core.profiles.observations import Bools, Floats, Observations, PointError
@@ -68,7 +68,7 @@ class _Model:
     ``fixed`` says of each term that was not fitted, and why.
     """
 
-    axis: SettingKind
+    axis: ControlKind
     covariance: Floats
     quality: Quality
     fixed: Mapping[str, str]

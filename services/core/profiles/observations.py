@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-COLUMN_OF = {SettingKind.CLOCK: "clock_mhz", SettingKind.POWER_LIMIT: "power_limit_w"}
+COLUMN_OF = {ControlKind.CLOCK: "clock_mhz", ControlKind.POWER_LIMIT: "power_limit_w"}
 """What a setting is called where there is a column of it."""
 
 PLAUSIBLE = {
@@ -27,7 +27,7 @@ PLAUSIBLE = {
     "energy_j_per_iteration": (1e-4, 1e10, "joules"),
 }
 """Per column the range outside of which the unit must be wrong."""
-PLAUSIBLE_SETTING = {SettingKind.CLOCK: (100.0, 5_000.0, "MHz"), SettingKind.POWER_LIMIT: (20.0, 3_000.0, "W")}
+PLAUSIBLE_SETTING = {ControlKind.CLOCK: (100.0, 5_000.0, "MHz"), ControlKind.POWER_LIMIT: (20.0, 3_000.0, "W")}
 PLAUSIBLE_POWER_W = (1.0, 3_000.0)
 """Mean draw of one board; catches milliseconds beside joules and seconds beside millijoules."""
 
@@ -59,7 +59,7 @@ class Observations:
         PointError: A value is NaN, not positive, outside of any unit's reach, or contradicts another.
     """
 
-    axis: SettingKind
+    axis: ControlKind
     gpus: Floats
     local_batch: Floats
     setting: Floats
@@ -100,7 +100,7 @@ class Observations:
         nodes: Sequence[float] | Floats | None = None,
         energy_j_per_iteration: Sequence[float] | Floats | None = None,
         mean_power_w: Sequence[float] | Floats | None = None,
-        axis: SettingKind = SettingKind.CLOCK,
+        axis: ControlKind = ControlKind.CLOCK,
     ) -> Observations:
         """Return observations of (n,) columns, of which only times are needed; ``mean_power_w`` is per GPU."""
         time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import CappedModel, fit_capped
 from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.grid import JobModel
@@ -56,7 +56,7 @@ class JobProfile:
     anew_at: int = field(default=0)
 
     @classmethod
-    def of(cls, gpu_model: str, family: str, axis: SettingKind) -> JobProfile:
+    def of(cls, gpu_model: str, family: str, axis: ControlKind) -> JobProfile:
         """Return the profile of a job that has not run.
 
         Raises:
@@ -65,7 +65,7 @@ class JobProfile:
         board, kind = board_of(gpu_model), family_of(family)
         unseen = Quality(0, 0, {}, float("nan"), float("nan"), UNSEEN_NOISE, 0)
         why: Mapping[str, str] = {"all": "nothing was seen yet"}
-        if axis is SettingKind.POWER_LIMIT:
+        if axis is ControlKind.POWER_LIMIT:
             vector = believed_capped(board, kind)
             return cls(gpu_model, family, CappedModel(vector, np.zeros((21, 21)), unseen, unseen, why))
         speed = believed_speed(board, kind, top=board.top_mhz)
@@ -74,7 +74,7 @@ class JobProfile:
         return cls(gpu_model, family, draw)
 
     @property
-    def axis(self) -> SettingKind:
+    def axis(self) -> ControlKind:
         """Return whether the job is known by clock or by power limit."""
         return self.model.axis
 

@@ -15,7 +15,7 @@ log = Log(__name__)
 PUBLISH_WITHIN_S = 3.0
 
 
-class WorkQueue:
+class TaskQueue:
     """The service's end of a queue."""
 
     def __init__(self, celery: Celery, redis: Redis, queue: str, task: str) -> None:

@@ -7,7 +7,7 @@ and no process of its own, and any number of services may run it, because each s
 from __future__ import annotations
 
 from services.contracts.background import WorkState
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.background.settings import WorkSettings
 from services.kit.background.store import WorkStore
 from services.kit.logging import Log
@@ -19,7 +19,7 @@ log = Log(__name__)
 class Sweeper:
     """Looks for work that nobody does."""
 
-    def __init__(self, what: str, store: WorkStore, queue: WorkQueue, settings: WorkSettings) -> None:
+    def __init__(self, what: str, store: WorkStore, queue: TaskQueue, settings: WorkSettings) -> None:
         self._what = what
         self._store = store
         self._queue = queue

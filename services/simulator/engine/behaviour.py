@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.cycle.snapshot import Curves, Gangs
+from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
-from services.core.domain.settings import SettingKind
 from services.core.parallel.iteration import Network
 from services.core.parallel.mapping import Method
 from services.simulator.engine.options import EngineOptions
@@ -20,7 +20,7 @@ from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Work
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Settings = tuple[tuple[SettingKind, float], ...]
+Settings = tuple[tuple[ControlKind, float], ...]
 """What is set on a gang's devices, by kind; nothing at the defaults."""
 Shares = tuple[int, ...]
 """How many GPUs a gang has on each node, ascending; nothing where that is all the same."""
@@ -130,7 +130,7 @@ class GangTables:
         self._tables: tuple[Gangs, ...] = ()
 
     def shown(self, known: tuple[Curves, ...]) -> tuple[Gangs, ...]:
-        """Return the tables, one entry per profile; ``known``: as ``Snapshot.setting_curves``."""
+        """Return the tables, one entry per profile; ``known``: as ``Snapshot.control_curves``."""
         if known is not self._known:
             before = self._known or (None,) * len(known)
             tables = self._tables or ({},) * len(known)
@@ -152,7 +152,7 @@ class GangTables:
         host_w = sizes * profile.host_power_w
         if self._host_per_job_w is not None:
             host_w = -(-sizes // self._widest[model]) * self._host_per_job_w
-        kind = next((kind for kind in SettingKind if (model, kind) in curves), None)
+        kind = next((kind for kind in ControlKind if (model, kind) in curves), None)
         if kind is None:
             drawn_w = (sizes * board_w + host_w)[:, None]
             return GangTable(sizes, speed[:, None], drawn_w, None, np.ones(1), behaviour.power_error)

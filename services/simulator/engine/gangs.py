@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from services.core.cycle.plan import ProfileSettings, Setting, Start
+from services.core.cycle.plan import Control, ProfileControls, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
+from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, RELEASE, STAGE, STEP, Events
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.live import F, I, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
-from services.simulator.engine.settings import Measurements
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import Workload
 
-SETTING_ROWS = {SettingKind.POWER_LIMIT: F.POWER_LIMIT, SettingKind.CLOCK: F.CLOCK}
+SETTING_ROWS = {ControlKind.POWER_LIMIT: F.POWER_LIMIT, ControlKind.CLOCK: F.CLOCK}
 
 
 class Gangs:
@@ -93,14 +93,14 @@ class Gangs:
         self._foresee(slot, stage, stages)
         self._recorder.started(row, now_s, gpus)
         if self._options.power_limit_w is not None:
-            self._put(slot, SettingKind.POWER_LIMIT, self._options.power_limit_w)
+            self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
 
-    def set(self, action: Setting) -> None:
+    def set(self, action: Control) -> None:
         """Set a gang's devices, or begin to measure it at every setting."""
         slot, kind = self._live.slot[action.job_id], action.kind
         row = self._live.ints.item(I.ROW, slot)
         self._measurements.end(row, kind)
-        if not isinstance(action, ProfileSettings):
+        if not isinstance(action, ProfileControls):
             self._put(slot, kind, action.value)
             return
         profile = self._live.ints.item(I.CURVE, slot)
@@ -197,7 +197,7 @@ class Gangs:
         live.ints[I.GENERATION, slot] += 1
         self._foresee(slot, stage, stages)
 
-    def _put(self, slot: int, kind: SettingKind, value: float | None) -> None:
+    def _put(self, slot: int, kind: ControlKind, value: float | None) -> None:
         """Put a gang's devices to a value."""
         self._live.floats[SETTING_ROWS[kind], slot] = math.nan if value is None else value
         self.retime(slot)

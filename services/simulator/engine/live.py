@@ -98,7 +98,7 @@ SHOWN_INTS = {
     "gpus": I.GPUS,
     "priority": I.PRIORITY,
     "speed_curve": I.CURVE,
-    "setting_curve": I.CURVE,
+    "control_curve": I.CURVE,
 }
 """What of the tables a snapshot shows, by the column's name there."""
 KEPT_VIEWS = 128

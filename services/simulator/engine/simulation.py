@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, Setting, Start
+from services.core.cycle.plan import Control, Plan, Preempt, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Floats, Ints, Snapshot, Trigger
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
@@ -35,6 +35,7 @@ from services.simulator.engine.behaviour import (
     speed_curves,
 )
 from services.simulator.engine.cluster import Nodes
+from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER, RELEASE, STAGE, STEP, WAKE, Events
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.gangs import Gangs
@@ -43,7 +44,6 @@ from services.simulator.engine.live import F, I, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
-from services.simulator.engine.settings import Measurements
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
@@ -120,7 +120,7 @@ class Simulation:
         self._curves = speed_curves(self.workload, models)
         self._tables = GangTables(self.workload, cluster, options.host_per_job_w)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._settable = (frozenset(SettingKind),) * len(models)
+        self._settable = (frozenset(ControlKind),) * len(models)
         self._goodputs = goodput_curves(self.workload, models) if tunes else None
         self._events = Events()
         self._version = 0
@@ -279,7 +279,7 @@ class Simulation:
                 self.gangs.start(action)
             elif type(action) is Preempt:
                 self.gangs.preempt(self.live.slot[action.job_id])
-            elif isinstance(action, Setting):
+            elif isinstance(action, Control):
                 self.gangs.set(action)
         for each in plan.nodes:
             node = self.nodes.where[each.node_id]

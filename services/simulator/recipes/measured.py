@@ -49,7 +49,7 @@ from functools import cache
 
 import numpy as np
 
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.simulator.bundles import rows_of
 from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
 
@@ -120,7 +120,7 @@ def _fraction(power_w: float, measured_gpu: str) -> float:
 
 
 @cache
-def power_limits(model: str, batch: int, gpu_model: str) -> SettingCurve | None:
+def power_limits(model: str, batch: int, gpu_model: str) -> ControlCurve | None:
     """Return a model's speed and power by power limit on a board, nearest batch; None where nobody measured it."""
     measured_gpu = "P100" if gpu_model == "P100" else "V100"
     rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
@@ -131,7 +131,7 @@ def power_limits(model: str, batch: int, gpu_model: str) -> SettingCurve | None:
     limits_w = [power_w(_fraction(float(row["power_limit_w"]), measured_gpu), gpu_model) for row in rows]
     powers_w = [power_w(_fraction(float(row["power_w"]), measured_gpu), gpu_model) for row in rows]
     times = np.array([float(row["relative_time"]) for row in rows], dtype=np.float64)
-    return SettingCurve(np.round(limits_w), 1.0 / times, np.array(powers_w, dtype=np.float64))
+    return ControlCurve(np.round(limits_w), 1.0 / times, np.array(powers_w, dtype=np.float64))
 
 
 def power_w(fraction: float, gpu_model: str) -> float:
@@ -155,7 +155,7 @@ def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
         return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
 
     limits = power_limits(model, batch, gpu_model)
-    settings = {} if limits is None else {SettingKind.POWER_LIMIT: limits}
+    settings = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
     return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread), settings)
 
 

@@ -29,7 +29,7 @@ from functools import cache
 
 import numpy as np
 
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.observations import Observations
 from services.simulator.raw import RawJobs, TraceFormatError
@@ -81,7 +81,7 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
     """Return a measured model of which policies see the fitted form on a V100."""
     measured = profile(model, batch)
     truth = measured.true[BOARD]
-    curve = truth.settings[SettingKind.POWER_LIMIT]
+    curve = truth.settings[ControlKind.POWER_LIMIT]
     gpus, limit = (each.ravel() for each in np.meshgrid(SIZES, np.arange(curve.values.size), indexing="ij"))
     nodes = np.ceil(gpus / GPUS_PER_NODE)
     spans = nodes > 1
@@ -94,16 +94,16 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
         setting=curve.values[limit],
         nodes=nodes,
         mean_power_w=board_w * (curve.power_w / curve.at(None)[1])[limit],
-        axis=SettingKind.POWER_LIMIT,
+        axis=ControlKind.POWER_LIMIT,
     )
     kept = np.arange(gpus.size) % LEFT_OUT != LEFT_OUT - 1
     fit = fit_capped(points.take(kept))
     step_s, energy_j = fit.step_and_energy(gpus, float(batch), curve.values[limit], nodes)
     shape = SIZES.size, curve.values.size
     speed, power_w = (gpus / step_s).reshape(shape), (energy_j / step_s / gpus).reshape(shape)
-    settings = SettingCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
+    settings = ControlCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
     stated = fit.time_quality.mape + fit.energy_quality.mape  # power is energy over time
     seen = Behaviour(
-        SIZES, speed[:, -1], power_w[:, -1], settings={SettingKind.POWER_LIMIT: settings}, power_error=stated
+        SIZES, speed[:, -1], power_w[:, -1], settings={ControlKind.POWER_LIMIT: settings}, power_error=stated
     )
     return replace(measured, predicted={BOARD: seen})

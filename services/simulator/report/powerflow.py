@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from services.core.domain.settings import SettingKind
+from services.core.domain.controls import ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations
@@ -83,7 +83,7 @@ def zeus(data: Path) -> str:
                 local_batch=numbers(rows, "batch_size"),
                 setting=numbers(rows, "power_limit"),
                 mean_power_w=numbers(rows, "average_power"),
-                axis=SettingKind.POWER_LIMIT,
+                axis=ControlKind.POWER_LIMIT,
             )
             time, energy = fit_throughput(points, held_out=True), fit_energy(points, held_out=True)
             capped = fit_capped(points, held_out=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from services.db.pool import connect
+from services.db.database import connect
 from tests.support import background
 from tests.support.background import Installation
 

@@ -21,9 +21,9 @@ from services.contracts.pools import PoolsResult
 from services.contracts.problems import ProblemCode
 from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, PlanQuery, PoolPlanResult
 from services.core.solvers.model import Backend, SolveStatus
+from services.db.database import connect
 from services.db.engine import create_engine
-from services.db.pool import connect
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.problems import ProblemError
 from services.kit.redis import connect as connect_redis
 from tests.optimizer.planner.pools import a_spec, add_pool, revise
@@ -97,7 +97,7 @@ async def world(database_url: str, redis_url: str) -> AsyncIterator[World]:
     made = {"database_url": database_url, "redis_url": redis_url, "plan_interval_s": 604_800, "plan_lead_s": 0}
     settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, plan_retry_s=1e-6, **made)  # type: ignore[arg-type]
     engine, redis = create_engine(database_url, pool_size=10), connect_redis(redis_url)
-    queue = WorkQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    queue = TaskQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
     database = await connect(database_url, application_name="test")
     await database.execute("TRUNCATE pools, pool_plans, audit_log")
     yield World(engine, database, Plans(engine, plan_repository(engine), queue, settings), settings)

@@ -12,8 +12,8 @@ import pytest
 
 from services.cli.main import app
 from services.contracts.identity import Role
+from services.db.database import Database
 from services.db.engine import create_engine
-from services.db.pool import Pool
 from services.simulator.repository import SimulationRepository
 from tests.simulator.service.installation import a_long_run, a_run
 from tests.support.background import Installation
@@ -94,13 +94,13 @@ async def test_files_are_kept_while_a_run_names_them(simulator: Installation) ->
 
 
 async def test_the_past_of_this_installation(simulator: Installation) -> None:
-    pool = await Pool.open(simulator.stack.environment["DATABASE_URL"], size=2)
+    database = await Database.open(simulator.stack.environment["DATABASE_URL"], size=2)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
     for number, tenant in enumerate(["acme", "acme", "other"]):
-        job_id = await accept_job(pool, tenant=tenant)
-        gang = await allocate(pool, job_id, {})
+        job_id = await accept_job(database, tenant=tenant)
+        gang = await allocate(database, job_id, {})
         began, ended = midnight + timedelta(hours=number), midnight + timedelta(hours=number + 1)
-        async with pool.connection() as connection:
+        async with database.connection() as connection:
             await connection.execute(
                 "UPDATE allocations SET gpus = 2, state = 'ended', started_at = $2, ended_at = $3 WHERE id = $1",
                 *(gang, began, ended),
@@ -109,7 +109,7 @@ async def test_the_past_of_this_installation(simulator: Installation) -> None:
                 "UPDATE jobs SET state = 'succeeded', submitted_at = $2, started_at = $2, ended_at = $3 WHERE id = $1",
                 *(job_id, began, ended),
             )
-    await pool.close()
+    await database.close()
     body = {"policy": "fifo", "jobs": "history", "carbon": "US-CAL-CISO", "cluster": "1x4:A100"}
     body |= {"start": midnight.date().isoformat(), "days": 2}
 

@@ -10,10 +10,10 @@ import pytest
 
 from services.core.cycle.plan import Plan, PowerNode, Reason
 from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable, StackedTables
 from services.core.domain.ids import NodeId
-from services.core.domain.settings import SettingKind
 from tests.support.builders import a_job, a_snapshot
 
 
@@ -21,7 +21,7 @@ def a_table(sizes: tuple[int, ...] = (1, 2, 4)) -> GangTable:
     gpus = np.array(sizes)
     speed = gpus[:, None] ** 0.5 * np.array([0.5, 1.0])
     return GangTable(
-        gpus, speed, gpus[:, None] * np.array([100.0, 200.0]), SettingKind.CLOCK, np.array([800.0, 1600.0])
+        gpus, speed, gpus[:, None] * np.array([100.0, 200.0]), ControlKind.CLOCK, np.array([800.0, 1600.0])
     )
 
 
@@ -81,7 +81,7 @@ def test_a_snapshot_keeps_tables_and_what_nodes_draw_and_do_through_json() -> No
     read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
 
     found = read.gangs[0][0]
-    assert (found.gpus.tolist(), found.kind, found.values.tolist()) == ([1, 2, 4], SettingKind.CLOCK, [800.0, 1600.0])
+    assert (found.gpus.tolist(), found.kind, found.values.tolist()) == ([1, 2, 4], ControlKind.CLOCK, [800.0, 1600.0])
     assert np.array_equal(found.power_w, a_table().power_w)
     assert (read.gangs[1], read.idle_w.tolist(), read.next_active_s, read.placement) == ({}, [55.0], 9.0, "buddy")
     assert (read.nodes.asleep.tolist(), read.nodes.may_sleep.tolist()) == ([True], [True])

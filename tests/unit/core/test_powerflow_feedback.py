@@ -10,13 +10,13 @@ import pytest
 from services.core.cycle.plan import SetPowerLimit
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot
 
 LIMITS = np.array([150.0, 200.0, 300.0])
-CURVE = SettingCurve(LIMITS, np.array([0.6, 0.8, 1.0]), LIMITS)
+CURVE = ControlCurve(LIMITS, np.array([0.6, 0.8, 1.0]), LIMITS)
 GPUS = 4
 
 
@@ -25,13 +25,13 @@ def cluster(measured_w: float, set_to_w: float = float("nan")) -> Snapshot:
     snapshot = a_snapshot(
         [a_job("a", on={"n": tuple(range(GPUS))}, min_gpus=GPUS, max_gpus=GPUS)], [a_node("n", gpus=GPUS)]
     )
-    jobs = replace(snapshot.jobs, setting_curve=np.zeros(1, np.int64), power_limit_w=np.array([set_to_w]))
+    jobs = replace(snapshot.jobs, control_curve=np.zeros(1, np.int64), power_limit_w=np.array([set_to_w]))
     return replace(
         snapshot,
         jobs=replace(jobs, gpu_power_w=np.array([300.0])),
         trigger=Trigger.PASSIVE,
-        setting_curves=({(0, SettingKind.POWER_LIMIT): CURVE},),
-        settable=(frozenset([SettingKind.POWER_LIMIT]),),
+        control_curves=({(0, ControlKind.POWER_LIMIT): CURVE},),
+        settable=(frozenset([ControlKind.POWER_LIMIT]),),
         measured_w=measured_w,
     )
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Preempt, ProfileSettings, SetPowerLimit, Start
+from services.core.cycle.plan import Preempt, ProfileControls, SetPowerLimit, Start
 from services.core.cycle.recording import snapshot_from_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot
@@ -21,7 +21,7 @@ from tests.support.builders import a_job, a_node, a_snapshot
 LIMITS = np.array([150.0, 200.0, 300.0])
 SIZES = np.array([1, 2, 4])
 TABLE = GangTable(
-    SIZES, SIZES[:, None] ** 0.99 * np.array([0.6, 0.8, 1.0]), SIZES[:, None] * LIMITS, SettingKind.POWER_LIMIT, LIMITS
+    SIZES, SIZES[:, None] ** 0.99 * np.array([0.6, 0.8, 1.0]), SIZES[:, None] * LIMITS, ControlKind.POWER_LIMIT, LIMITS
 )
 MEASURED, OTHER = JobId("a"), JobId("b")
 
@@ -30,12 +30,12 @@ def two_gangs(slice_w: float, *, measuring: frozenset[JobId] | None, most: int =
     """Two gangs of one GPU: one in the middle of a measurement, the other at 150 W."""
     rows = [a_job(name, on={"n": (at,)}, max_gpus=most) for at, name in enumerate((MEASURED, OTHER))]
     snapshot = a_snapshot(rows, [a_node("n", gpus=4)])
-    jobs = replace(snapshot.jobs, setting_curve=np.zeros(2, np.int64), power_limit_w=np.array([slice_w, 150.0]))
+    jobs = replace(snapshot.jobs, control_curve=np.zeros(2, np.int64), power_limit_w=np.array([slice_w, 150.0]))
     return replace(
         snapshot,
         jobs=jobs,
         trigger=Trigger.PASSIVE if most == 1 else Trigger.ACTIVE,
-        settable=(frozenset([SettingKind.POWER_LIMIT]),),
+        settable=(frozenset([ControlKind.POWER_LIMIT]),),
         gangs=({0: TABLE},),
         measures=True,
         measuring=measuring,
@@ -117,15 +117,15 @@ def test_whose_turn_it_is(profiling: str, known: bool, already: tuple[int, ...],
     snapshot = a_snapshot([a_job(MEASURED)], [a_node("n", gpus=1)])
     snapshot = replace(
         snapshot,
-        jobs=replace(snapshot.jobs, setting_curve=np.zeros(1, np.int64)),
-        settable=(frozenset([SettingKind.POWER_LIMIT]),),
+        jobs=replace(snapshot.jobs, control_curve=np.zeros(1, np.int64)),
+        settable=(frozenset([ControlKind.POWER_LIMIT]),),
         gangs=({0: TABLE if known else TABLE.default_only()},),
         measures=True,
         measuring=frozenset(),
     )
     memory = PowerflowMemory(profiled={MEASURED: already} if already else {})
     plan = run_cycle(build_policy("powerflow", {"profiling": profiling}), snapshot, memory).plan
-    assert any(isinstance(action, ProfileSettings) for action in plan.actions) == begins
+    assert any(isinstance(action, ProfileControls) for action in plan.actions) == begins
 
 
 @pytest.mark.parametrize(("limit_w", "measured", "set_w"), [(700.0, False, 150.0), (1_200.0, True, None)])
@@ -137,8 +137,8 @@ def test_a_gang_the_limit_leaves_no_power_to_measure_starts_unmeasured(
     snapshot = replace(
         snapshot,
         trigger=Trigger.ACTIVE,
-        jobs=replace(snapshot.jobs, setting_curve=np.zeros(1, np.int64)),
-        settable=(frozenset([SettingKind.POWER_LIMIT]),),
+        jobs=replace(snapshot.jobs, control_curve=np.zeros(1, np.int64)),
+        settable=(frozenset([ControlKind.POWER_LIMIT]),),
         gangs=({0: TABLE},),
         measures=True,
         measuring=frozenset(),
@@ -147,7 +147,7 @@ def test_a_gang_the_limit_leaves_no_power_to_measure_starts_unmeasured(
     cycle = run_cycle(policy, snapshot, PowerflowMemory())
     actions = cycle.plan.actions
     assert [action.gpus for action in actions if isinstance(action, Start)] == [4]
-    assert any(isinstance(action, ProfileSettings) for action in actions) == measured
+    assert any(isinstance(action, ProfileControls) for action in actions) == measured
     assert [each.value for each in actions if isinstance(each, SetPowerLimit)] == ([] if set_w is None else [set_w])
     assert cycle.memory.profiled == ({MEASURED: (4,)} if measured else {})
 

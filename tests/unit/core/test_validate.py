@@ -13,7 +13,7 @@ from services.core.cycle.plan import (
     Plan,
     PowerNode,
     Preempt,
-    ProfileSettings,
+    ProfileControls,
     Reason,
     SetClock,
     SetPowerLimit,
@@ -22,10 +22,10 @@ from services.core.cycle.plan import (
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
-from services.core.domain.settings import SettingKind
 from tests.support.builders import a_job, a_node, a_snapshot
 
 NODES = [a_node("n0", gpus=4), a_node("n1", gpus=4, schedulable=False), a_node("v0", gpus=4, model="V100")]
@@ -59,13 +59,13 @@ def limit(name: str, power_limit_w: float | None = 200.0) -> SetPowerLimit:
 
 def snapshot() -> Snapshot:
     """A100s take power limits and clocks, V100s power limits alone."""
-    settable = (frozenset(SettingKind), frozenset([SettingKind.POWER_LIMIT]))
+    settable = (frozenset(ControlKind), frozenset([ControlKind.POWER_LIMIT]))
     return replace(a_snapshot(JOBS, NODES, quota={"poor": 0}), settable=settable, measures=True)
 
 
 def test_a_sound_plan_passes() -> None:
     clock = SetClock(JobId("q"), 1_200, Reason.LEAST_COST)
-    settings = (limit("q"), clock, limit("rock", None), ProfileSettings(JobId("wide"), SettingKind.POWER_LIMIT, 5.0))
+    settings = (limit("q"), clock, limit("rock", None), ProfileControls(JobId("wide"), ControlKind.POWER_LIMIT, 5.0))
     actions = (start("q", n0=(1, 2)), preempt("run", 2), hold("p"), start("wide", v0=(2, 3)), *settings)
 
     check_plan(snapshot(), Plan(7, actions))
@@ -101,10 +101,10 @@ def test_a_sound_plan_passes() -> None:
         ((limit("stopping"),), "it neither runs on nor starts"),
         ((limit("run"), preempt("run")), "it neither runs on nor starts"),
         ((limit("run"), limit("run", None)), "run has its power limit set twice"),
-        ((limit("run"), ProfileSettings(JobId("run"), SettingKind.POWER_LIMIT, 5.0)), "set twice"),
+        ((limit("run"), ProfileControls(JobId("run"), ControlKind.POWER_LIMIT, 5.0)), "set twice"),
         ((limit("run", 0.0),), "run cannot have a power limit or window of 0.0"),
         ((limit("run", float("nan")),), "run cannot have a power limit or window of nan"),
-        ((ProfileSettings(JobId("run"), SettingKind.CLOCK, -1.0),), "clock or window of -1.0"),
+        ((ProfileControls(JobId("run"), ControlKind.CLOCK, -1.0),), "clock or window of -1.0"),
         ((SetClock(JobId("rock"), 1_200, Reason.LEAST_COST),), "rock cannot have its clock set: its GPUs do not take"),
     ],
 )

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan, ProfileSettings, SetPowerLimit, Start
+from services.core.cycle.plan import Plan, ProfileControls, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.policies.registry import build_policy
 from services.core.policies.zeus.cost import cost_per_work, least_cost
 from services.simulator.engine import EngineOptions, simulate
@@ -21,25 +21,25 @@ from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobPr
 from tests.support.builders import JobRow, a_job, a_node, a_snapshot
 from tests.support.workloads import a_trace, a_workload
 
-LIMIT = SettingKind.POWER_LIMIT
+LIMIT = ControlKind.POWER_LIMIT
 TABLE = Path(__file__).with_name("zeus_v100.csv")
 """Zeus' published measurements on a V100: per batch size and power limit; epochs to the target, mean of its runs."""
 
 
-def measured(network: str) -> dict[int, tuple[SettingCurve, float]]:
+def measured(network: str) -> dict[int, tuple[ControlCurve, float]]:
     """Return, by batch size, speed (epochs per second) and power by limit, and the epochs to the target."""
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     with TABLE.open(encoding="utf-8") as text:
         for row in csv.DictReader(text):
             if row.pop("network") == network:
                 rows[int(row["batch"])].append({name: float(value) for name, value in row.items()})
-    tables: dict[int, tuple[SettingCurve, float]] = {}
+    tables: dict[int, tuple[ControlCurve, float]] = {}
     for batch, of_batch in rows.items():
         of_batch.sort(key=lambda row: row["power_limit_w"])
         limits, seconds, watts = (
             np.array([row[name] for row in of_batch]) for name in ("power_limit_w", "epoch_s", "power_w")
         )
-        tables[batch] = SettingCurve(limits, 1.0 / seconds, watts), of_batch[0]["epochs"]
+        tables[batch] = ControlCurve(limits, 1.0 / seconds, watts), of_batch[0]["epochs"]
     return tables
 
 
@@ -81,15 +81,15 @@ def test_eta_moves_the_limit_from_the_fastest_to_the_thriftiest() -> None:
     assert limits[-1] == 100.0
 
 
-CURVE = SettingCurve(np.array([100.0, 150.0, 250.0]), np.array([0.5, 0.9, 1.0]), np.array([95.0, 140.0, 240.0]))
+CURVE = ControlCurve(np.array([100.0, 150.0, 250.0]), np.array([0.5, 0.9, 1.0]), np.array([95.0, 140.0, 240.0]))
 
 
 def cluster(*jobs: JobRow, curve: bool = True, takes: bool = True, trigger: Trigger = Trigger.ACTIVE) -> Snapshot:
     snapshot = a_snapshot(jobs, [a_node("n0", gpus=4)], trigger=trigger)
-    kinds = replace(snapshot.jobs, setting_curve=np.zeros(len(jobs), dtype=np.int64))
+    kinds = replace(snapshot.jobs, control_curve=np.zeros(len(jobs), dtype=np.int64))
     curves = ({(0, LIMIT): CURVE} if curve else {},)
     settable = (frozenset([LIMIT] if takes else []),)
-    return replace(snapshot, jobs=kinds, setting_curves=curves, settable=settable, measures=True)
+    return replace(snapshot, jobs=kinds, control_curves=curves, settable=settable, measures=True)
 
 
 def settings(plan: Plan) -> dict[str, float | str | None]:
@@ -98,7 +98,7 @@ def settings(plan: Plan) -> dict[str, float | str | None]:
     for action in plan.actions:
         if isinstance(action, SetPowerLimit):
             found[action.job_id] = action.power_limit_w
-        elif isinstance(action, ProfileSettings):
+        elif isinstance(action, ProfileControls):
             found[action.job_id] = "profile"
     return found
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Start
+from services.core.cycle.plan import Plan, Preempt, ProfileControls, Start
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.powerflow.view import Tables
@@ -29,7 +29,7 @@ from services.core.policies.powerflow.view import Tables
 class Measurement:
     """A measurement to begin: of which gang, at how many GPUs."""
 
-    action: ProfileSettings
+    action: ProfileControls
     gpus: int
 
 
@@ -67,13 +67,13 @@ def to_measure(
     snapshot: Snapshot, plan: Plan, tables: Tables, config: PowerflowConfig, memory: PowerflowMemory
 ) -> dict[JobId, Measurement]:
     """Return the measurements to begin with this plan, by job; of a kind of job one at a time."""
-    kind = SettingKind(config.setting)
+    kind = ControlKind(config.setting)
     if config.profiling == "never" or not snapshot.measures:
         return {}
     jobs, nodes = snapshot.jobs, snapshot.nodes
     model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))
     index = {job_id: at for at, job_id in enumerate(jobs.ids)}
-    busy = {int(jobs.setting_curve[index[job_id]]) for job_id in memory.measured}
+    busy = {int(jobs.control_curve[index[job_id]]) for job_id in memory.measured}
     stops = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
     candidates = [(index[a.job_id], a.placement, True) for a in plan.actions if isinstance(a, Start)]
     for job in np.flatnonzero((jobs.phase == GOING[0]) | (jobs.phase == GOING[1])).tolist():
@@ -82,7 +82,7 @@ def to_measure(
             candidates.append((job, placement, False))
     found: dict[JobId, Measurement] = {}
     for job, placement, starts in candidates:
-        job_id, of_kind, gpus = jobs.ids[job], int(jobs.setting_curve[job]), placement.gpus
+        job_id, of_kind, gpus = jobs.ids[job], int(jobs.control_curve[job]), placement.gpus
         model = model_of.get(placement.shares[0].node_id)
         if model is None or not snapshot.takes(model, kind) or job_id in memory.measured:
             continue
@@ -96,7 +96,7 @@ def to_measure(
         if wanted and (starts or not known):
             busy.add(of_kind)
             steps = tables.of(job, model).values.size if known else config.profiling_steps
-            found[job_id] = Measurement(ProfileSettings(job_id, kind, config.profiling_s / steps), gpus)
+            found[job_id] = Measurement(ProfileControls(job_id, kind, config.profiling_s / steps), gpus)
     return found
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from services.core.cycle.ranking import order_by, wishes_first
 from services.core.cycle.sizes import model_gpus, possible_sizes
 from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
-from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.choices import Choices, powers_of_two
 from services.core.policies.powerflow.config import PowerflowConfig
 
@@ -63,7 +63,7 @@ class Tables:
 
     def places(self, jobs: Ints, gpu_models: Ints) -> Ints:
         """Return where ``stacked`` has the tables of jobs on GPU models; all are (n,)."""
-        kinds = self.snapshot.jobs.setting_curve[jobs]
+        kinds = self.snapshot.jobs.control_curve[jobs]
         places = self._of_kind[np.where(kinds < len(self.snapshot.gangs), kinds, -1), gpu_models]
         for row in np.flatnonzero(places < 0).tolist():
             places[row] = self._place(int(jobs[row]), int(gpu_models[row]))
@@ -94,12 +94,12 @@ class Tables:
 
     @cached_property
     def _kinds(self) -> list[int]:
-        return self.snapshot.jobs.setting_curve.tolist()
+        return self.snapshot.jobs.control_curve.tolist()
 
     def _look_up(self, job: int, gpu_model: int, *, known: bool) -> GangTable:
         snapshot = self.snapshot
         if known:
-            table = snapshot.gangs[int(snapshot.jobs.setting_curve[job])][gpu_model]
+            table = snapshot.gangs[int(snapshot.jobs.control_curve[job])][gpu_model]
         else:
             table = self._assumed(job, gpu_model)
         return table if table.kind is None or snapshot.takes(gpu_model, table.kind) else table.default_only()
@@ -120,8 +120,8 @@ class Tables:
         measured_w = float(jobs.gpu_power_w[job])
         board_w = measured_w if np.isfinite(measured_w) and measured_w > 0 else config.default_gpu_w
         drawn_w: Floats = np.array([[size * board_w] for size in sizes], dtype=np.float64)
-        for kind in sorted(SettingKind, key=lambda kind: kind.value != config.setting):
-            found = snapshot.setting_curve(job, gpu_model, kind)
+        for kind in sorted(ControlKind, key=lambda kind: kind.value != config.setting):
+            found = snapshot.control_curve(job, gpu_model, kind)
             if found is not None:
                 cooler = found.power_w / found.at(None)[1]
                 return GangTable(gpus, speed[:, None] * found.speed, drawn_w * cooler, kind, found.values)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.cycle.plan import Action, Hold, Plan, PowerNode, Preempt, Reason, Setting, Start, set_to
+from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Reason, Start, set_to
 from services.core.cycle.snapshot import PREEMPTING, Bools, Floats, Ints, Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingKind
 from services.core.policies.powerflow.allocate import known_work_s
 from services.core.policies.powerflow.config import PowerflowConfig
-from services.core.policies.powerflow.settings import allocate_settings
+from services.core.policies.powerflow.controls import allocate_controls
 from services.core.policies.powerflow.view import Tables
 
 
@@ -101,7 +101,7 @@ def set_within(
             break
     actions = _with_starts(snapshot, plan, starts[: n_gangs - going_on])
     draw, speed, power_w = draw.first(n_gangs), speed[:n_gangs], power_w[:n_gangs]
-    chosen = allocate_settings(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
+    chosen = allocate_controls(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
     down: list[int] = sleeps.tolist()
     nodes = tuple(PowerNode(snapshot.nodes.ids[node], False, Reason.UNUSED) for node in down)
     return Plan(plan.snapshot_version, (*actions, *_settings(snapshot, draw, tables, chosen)), nodes), unmeasured
@@ -236,7 +236,7 @@ def _values_now(snapshot: Snapshot, tables: Tables, places: Ints, jobs: Ints) ->
     """Return the setting each job has of the kind its table is of, NaN at the default: (n,)."""
     now = np.full(jobs.size, np.nan)
     kinds = tables.stacked.kinds
-    for kind in SettingKind:
+    for kind in ControlKind:
         of_kind = np.fromiter((each is kind for each in kinds), np.bool_, len(kinds))[places]
         now[of_kind] = snapshot.jobs.setting(kind)[jobs[of_kind]]
     return now
@@ -259,13 +259,13 @@ def _now_or_above(snapshot: Snapshot, tables: Tables, job: int, model: int, *, s
     return last if np.isnan(value) else min(int(np.searchsorted(table.values, value - 1e-6)), last)
 
 
-def _settings(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Setting]:
+def _settings(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Control]:
     """Return the actions that put gangs to the settings chosen, where they have others."""
     places, known = tables.places(draw.jobs, draw.models), tables.stacked
     now = np.where(draw.starts, np.nan, _values_now(snapshot, tables, places, draw.jobs))
     default, values = chosen == known.n_values[places] - 1, known.values[places, chosen]
     changes = ~draw.pinned & np.where(default, ~np.isnan(now), values != now)
-    actions: list[Setting] = []
+    actions: list[Control] = []
     for row in np.flatnonzero(changes).tolist():
         kind = known.kinds[int(places[row])]
         if kind is not None:

@@ -5,10 +5,10 @@ Source: You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of
 
 from __future__ import annotations
 
-from services.core.domain.settings import Floats, SettingCurve
+from services.core.domain.controls import ControlCurve, Floats
 
 
-def cost_per_work(curve: SettingCurve, eta: float) -> Floats:
+def cost_per_work(curve: ControlCurve, eta: float) -> Floats:
     """Return what a unit of work costs at each setting: (n_values,) joules of one GPU at default speed.
 
     ``(eta * AvgPower(p) + (1 - eta) * MAXPOWER) / Throughput(p)``, where MAXPOWER is the highest power limit of the
@@ -23,7 +23,7 @@ def cost_per_work(curve: SettingCurve, eta: float) -> Floats:
     return (eta * curve.power_w + (1.0 - eta) * curve.values[-1]) / curve.speed
 
 
-def least_cost(curve: SettingCurve, eta: float) -> float | None:
+def least_cost(curve: ControlCurve, eta: float) -> float | None:
     """Return the power limit of least cost, of equals the highest; None where that is the default."""
     costs = cost_per_work(curve, eta)[::-1]
     best = int(costs.argmin())

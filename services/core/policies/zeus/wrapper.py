@@ -15,16 +15,16 @@ from typing import Annotated, Any, Generic
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, ProfileSettings, Reason, SetClock, SetPowerLimit, Start, set_to
+from services.core.cycle.plan import Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start, set_to
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
-from services.core.domain.settings import SettingKind
 from services.core.policies.parameters import Parameter, check_parameters
 from services.core.policies.zeus.cost import least_cost
 
-LIMIT = SettingKind.POWER_LIMIT
+LIMIT = ControlKind.POWER_LIMIT
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Zeus(Generic[Memory]):
         going = list(_going(snapshot, plan))
         measured = {snapshot.jobs.ids[job] for job, _, starts in going if not starts} & memory.measured
         settings = list(self._settings(snapshot, going, measured))
-        measured |= {action.job_id for action in settings if isinstance(action, ProfileSettings)}
+        measured |= {action.job_id for action in settings if isinstance(action, ProfileControls)}
         plan = Plan(plan.snapshot_version, (*plan.actions, *settings)) if settings else plan
         return plan, ZeusMemory(inner, frozenset(measured))
 
@@ -97,19 +97,19 @@ class Zeus(Generic[Memory]):
 
     def _settings(
         self, snapshot: Snapshot, going: list[tuple[int, int, bool]], measured: set[JobId]
-    ) -> Iterator[SetPowerLimit | SetClock | ProfileSettings]:
+    ) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
         """Yield what differs from what is set now; of each unknown kind of job, one gang is measured at a time."""
         jobs = snapshot.jobs
-        kinds = {(int(jobs.setting_curve[job]), model) for job, model, _ in going if jobs.ids[job] in measured}
+        kinds = {(int(jobs.control_curve[job]), model) for job, model, _ in going if jobs.ids[job] in measured}
         for job, model, starts in going:
             if not snapshot.takes(model, LIMIT):
                 continue
-            job_id, kind = jobs.ids[job], (int(jobs.setting_curve[job]), model)
-            curve = snapshot.setting_curve(job, model, LIMIT)
+            job_id, kind = jobs.ids[job], (int(jobs.control_curve[job]), model)
+            curve = snapshot.control_curve(job, model, LIMIT)
             if curve is None:
                 if snapshot.measures and job_id not in measured and (kind[0] < 0 or kind not in kinds):
                     kinds.add(kind)
-                    yield ProfileSettings(job_id, LIMIT, self.config.profile_window_s)
+                    yield ProfileControls(job_id, LIMIT, self.config.profile_window_s)
                 continue
             wanted = least_cost(curve, self.config.eta)
             now = math.nan if starts else float(jobs.power_limit_w[job])

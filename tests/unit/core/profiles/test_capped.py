@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.capped import fit_capped, step_and_energy, unpacked
 from services.core.profiles.learn import fit_energy, fit_throughput, mape
 from services.core.profiles.observations import Floats, Observations
@@ -35,7 +35,7 @@ def points(noise: float = 0.0) -> Observations:
         local_batch=WHERE[1],
         setting=WHERE[2],
         energy_j_per_iteration=noisy(energy),
-        axis=SettingKind.POWER_LIMIT,
+        axis=ControlKind.POWER_LIMIT,
     )
 
 
@@ -99,8 +99,8 @@ def test_a_gang_of_one_size_is_fitted_from_its_belief_and_its_limits() -> None:
         nodes=np.ones(8),
         setting=limits,
         mean_power_w=np.minimum(limits, 360.0),
-        axis=SettingKind.POWER_LIMIT,
+        axis=ControlKind.POWER_LIMIT,
     )
-    profile = JobProfile.of("A100-SXM4-80GB", "vision", SettingKind.POWER_LIMIT).observe(points)
+    profile = JobProfile.of("A100-SXM4-80GB", "vision", ControlKind.POWER_LIMIT).observe(points)
     step_s, _ = profile.foreseen(2.0, 32.0, limits, 1.0)
     assert step_s == pytest.approx(points.seconds_per_iteration, rel=0.1)

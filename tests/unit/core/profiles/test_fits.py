@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.learn import fit_energy, fit_throughput, folds, mape
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.throughput import ThroughputParameters, times
@@ -127,10 +127,10 @@ def test_equal_points_give_equal_fits_and_repeats_count_as_one_configuration() -
 def test_the_limit_of_power_serves_as_the_clock_does() -> None:
     limits = tuple(range(100, 251, 25))
     seen = measured(grid(gpus=(1,), clocks=limits), draw=DRAW._replace(f0_mhz=1_000.0))
-    points = replace(seen, axis=SettingKind.POWER_LIMIT)
+    points = replace(seen, axis=ControlKind.POWER_LIMIT)
 
     assert fit_energy(points).quality.mape < 0.01
-    assert fit_throughput(points).axis is SettingKind.POWER_LIMIT
+    assert fit_throughput(points).axis is ControlKind.POWER_LIMIT
 
 
 def test_every_point_is_held_out_once() -> None:

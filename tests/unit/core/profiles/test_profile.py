@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.settings import SettingKind
 from services.core.profiles.grid import PerformanceTable
 from services.core.profiles.learn import mape
 from services.core.profiles.observations import Observations, PointError
@@ -23,7 +23,7 @@ ORDER = np.random.default_rng(1).permutation(len(SEEN))
 
 def grown(sizes: list[int]) -> JobProfile:
     """Return a profile that was given its points in so many at a time."""
-    profile, at = JobProfile.of("V100", "vision", SettingKind.CLOCK), 0
+    profile, at = JobProfile.of("V100", "vision", ControlKind.CLOCK), 0
     for size in sizes:
         profile = profile.observe(SEEN.take(ORDER[at : at + size]))
         at += size
@@ -36,13 +36,13 @@ def errors(profile: JobProfile) -> tuple[float, float]:
     return mape(time_s, TRUTH.seconds_per_iteration), mape(energy_j, TRUTH.energy_j_per_iteration)
 
 
-@pytest.mark.parametrize("axis", list(SettingKind))
+@pytest.mark.parametrize("axis", list(ControlKind))
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_board_has_a_sane_prior(name: str, family: str, axis: SettingKind) -> None:
+def test_every_board_has_a_sane_prior(name: str, family: str, axis: ControlKind) -> None:
     board, profile = BOARDS[name], JobProfile.of(f"NVIDIA {name}-SXM", family, axis)
-    least = 0.3 * board.top_mhz if axis is SettingKind.CLOCK else board.idle_w + 0.2 * (board.peak_w - board.idle_w)
-    settings = np.linspace(least, board.top_mhz if axis is SettingKind.CLOCK else board.peak_w, 40)
+    least = 0.3 * board.top_mhz if axis is ControlKind.CLOCK else board.idle_w + 0.2 * (board.peak_w - board.idle_w)
+    settings = np.linspace(least, board.top_mhz if axis is ControlKind.CLOCK else board.peak_w, 40)
 
     step_s, energy_j = profile.foreseen(1, FAMILIES[family].batch, settings, 1)
     power_w = energy_j / step_s
@@ -62,7 +62,7 @@ def test_a_faster_board_is_believed_faster_and_an_unknown_one_is_allowed() -> No
     assert speeds == sorted(speeds)
     assert board_of("MI300X").peak_w > 0
     with pytest.raises(DomainError, match="unknown family"):
-        JobProfile.of("V100", "poetry", SettingKind.CLOCK)
+        JobProfile.of("V100", "poetry", ControlKind.CLOCK)
 
 
 def test_a_few_points_set_the_scale_and_more_bring_the_shape() -> None:
@@ -98,7 +98,7 @@ def test_history_is_bounded_and_forgets_the_oldest() -> None:
 
 def test_what_was_never_seen_stays_as_believed() -> None:
     one_gpu = grid(gpus=(1,), clocks=(900, 1_200))
-    profile = JobProfile.of("V100", "vision", SettingKind.CLOCK).observe(measured(one_gpu))
+    profile = JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(measured(one_gpu))
 
     alone, spread = (profile.foreseen(gpus, 32, 1_200, nodes)[0] for gpus, nodes in ((1, 1), (16, 2)))
 
@@ -123,7 +123,7 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
 
 def test_profiles_by_power_limit_learn_too() -> None:
     seen = points(noise=0.02)
-    profile = JobProfile.of("V100", "vision", SettingKind.POWER_LIMIT).observe(seen.take(np.arange(0, 28, 3)))
+    profile = JobProfile.of("V100", "vision", ControlKind.POWER_LIMIT).observe(seen.take(np.arange(0, 28, 3)))
 
     step_s, energy_j = profile.observe(seen).foreseen(seen.gpus, seen.local_batch, seen.setting, seen.nodes)
 
@@ -131,8 +131,8 @@ def test_profiles_by_power_limit_learn_too() -> None:
     assert mape(energy_j, points().energy_j_per_iteration) < 0.03
 
 
-@pytest.mark.parametrize("axis", list(SettingKind))
-def test_a_table_gives_what_each_job_gives(axis: SettingKind) -> None:
+@pytest.mark.parametrize("axis", list(ControlKind))
+def test_a_table_gives_what_each_job_gives(axis: ControlKind) -> None:
     profiles = [JobProfile.of(board, family, axis) for board in BOARDS for family in FAMILIES]
     global_batch = np.array([64.0 * (1 + at % 5) for at in range(len(profiles))])
     sizes, settings = np.array([1.0, 2.0, 8.0, 32.0]), np.array([150.0, 300.0, 900.0])
@@ -148,6 +148,6 @@ def test_a_table_gives_what_each_job_gives(axis: SettingKind) -> None:
 
 
 def test_a_table_holds_one_axis() -> None:
-    models = [JobProfile.of("V100", "vision", axis).model for axis in SettingKind]
+    models = [JobProfile.of("V100", "vision", axis).model for axis in ControlKind]
     with pytest.raises(DomainError, match="all by clock"):
         PerformanceTable(models)

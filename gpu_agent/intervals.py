@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpu_agent.controls import Order
 from gpu_agent.progress import Report
-from services.contracts.nodes import SettingsSlice
+from services.contracts.nodes import MeasuredInterval
 
 Key = tuple[str, int]
 
@@ -25,7 +25,7 @@ class _Mark:
 
 
 @dataclass(slots=True)
-class _Slice:
+class _Interval:
     """``found`` is how things stood when the settings were found in force; marks are the first and the last since.
 
     ``done`` is the progress last heard of, mark or not.
@@ -41,11 +41,11 @@ class _Slice:
     local_batch: float | None = None
 
 
-class Slices:
+class Intervals:
     """The slices under way, by gang and revision of its settings."""
 
     def __init__(self) -> None:
-        self._slices: dict[Key, _Slice] = {}
+        self._intervals: dict[Key, _Interval] = {}
 
     def look(
         self, order: Order, report: Report | None, reported_at: float, now: float, energy_at: Callable[[float], float]
@@ -60,10 +60,10 @@ class Slices:
             energy_at: Energy of its devices here up to a moment, from any beginning.
         """
         done = report.done if report else None
-        piece = self._slices.get(_key(order))
+        piece = self._intervals.get(_key(order))
         if piece is None:
             found = _Mark(now, done, energy_at(now))
-            self._slices[_key(order)] = _Slice(found, found, done)
+            self._intervals[_key(order)] = _Interval(found, found, done)
             return False
         piece.now = _Mark(now, done, energy_at(now))
         if piece.over or done is None or (piece.done is not None and done <= piece.done):
@@ -78,13 +78,13 @@ class Slices:
         piece.over = piece.marks > 1 and mark.at - piece.first.at >= order.settings.slice_s
         return piece.over
 
-    def of(self, order: Order) -> SettingsSlice | None:
+    def of(self, order: Order) -> MeasuredInterval | None:
         """Return what was measured so far; None where nothing is to be, or the settings are not in force yet."""
-        piece = self._slices.get(_key(order))
+        piece = self._intervals.get(_key(order))
         if piece is None:
             return None
         first, last = (piece.first, piece.last) if piece.first and piece.last else (piece.found, piece.now)
-        return SettingsSlice(
+        return MeasuredInterval(
             elapsed_s=last.at - first.at,
             work=(last.done or 0.0) - (first.done or 0.0) if piece.marks else 0.0,
             gpu_energy_j=max(last.energy_j - first.energy_j, 0.0),
@@ -96,7 +96,7 @@ class Slices:
     def forget_all_but(self, orders: Iterable[Order]) -> None:
         """Drop the slices of all other gangs and revisions."""
         kept = {_key(order) for order in orders}
-        self._slices = {key: piece for key, piece in self._slices.items() if key in kept}
+        self._intervals = {key: piece for key, piece in self._intervals.items() if key in kept}
 
 
 def _key(order: Order) -> Key:

@@ -13,7 +13,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.scheduler import loop
-from services.scheduler.device_settings import NoSuchGangError, set_gangs
+from services.scheduler.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.relay import Relay
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
@@ -149,7 +149,7 @@ async def test_settings_that_redis_lost_are_sent_again(postgres_url: str, redis_
         setter.wants = {job: (150.0, None)}
         await world.scheduler.turn()
         gang = await world.allocation(job)
-        await Relay(world.pool, world.redis).publish()
+        await Relay(world.database, world.redis).publish()
         await world.redis.flushdb()
         await world.report(gang, "running")
         await world.scheduler.turn()
@@ -158,7 +158,7 @@ async def test_settings_that_redis_lost_are_sent_again(postgres_url: str, redis_
         await world.scheduler.turn()
         assert [command.type for _, command in await world.outbox()] == ["set_devices"]
         await says(world, gang, "n1", 1, power_limit_w=150.0)
-        await Relay(world.pool, world.redis).publish()
+        await Relay(world.database, world.redis).publish()
         await asyncio.sleep(0.1)
         await world.scheduler.turn()
 
@@ -166,6 +166,6 @@ async def test_settings_that_redis_lost_are_sent_again(postgres_url: str, redis_
 
 
 async def test_a_gang_that_is_gone_makes_the_plan_stale(world: World) -> None:
-    async with world.pool.transaction() as connection:
+    async with world.database.transaction() as connection:
         with pytest.raises(NoSuchGangError):
             await set_gangs(connection, [SetPowerLimit(JobId("job_gone"), 150.0, Reason.LEAST_COST)])

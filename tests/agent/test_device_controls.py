@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from services.contracts.nodes import SettingsSlice
+from services.contracts.nodes import MeasuredInterval
 from services.contracts.streams import command_stream
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_ranks import SLEEP
@@ -144,13 +144,13 @@ with open(os.environ["WATTSHIFT_PROGRESS_FILE"], "a") as file:
 """
 
 
-def slice_of(node: Node, gang: str) -> SettingsSlice | None:
+def slice_of(node: Node, gang: str) -> MeasuredInterval | None:
     """Return what the newest heartbeat says of a gang that is measured."""
     rank = node.plane.rank(gang)
     return rank.settings.slice if rank and rank.settings else None
 
 
-async def until_over(node: Node, gang: str) -> SettingsSlice:
+async def until_over(node: Node, gang: str) -> MeasuredInterval:
     await eventually(lambda: (seen := slice_of(node, gang)) is not None and seen.over)
     found = slice_of(node, gang)
     assert found is not None

@@ -49,14 +49,14 @@ async def connect(database_url: str, *, application_name: str, **server_settings
     return connection
 
 
-class Pool:
+class Database:
     """A pool that opens its connections when they are first needed, so that a process may start before its database."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
 
     @classmethod
-    async def open(cls, database_url: str, *, size: int = 8, application_name: str = "wattshift") -> Pool:
+    async def open(cls, database_url: str, *, size: int = 8, application_name: str = "wattshift") -> Database:
         """Return a pool of at most ``size`` connections."""
         pool = await asyncpg.create_pool(
             plain_url(database_url),

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from gpu_agent.controls import Order
+from gpu_agent.intervals import Intervals
 from gpu_agent.progress import ProgressReader, Report
-from gpu_agent.slices import Slices
 from services.contracts.jobs import Progress
-from services.contracts.nodes import DeviceSettings
+from services.contracts.nodes import DeviceControls
 
 DRAW_W = 300.0
 
 
 def an_order(revision: int = 1, slice_s: float = 10.0) -> Order:
-    settings = DeviceSettings(revision=revision, power_limit_w=DRAW_W, measure=True, slice_s=slice_s)
+    settings = DeviceControls(revision=revision, power_limit_w=DRAW_W, measure=True, slice_s=slice_s)
     return Order("gang", (0,), settings)
 
 
-def run(slices: Slices, order: Order, reports: list[tuple[float, float]], until_s: float = 0.0) -> list[float]:
+def run(slices: Intervals, order: Order, reports: list[tuple[float, float]], until_s: float = 0.0) -> list[float]:
     """Look every quarter of a second at a job that reports (when, done); return when a slice was over."""
     ended: list[float] = []
     for now in (at / 4 for at in range(int(4 * (until_s or reports[-1][0])) + 2)):
@@ -32,7 +32,7 @@ def run(slices: Slices, order: Order, reports: list[tuple[float, float]], until_
 
 
 def test_a_slice_holds_whole_iterations_and_ends_with_the_first_report_after_its_share() -> None:
-    slices, order = Slices(), an_order(slice_s=10.0)
+    slices, order = Intervals(), an_order(slice_s=10.0)
 
     ended = run(slices, order, [(0.9 + 3.6 * n, 2.0 * (n + 1)) for n in range(8)])
 
@@ -46,7 +46,7 @@ def test_a_slice_holds_whole_iterations_and_ends_with_the_first_report_after_its
 
 
 def test_what_was_reported_before_the_settings_were_in_force_does_not_count() -> None:
-    slices, order = Slices(), an_order(slice_s=1.0)
+    slices, order = Intervals(), an_order(slice_s=1.0)
     slices.look(order, Report(5.0), 9.0, 10.0, lambda at: at)
     slices.look(order, Report(6.0), 9.9, 10.25, lambda at: at)
     found = slices.of(order)
@@ -58,7 +58,7 @@ def test_what_was_reported_before_the_settings_were_in_force_does_not_count() ->
 
 
 def test_one_report_is_no_measurement_and_a_new_revision_begins_anew() -> None:
-    slices = Slices()
+    slices = Intervals()
     assert not run(slices, an_order(slice_s=0.0), [(1.0, 1.0)], until_s=60.0)
     found = slices.of(an_order())
     assert found is not None

@@ -32,7 +32,7 @@ def an_entry(
     )
 
 
-class Desk:
+class Admission:
     """Admission in this process."""
 
     def __init__(self, app: FastAPI, database_url: str) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Action, Plan, Preempt, ProfileSettings, Reason, SetClock, SetPowerLimit
+from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingCurve, SettingKind
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult
 from services.simulator.recipes.measured import GPU_MODELS, profile
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import START_S, a_trace, a_workload
 
-LIMITS = SettingCurve(np.array([100.0, 200.0]), np.array([0.5, 1.0]), np.array([90.0, 200.0]))
-CLOCKS = SettingCurve(np.array([600.0, 1200.0]), np.array([0.25, 1.0]), np.array([80.0, 200.0]))
+LIMITS = ControlCurve(np.array([100.0, 200.0]), np.array([0.5, 1.0]), np.array([90.0, 200.0]))
+CLOCKS = ControlCurve(np.array([600.0, 1200.0]), np.array([0.25, 1.0]), np.array([80.0, 200.0]))
 J = JobId("j0000000")
 LESS = SetPowerLimit(J, 100.0, Reason.LEAST_COST)
 
@@ -47,7 +47,7 @@ class Scripted(Fifo):
 
 
 def a_kind(**fields: Any) -> JobProfile:
-    settings = {SettingKind.POWER_LIMIT: LIMITS, SettingKind.CLOCK: CLOCKS}
+    settings = {ControlKind.POWER_LIMIT: LIMITS, ControlKind.CLOCK: CLOCKS}
     behaviour = Behaviour(np.array([1, 2]), np.array([1.0, 2.0]), np.array([200.0, 200.0]), settings=settings)
     return JobProfile("k", {ANY_MODEL: behaviour}, **{"restart_s": 0.0, "checkpoint_s": 0.0, **fields})
 
@@ -130,21 +130,21 @@ def test_profiling_costs_its_windows_and_then_the_curve_is_known() -> None:
     """Five seconds at 200 W do 5 s of work, five at 100 W 2.5 s; the round after them sees the curve."""
     jobs = a_workload([(0.0, 3_600.0, 1), (600.0, 60.0, 1)], [a_kind(restart_s=30.0)])
 
-    result, policy = run(jobs, {0: [ProfileSettings(J, SettingKind.POWER_LIMIT, 5.0)]})
+    result, policy = run(jobs, {0: [ProfileControls(J, ControlKind.POWER_LIMIT, 5.0)]})
 
     assert result.columns.jct_s[0] == pytest.approx(30.0 + 3_600.0 + 2.5)
     assert result.columns.energy_j[0] == pytest.approx(200 * (30 + 3_597.5) + 90 * 5)
     learned = policy.seen[1]
     assert learned.now_s - START_S == pytest.approx(40.0)
-    assert policy.seen[0].setting_curve(0, 0, SettingKind.POWER_LIMIT) is None
-    assert learned.setting_curve(0, 0, SettingKind.POWER_LIMIT) is LIMITS
-    assert learned.setting_curve(0, 0, SettingKind.CLOCK) is None
+    assert policy.seen[0].control_curve(0, 0, ControlKind.POWER_LIMIT) is None
+    assert learned.control_curve(0, 0, ControlKind.POWER_LIMIT) is LIMITS
+    assert learned.control_curve(0, 0, ControlKind.CLOCK) is None
     later = next(each for each in policy.seen if len(each.jobs.gpus) == 2)
-    assert later.setting_curve(1, 0, SettingKind.POWER_LIMIT) is LIMITS, "of every job of the kind"
+    assert later.control_curve(1, 0, ControlKind.POWER_LIMIT) is LIMITS, "of every job of the kind"
 
 
 def test_a_decision_ends_a_measurement_and_another_may_begin() -> None:
-    profile_it = ProfileSettings(J, SettingKind.CLOCK, 100.0)
+    profile_it = ProfileControls(J, ControlKind.CLOCK, 100.0)
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
     script: dict[float, list[Action]] = {
         0: [profile_it],
@@ -156,31 +156,31 @@ def test_a_decision_ends_a_measurement_and_another_may_begin() -> None:
 
     # 50 s of the first measurement's second window, then the whole of the second's, at a quarter of the speed
     assert result.avg_jct_s == pytest.approx(3_600.0 + 0.75 * (50.0 + 100.0))
-    assert policy.seen[-1].setting_curve(0, 0, SettingKind.CLOCK) is CLOCKS
+    assert policy.seen[-1].control_curve(0, 0, ControlKind.CLOCK) is CLOCKS
 
 
 def test_a_stopped_gang_is_not_measured_on() -> None:
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
     script: dict[float, list[Action]] = {
-        0: [ProfileSettings(J, SettingKind.CLOCK, 500.0)],
+        0: [ProfileControls(J, ControlKind.CLOCK, 500.0)],
         600: [Preempt(J, Reason.OUTRANKED, 1)],
     }
 
     result, policy = run(jobs, script)
 
     assert result.avg_jct_s == pytest.approx(3_600.0 + 0.75 * 100.0)
-    assert policy.seen[-1].setting_curve(0, 0, SettingKind.CLOCK) is None
+    assert policy.seen[-1].control_curve(0, 0, ControlKind.CLOCK) is None
 
 
 def test_predictions_are_shown_where_they_are_known_from_the_beginning() -> None:
-    guess = SettingCurve(np.array([150.0]), np.array([0.9]), np.array([140.0]))
+    guess = ControlCurve(np.array([150.0]), np.array([0.9]), np.array([140.0]))
     true = a_kind()
-    told = Behaviour(np.array([1]), np.array([1.0]), np.array([200.0]), settings={SettingKind.POWER_LIMIT: guess})
+    told = Behaviour(np.array([1]), np.array([1.0]), np.array([200.0]), settings={ControlKind.POWER_LIMIT: guess})
     kind = JobProfile("k", true.true, predicted={ANY_MODEL: told}, restart_s=0.0, checkpoint_s=0.0)
 
     result, policy = run(a_workload([(0.0, 3_600.0, 1)], [kind]), {0: [LESS]}, settings_known=True)
 
-    assert policy.seen[0].setting_curve(0, 0, SettingKind.POWER_LIMIT) is guess
+    assert policy.seen[0].control_curve(0, 0, ControlKind.POWER_LIMIT) is guess
     assert result.avg_jct_s == pytest.approx(7_200.0)
 
 
@@ -188,14 +188,14 @@ def test_measured_models_answer_to_limits_of_every_board() -> None:
     for board, model in GPU_MODELS.items():
         kind = profile("resnet50", 115).truth(board)
         assert kind is not None
-        curve = kind.settings[SettingKind.POWER_LIMIT]
+        curve = kind.settings[ControlKind.POWER_LIMIT]
         assert curve.values[-1] == pytest.approx(model.peak_w)
         assert curve.speed[-1] == 1.0
         if board != "P100":
             assert curve.power_w[-1] == pytest.approx(kind.gpu_power_w[0])
-        speed, power = kind.factors_at({SettingKind.POWER_LIMIT: float(curve.values[0])})
+        speed, power = kind.factors_at({ControlKind.POWER_LIMIT: float(curve.values[0])})
         assert 0.4 < speed < 1.0
         assert 0.2 < power < 1.0
     unmeasured = profile("gpt2", 8).truth("H200")
     assert unmeasured is not None
-    assert unmeasured.factors_at({SettingKind.POWER_LIMIT: 300.0}) == (1.0, 1.0)
+    assert unmeasured.factors_at({ControlKind.POWER_LIMIT: 300.0}) == (1.0, 1.0)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.contracts.nodes import SettingsStatus
+from services.contracts.nodes import ControlsStatus
 from services.core.cycle.plan import SetClock, SetPowerLimit
-from services.core.domain.settings import SettingKind
-from services.db.pool import Pool
+from services.core.domain.controls import ControlKind
+from services.db.database import Database
 from services.kit.logging import Log
 from services.scheduler.commands import send, set_commands
 from services.scheduler.reasons import SENTENCES
 
 log = Log(__name__)
 
-COLUMNS = {SettingKind.POWER_LIMIT: "power_limit_w", SettingKind.CLOCK: "clock_mhz"}
+COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: "clock_mhz"}
 
 GANGS = """
 SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused
@@ -84,11 +84,11 @@ async def set_gangs(connection: Any, actions: Sequence[SetPowerLimit | SetClock]
     return done
 
 
-async def follow(pool: Pool, row: Any, reports: Mapping[str, SettingsStatus]) -> bool:
+async def follow(database: Database, row: Any, reports: Mapping[str, ControlsStatus]) -> bool:
     """Take note of refusals; return whether there were any that are news.
 
     Args:
-        pool: The database.
+        database: The database.
         row: The live allocation, with ``id`` and ``settings_revision``.
         reports: What its nodes say of its settings.
     """
@@ -101,7 +101,7 @@ async def follow(pool: Pool, row: Any, reports: Mapping[str, SettingsStatus]) ->
     }
     if not refusals:
         return False
-    async with pool.transaction() as connection:
+    async with database.transaction() as connection:
         locked = await connection.fetchrow(GANG, row["id"], revision)
         if locked is None:
             return False
@@ -113,7 +113,7 @@ async def follow(pool: Pool, row: Any, reports: Mapping[str, SettingsStatus]) ->
     return True
 
 
-def deaf_shares(row: Any, reports: Mapping[str, SettingsStatus], running: set[str]) -> list[dict[str, Any]]:
+def deaf_shares(row: Any, reports: Mapping[str, ControlsStatus], running: set[str]) -> list[dict[str, Any]]:
     """Return the shares whose ranks run and whose node has not heard of the newest settings."""
     if not row["settings_revision"]:
         return []

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan, ProfileSettings, Reason, set_to
+from services.core.cycle.plan import Plan, ProfileControls, Reason, set_to
 from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
-from services.core.domain.settings import SettingCurve, SettingKind
 from tests.support.builders import a_job, a_snapshot
 
 
-def a_curve(*, values: tuple[float, ...] = (100.0, 200.0)) -> SettingCurve:
-    return SettingCurve(np.array(values), np.array([0.5, 1.0]), np.array([90.0, 180.0]))
+def a_curve(*, values: tuple[float, ...] = (100.0, 200.0)) -> ControlCurve:
+    return ControlCurve(np.array(values), np.array([0.5, 1.0]), np.array([90.0, 180.0]))
 
 
 def test_a_curve_is_linear_between_its_values_and_the_nearest_outside() -> None:
@@ -36,35 +36,35 @@ def test_an_impossible_curve_is_refused(values: tuple[float, ...]) -> None:
 
 def test_a_snapshot_keeps_settings_and_curves_through_json() -> None:
     snapshot = a_snapshot([a_job("a"), a_job("b")])
-    jobs = replace(snapshot.jobs, power_limit_w=np.array([150.0, np.nan]), setting_curve=np.array([0, -1]))
-    curves = {(0, SettingKind.POWER_LIMIT): a_curve()}
-    settable = (frozenset([SettingKind.POWER_LIMIT]),)
-    written = replace(snapshot, jobs=jobs, setting_curves=(curves,), settable=settable, measures=True)
+    jobs = replace(snapshot.jobs, power_limit_w=np.array([150.0, np.nan]), control_curve=np.array([0, -1]))
+    curves = {(0, ControlKind.POWER_LIMIT): a_curve()}
+    settable = (frozenset([ControlKind.POWER_LIMIT]),)
+    written = replace(snapshot, jobs=jobs, control_curves=(curves,), settable=settable, measures=True)
 
     read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
 
-    found = read.setting_curve(0, 0, SettingKind.POWER_LIMIT)
+    found = read.control_curve(0, 0, ControlKind.POWER_LIMIT)
     assert found is not None
     assert found.at(150.0) == (0.75, 135.0)
-    assert read.setting_curve(1, 0, SettingKind.POWER_LIMIT) is None
-    assert read.setting_curve(0, 0, SettingKind.CLOCK) is None
+    assert read.control_curve(1, 0, ControlKind.POWER_LIMIT) is None
+    assert read.control_curve(0, 0, ControlKind.CLOCK) is None
     assert read.measures
-    assert read.takes(0, SettingKind.POWER_LIMIT)
-    assert not read.takes(0, SettingKind.CLOCK)
-    assert read.jobs.setting(SettingKind.POWER_LIMIT)[0] == 150.0
-    assert np.isnan(read.jobs.setting(SettingKind.CLOCK)).all()
+    assert read.takes(0, ControlKind.POWER_LIMIT)
+    assert not read.takes(0, ControlKind.CLOCK)
+    assert read.jobs.setting(ControlKind.POWER_LIMIT)[0] == 150.0
+    assert np.isnan(read.jobs.setting(ControlKind.CLOCK)).all()
 
 
 def test_records_say_what_a_setting_is() -> None:
     job = JobId("a")
     actions = (
-        set_to(job, SettingKind.POWER_LIMIT, 150.0, Reason.LEAST_COST),
-        set_to(job, SettingKind.CLOCK, 1_200.0, Reason.LEAST_COST),
-        ProfileSettings(job, SettingKind.CLOCK, 5.0),
+        set_to(job, ControlKind.POWER_LIMIT, 150.0, Reason.LEAST_COST),
+        set_to(job, ControlKind.CLOCK, 1_200.0, Reason.LEAST_COST),
+        ProfileControls(job, ControlKind.CLOCK, 5.0),
     )
 
     assert plan_to_json(Plan(7, actions)) == [
         {"action": "set_power_limit", "job_id": "a", "reason": "least_cost", "power_limit_w": 150.0},
         {"action": "set_clock", "job_id": "a", "reason": "least_cost", "clock_mhz": 1_200},
-        {"action": "profile_settings", "job_id": "a", "reason": "profiling", "kind": "clock", "window_s": 5.0},
+        {"action": "profile_controls", "job_id": "a", "reason": "profiling", "kind": "clock", "window_s": 5.0},
     ]

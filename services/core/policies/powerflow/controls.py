@@ -24,7 +24,7 @@ import numpy as np
 from services.core.cycle.snapshot import Bools, Floats, Ints
 
 
-def allocate_settings(speed: Floats, power_w: Floats, limit_w: float, work_s: Floats | None = None) -> Ints:
+def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Floats | None = None) -> Ints:
     """Return the setting of each gang: (n_gangs,) index into the tables' second axis.
 
     If the lowest settings together exceed the limit, those are returned.
@@ -70,7 +70,7 @@ class Ladders:
 
 
 def ladders_of(speed: Floats, power_w: Floats) -> Ladders:
-    """Return the settings worth choosing; arguments as for ``allocate_settings``."""
+    """Return the settings worth choosing; arguments as for ``allocate_controls``."""
     draw_w = np.where(speed > 0, power_w, np.inf)
     by_draw = np.lexsort((-speed, draw_w), axis=1)
     sorted_speed = np.take_along_axis(speed, by_draw, axis=1)

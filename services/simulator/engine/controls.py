@@ -1,6 +1,6 @@
 """Power limits and clocks in a simulation: what policies know of them, and the measurements under way.
 
-A ``ProfileSettings`` runs a gang for a window at each value its kind of job was measured at, from the highest down,
+A ``ProfileControls`` runs a gang for a window at each value its kind of job was measured at, from the highest down,
 beginning with its work; then the curve is known, of this and of every later job of the kind on that GPU model. What a
 gang does meanwhile it does at the speed and power of each window, so that measuring costs its true time and energy.
 """
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.core.cycle.snapshot import Curves
-from services.core.domain.settings import SettingCurve, SettingKind
+from services.core.domain.controls import ControlCurve, ControlKind
 from services.simulator.workload import Workload
 
 
@@ -19,7 +19,7 @@ from services.simulator.workload import Workload
 class Step:
     """One value a gang is put to, None for the default; after ``window_s`` the next step follows."""
 
-    kind: SettingKind
+    kind: ControlKind
     value: float | None
     window_s: float = 0.0
 
@@ -28,13 +28,13 @@ class Measurements:
     """What is known of the kinds of jobs, and which gangs are being measured.
 
     Attributes:
-        curves: As ``Snapshot.setting_curves``, one entry per profile of the workload.
+        curves: As ``Snapshot.control_curves``, one entry per profile of the workload.
     """
 
     def __init__(self, workload: Workload, models: tuple[str, ...], *, known: bool) -> None:
         """Know every predicted curve from the beginning, or nothing."""
         self._profiles, self._models = workload.profiles, models
-        self._curves: list[dict[tuple[int, SettingKind], SettingCurve]] = [{} for _ in workload.profiles]
+        self._curves: list[dict[tuple[int, ControlKind], ControlCurve]] = [{} for _ in workload.profiles]
         self._steps: dict[int, deque[Step]] = {}
         self._lines: dict[int, int] = {}
         self._begun = 0
@@ -45,7 +45,7 @@ class Measurements:
                     self._curves[at][model, kind] = curve
         self.curves: tuple[Curves, ...] = tuple(self._curves)
 
-    def begin(self, row: int, profile: int, model: int, kind: SettingKind, window_s: float) -> int | None:
+    def begin(self, row: int, profile: int, model: int, kind: ControlKind, window_s: float) -> int | None:
         """Line up the windows of a job's gang.
 
         Returns:
@@ -73,13 +73,13 @@ class Measurements:
         """Return the rows of the workload whose gangs are being measured."""
         return [row for row, steps in self._steps.items() if steps]
 
-    def end(self, row: int, kind: SettingKind | None = None) -> None:
+    def end(self, row: int, kind: ControlKind | None = None) -> None:
         """Forget the steps of a gang that is gone, or those of one kind of setting."""
         steps = self._steps.pop(row, None)
         if kind is not None and steps is not None:
             self._steps[row] = deque(step for step in steps if step.kind is not kind)
 
-    def learn(self, profile: int, model: int, kind: SettingKind) -> None:
+    def learn(self, profile: int, model: int, kind: ControlKind) -> None:
         """Note what the predictor makes of the measurements, which are exact; without one, the measured curve."""
         prediction = self._profiles[profile].prediction(self._models[model])
         curve = (prediction.settings.get(kind) if prediction else None) or self._truth(profile, model, kind)
@@ -87,6 +87,6 @@ class Measurements:
         self._curves[profile] = {**self._curves[profile], (model, kind): curve}
         self.curves = tuple(self._curves)
 
-    def _truth(self, profile: int, model: int, kind: SettingKind) -> SettingCurve | None:
+    def _truth(self, profile: int, model: int, kind: ControlKind) -> ControlCurve | None:
         truth = self._profiles[profile].truth(self._models[model])
         return None if truth is None else truth.settings.get(kind)

@@ -13,7 +13,7 @@ from services.core.domain.errors import DomainError
 Floats = NDArray[np.float64]
 
 
-class SettingKind(StrEnum):
+class ControlKind(StrEnum):
     """The two things of a device that can be set. Values are watts and MHz."""
 
     POWER_LIMIT = "power_limit"
@@ -21,7 +21,7 @@ class SettingKind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class SettingCurve:
+class ControlCurve:
     """Speed and power of one kind of job on one GPU model, by one setting; the other left at its default.
 
     Attributes:

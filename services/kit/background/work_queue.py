@@ -12,7 +12,7 @@ import orjson
 from services.contracts.background import Draft, KeyReusedError, Submitted, TooManyPendingError, WorkProblem, WorkState
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
-from services.kit.background.queue import WorkQueue
+from services.kit.background.queue import TaskQueue
 from services.kit.background.store import WorkStore
 from services.kit.ids import new_id
 from services.kit.logging import Log
@@ -26,13 +26,13 @@ def sha256(kind: str, document: Any) -> bytes:
     return hashlib.sha256(kind.encode() + b"\0" + orjson.dumps(document, option=orjson.OPT_SORT_KEYS)).digest()
 
 
-class Desk:
+class WorkQueue:
     """One kind of work, such as ``solve``, with which its ids begin.
 
     A user reaches its tenant's, an operator everyone's.
     """
 
-    def __init__(self, what: str, store: WorkStore, queue: WorkQueue, max_pending_per_tenant: int) -> None:
+    def __init__(self, what: str, store: WorkStore, queue: TaskQueue, max_pending_per_tenant: int) -> None:
         self._what = what
         self._store = store
         self._queue = queue
