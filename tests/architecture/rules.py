@@ -45,6 +45,8 @@ MIGRATIONS = {"migrations": {*LIBRARIES}, "migrations.versions": set[str]()}
 ENGINE = "services.simulator.engine"
 WORKLOAD = "services.simulator.workload"
 """What the engine is given; as pure as the engine itself."""
+REPRODUCTIONS = "reproductions"
+"""Remakes papers' tables: may import every room and is imported by none."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     **LIBRARIES,
@@ -54,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{room: {*allowed, room} for room, allowed in MIGRATIONS.items()},
     ENGINE: {"services.core", ENGINE, WORKLOAD},
     WORKLOAD: {"services.core", WORKLOAD},
+    REPRODUCTIONS: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, REPRODUCTIONS},
 }
 """Per room, the rooms of ours that it may import. The longest name that fits a module is its room."""
 

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows, wrong_layers, wrong_packages
 
 ROOT = Path(__file__).parents[2]
-ROOTS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations")
+ROOTS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations", "reproductions")
 RULES = (wrong_arrows, wrong_layers, wrong_packages, effects)
 
 
@@ -64,6 +64,9 @@ def test_every_module_has_a_room() -> None:
         ("services.standalone.stack", "import services.scheduler.app"),
         ("migrations.versions.2026_add_jobs", "from services.db.tables import jobs"),
         ("migrations.env", "from services.admission import app"),
+        ("services.simulator.service", "from reproductions.marked import fill"),
+        ("services.cli.experiments", "def f():\n    import reproductions.asrpt"),
+        ("services.core.policies.registry", "from reproductions import equal_energy"),
     ],
 )
 def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
@@ -82,6 +85,7 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ),
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
         ("migrations.env", "from services.db.metadata import metadata"),
+        ("reproductions.traffic", "from services.learning import demand\nfrom services.simulator.report import charts"),
         ("scripts.anything", "import services.scheduler.app"),
     ],
 )
@@ -119,7 +123,7 @@ def test_a_right_layer_is_let_be() -> None:
         ("services.core.cycle.reconcile", "import highspy"),
         ("services.core.domain.jobs", "import pydantic"),
         ("services.simulator.predictors", "from sklearn.tree import DecisionTreeRegressor"),
-        ("services.simulator.report.traffic", "def f():\n    importlib.import_module('torch')"),
+        ("reproductions.traffic", "def f():\n    importlib.import_module('torch')"),
         ("services.core.domain.jobs", "from sqlalchemy import Table"),
     ],
 )

@@ -15,7 +15,8 @@ file                       what                                                 
 ``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
 ========================== ================================================================================== =========
 
-The days are samples of GAIA's sample of Alibaba's PAI trace. ``make.py`` makes all of them from the sources.
+The days are samples of GAIA's sample of Alibaba's PAI trace. ``reproductions/make_traces.py`` makes
+all of them from the sources, ``reproductions/make_profiles.py`` the measured tables.
 
 ``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
 nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.

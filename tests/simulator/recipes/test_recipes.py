@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
-from services.simulator.bundles.make import DAY_SHARES, shares_of
 from services.simulator.readers import TraceFormatError, read_jobs
 from services.simulator.recipes.green import MODELS
 from services.simulator.recipes.measured import (

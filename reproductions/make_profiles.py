@@ -1,9 +1,9 @@
-"""Make the measured tables from their sources: ``python -m services.simulator.bundles.make_profiles SOURCES``.
+"""Make the measured tables from their sources: ``python -m reproductions.make_profiles SOURCES``.
 
 SOURCES is a folder with ``profiles/sia`` (siasosp23/artifacts), ``profiles/zeus`` (ml-energy/zeus) and
 ``profiles/h200/training.csv`` (our own). Only aggregates leave here: medians over repeated runs, in samples per second
 at a few batch sizes, the samples a model needed until trained, and means over tenths of the training of its gradient
-noise. Nothing here runs in production.
+noise. The files are written to ``services/simulator/bundles``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from services.simulator import bundles
 from services.simulator.recipes.adaptive import STAGES
 from services.simulator.recipes.measured import BATCHES
 
-HERE = Path(__file__).parent
+BUNDLES = Path(bundles.__file__).parent
 GPU_TAGS = ("rtx", "aws", "dgx-ext")
 ONE_NODE = {1: "1", 2: "2", 3: "3", 4: "4", 6: "6", 8: "8"}
 SPREAD = {2: "11", 3: "12", 4: "22", 6: "33", 8: "44"}
@@ -74,7 +75,7 @@ def write_speeds(sources: Path) -> None:
 
     By application, GPU, batch, placement and gang size.
     """
-    with (HERE / "speeds.csv").open("w", newline="", encoding="utf-8") as text:
+    with (BUNDLES / "speeds.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["application", "gpu", "batch_per_gpu", "placement", "gpus", "samples_per_s", "sync_share"])
         for application, named in BATCHES.items():
@@ -99,7 +100,7 @@ def write_noise(sources: Path) -> None:
     follow from the variance and the square of the gradient in each. At the smallest batch, where that is 1 whatever the
     noise, it is the mean ratio of variance to square instead.
     """
-    with (HERE / "noise.csv").open("w", newline="", encoding="utf-8") as text:
+    with (BUNDLES / "noise.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["application", "stage", "batch", "noise"])
         for application in BATCHES:
@@ -138,7 +139,7 @@ def write_powers(sources: Path) -> None:
                 if row["network"] == network and row["dataset"] != "sentiment140":
                     key = (model, gpu, int(row["batch_size"]), int(float(row["power_limit"])))
                     zeus[key].append((float(row["average_power"]), float(row["time_per_epoch"])))
-    with (HERE / "powers.csv").open("w", newline="", encoding="utf-8") as text:
+    with (BUNDLES / "powers.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["model", "gpu", "batch", "power_limit_w", "power_w", "relative_time"])
         for (model, gpu, batch, limit), runs in sorted(zeus.items(), key=lambda item: (item[0][1] != "V100", item)):
@@ -153,7 +154,7 @@ def write_powers(sources: Path) -> None:
 
 def write_work(sources: Path) -> None:
     """Write how many samples each application took until trained, by total batch size."""
-    with (HERE / "sia_work.csv").open("w", newline="", encoding="utf-8") as text:
+    with (BUNDLES / "sia_work.csv").open("w", newline="", encoding="utf-8") as text:
         out = csv.writer(text, lineterminator="\n")
         out.writerow(["application", "batch", "samples"])
         for application in BATCHES:

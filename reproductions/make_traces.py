@@ -1,8 +1,8 @@
-"""Make the bundled traces from their sources: ``python -m services.simulator.bundles.make SOURCES``.
+"""Make the bundled traces from their sources: ``python -m reproductions.make_traces SOURCES``.
 
 SOURCES is a folder with ``{zone}_*.csv.gz`` in ``carbon/em_hourly`` and ``carbon/forecast_96h`` (nesl/CarbonX) and
-``jobs/gaia_pai_100k.csv.gz`` (GAIA);
-``make_profiles.py`` makes the measured tables. Nothing here runs in production.
+``jobs/gaia_pai_100k.csv.gz`` (GAIA). The files are written to ``services/simulator/bundles``;
+``make_profiles`` makes the measured tables there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from services.core.domain.carbon import Signal
+from services.simulator import bundles
 from services.simulator.bundles import BUNDLED_ZONES, GRIDS_BEGIN_S
 from services.simulator.readers.grids import read_grid
 from services.simulator.readers.jobs import read_raw
 from services.simulator.workload import Floats
 
-HERE = Path(__file__).parent
+BUNDLES = Path(bundles.__file__).parent
 SEED = 20230101
 DAY_S = 86_400.0
 ISSUE_H = 96
@@ -93,7 +94,7 @@ def write_grids(sources: Path) -> None:
     out = csv.writer(text, lineterminator="\n")
     out.writerow(columns)
     out.writerows(zip(*columns.values(), strict=True))
-    (HERE / "grids_2023.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
+    (BUNDLES / "grids_2023.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
 def write_forecasts(sources: Path) -> None:
@@ -105,7 +106,7 @@ def write_forecasts(sources: Path) -> None:
         issues = [rows[at : at + ISSUE_H] for at in range(0, len(rows), ISSUE_H)]
         kept = [row for issue in issues if issue[0][0].startswith("2023") for row in issue]
         text = "\n".join([",".join(head), *(f"{time},{float(value):.1f}" for time, value in kept), ""])
-        (HERE / f"forecasts_{zone}_2023.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        (BUNDLES / f"forecasts_{zone}_2023.csv.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 def main() -> None:
@@ -113,12 +114,12 @@ def main() -> None:
     sources = Path(sys.argv[1])
     raw = read_raw(sources / "jobs" / "gaia_pai_100k.csv.gz", "pai-hours")
     rng = np.random.default_rng(SEED)
-    write_jobs(HERE / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
-    write_jobs(HERE / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
+    write_jobs(BUNDLES / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
+    write_jobs(BUNDLES / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
     rng = np.random.default_rng(SEED)  # its own, so that no day changes another
-    write_jobs(HERE / "powerflow_day.csv", *drawn_day(raw.submitted_s, raw.duration_s, POWERFLOW_JOBS, rng))
+    write_jobs(BUNDLES / "powerflow_day.csv", *drawn_day(raw.submitted_s, raw.duration_s, POWERFLOW_JOBS, rng))
     rng = np.random.default_rng(SEED)
-    write_jobs(HERE / "a_srpt_day.csv.gz", *drawn_day(raw.submitted_s, raw.duration_s, SRPT_JOBS, rng))
+    write_jobs(BUNDLES / "a_srpt_day.csv.gz", *drawn_day(raw.submitted_s, raw.duration_s, SRPT_JOBS, rng))
     write_grids(sources)
     write_forecasts(sources)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reproductions.freesh_day import BETA, Inputs, half_hour, solved, totals
 from services.contracts.pools import PoolsRequest
 from services.core.solvers.model import SolveStatus
-from services.simulator.report.freesh_day import BETA, Inputs, half_hour, solved, totals
 
 EXAMPLE = json.loads((Path(__file__).parents[2] / "examples" / "pools" / "freesh-first.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Fitted against profiled (PowerFlow, Fig. 9): ``python -m services.simulator.report.powerflow_fitted PAGE RESULTS``.
+"""Fitted against profiled (PowerFlow, Fig. 9): ``python -m reproductions.powerflow_fitted PAGE RESULTS``.
 
 RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-fitted and powerflow-profiled, each in
 a folder of that name. In PAGE, what stands between ``<!-- fitted -->`` and ``<!-- end -->`` is made anew.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from services.simulator.report.marked import fill
+from reproductions.marked import fill
 
 HEAD = (
     "fitted models",

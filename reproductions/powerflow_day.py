@@ -1,4 +1,4 @@
-"""PowerFlow against its paper as tables: ``python -m services.simulator.report.powerflow_day PAGE RESULTS``.
+"""PowerFlow against its paper as tables: ``python -m reproductions.powerflow_day PAGE RESULTS``.
 
 RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down and
 powerflow-sensitivity, each in a folder of that name. In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.simulator.report import marked
-from services.simulator.report.equal_energy import Curve, compared
+from reproductions import marked
+from reproductions.equal_energy import Curve, compared
 
 PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "afs": 1.57}
 """Section 6.2: how many times shorter PowerFlow's average completion time is at most, at equal energy."""

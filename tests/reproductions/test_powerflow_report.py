@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reproductions.powerflow_day import DAY, DOWN, SENSITIVITY, filled
+from reproductions.powerflow_traces import draw, write
 from services.simulator.readers import read_jobs
-from services.simulator.report.powerflow_day import DAY, DOWN, SENSITIVITY, filled
-from services.simulator.report.powerflow_traces import draw, write
 
 Cell = tuple[str, str, float, float]
 """A policy's label, its name, kWh of which a tenth is idle, and the mean completion time in seconds."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reproductions import traffic as report
 from services.core.profiles.traffic import LastPeak, backtest
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
-from services.simulator.report import traffic as report
 
 SHORT, LONG = 10, 1_000
 

@@ -1,4 +1,4 @@
-"""A-SRPT against its paper as tables: ``python -m services.simulator.report.asrpt PAGE RESULTS``.
+"""A-SRPT against its paper as tables: ``python -m reproductions.asrpt PAGE RESULTS``.
 
 RESULTS is a folder with what ``wattshift simulate experiment`` left of the experiments in ``TABLES``, each in a folder
 of that name; what is missing leaves its table as it is, and of an experiment that was stopped, what is there counts. In
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from reproductions.marked import fill
+from reproductions.powerflow_day import rows_of
 from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.parallel.iteration import Network
 from services.core.policies.asrpt.policy import AsrptConfig
@@ -25,8 +27,6 @@ from services.core.policies.bounds.completion import Promise, least_total_comple
 from services.simulator.engine import EngineOptions
 from services.simulator.experiments.cell import workload_of
 from services.simulator.experiments.plan import Trace
-from services.simulator.report.marked import fill
-from services.simulator.report.powerflow_day import rows_of
 from services.simulator.workload import ClusterSpec, Workload
 
 TABLES = ("a-srpt-jobs", "a-srpt-jobs-150k", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-predictors")

@@ -1,4 +1,4 @@
-"""The tables of ``docs/results/forecasts.md``: ``python -m services.learning.carbon_report PAGE DATA``.
+"""The tables of ``docs/results/forecasts.md``: ``python -m reproductions.carbon_report PAGE DATA``.
 
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and

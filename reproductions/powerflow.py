@@ -1,4 +1,4 @@
-"""The tables of ``docs/results/powerflow.md``: ``python -m services.simulator.report.powerflow PAGE DATA``.
+"""The tables of ``docs/results/powerflow.md``: ``python -m reproductions.powerflow PAGE DATA``.
 
 DATA is a folder with ``sia`` (siasosp23/artifacts), ``zeus`` (ml-energy/zeus), ``miso`` (socc22-miso) and ``h200``
 (measured for this project), as their sources have them. In PAGE, what stands between ``<!-- NAME -->`` and
@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from reproductions.marked import fill
 from services.core.domain.controls import ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations
-from services.simulator.report.marked import fill
 
 Row = dict[str, str]
 EPOCH_SAMPLES = 1e5

@@ -1,4 +1,4 @@
-"""The traces of PowerFlow's sensitivity analysis: ``python -m services.simulator.report.powerflow_traces FOLDER``.
+"""The traces of PowerFlow's sensitivity analysis: ``python -m reproductions.powerflow_traces FOLDER``.
 
 Section 6.4 draws traces of 100 jobs as Gavel does (Narayanan et al., OSDI'20, section 7.1): arrivals are a Poisson
 process; a job takes ``10^x`` minutes, ``x`` uniform in 1.5 to 3 for four of five jobs and in 3 to 4 for the others;

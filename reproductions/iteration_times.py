@@ -1,4 +1,4 @@
-"""The tables of ``docs/results/a-srpt.md``: ``python -m services.simulator.report.iteration_times PAGE DATA``.
+"""The tables of ``docs/results/a-srpt.md``: ``python -m reproductions.iteration_times PAGE DATA``.
 
 DATA is a folder of measured profiles: ``vidur/all_reduce_*_dgx.csv.gz`` and ``vidur/send_recv_*_dgx.csv.gz``
 (collectives), ``sia/MODEL/placements-TAG.csv`` (training steps by placement) and ``gavel_throughputs.json.gz``
@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from reproductions.marked import fill
 from services.core.parallel.graph import JobGraph, Stage, data_parallel
 from services.core.parallel.iteration import IterationModel, Network
-from services.simulator.report.marked import fill
 
-BENCHMARK = Path(__file__).parents[3] / "results" / "benchmarks" / "placement.json"
+BENCHMARK = Path(__file__).parents[1] / "results" / "benchmarks" / "placement.json"
 HEAVY = 1.5
 READINGS = ("as printed", "whole NIC", "constant")
 Fit = tuple[str, bool]

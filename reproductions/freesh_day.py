@@ -1,6 +1,6 @@
 """The tables and plots of ``docs/results/freesh-pools.md``.
 
-    python -m services.simulator.report.freesh_day PAGE DATA
+    python -m reproductions.freesh_day PAGE DATA
 
 DATA is a folder with ``carbon/freesh/e_instance.csv``, ``llm/freesh_qps_partition_{a,b}.csv`` and
 ``profiles/freesh``, the inputs and the first solutions that FREESH's authors published. In PAGE, what stands between
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reproductions.marked import fill
 from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.solvers.model import SolveStatus
 from services.simulator.report.charts import Line, picture
-from services.simulator.report.marked import fill
 
 HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1
 CLASSES, PARTITIONS = ("SS", "SL", "LS", "LL"), ("a", "b")

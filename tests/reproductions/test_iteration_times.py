@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.core.parallel.graph import data_parallel
-from services.core.parallel.iteration import IterationModel, Network
-from services.simulator.report import iteration_times
-from services.simulator.report.iteration_times import (
+from reproductions import iteration_times
+from reproductions.iteration_times import (
     Measured,
     collectives,
     errors_table,
@@ -20,6 +18,8 @@ from services.simulator.report.iteration_times import (
     speeds,
     training_steps,
 )
+from services.core.parallel.graph import data_parallel
+from services.core.parallel.iteration import IterationModel, Network
 
 SHARES = [(1, 1), (2, 2), (1, 3), (4, 4), (2, 1, 1), (3, 3, 2), (4,), (2,)]
 

@@ -1,6 +1,6 @@
 """The tables of ``docs/results/traffic.md``.
 
-    python -m services.simulator.report.traffic PAGE DATA
+    python -m reproductions.traffic PAGE DATA
 
 DATA is a folder with ``llm/azure_2023_{conv,code}.csv.gz`` (``TIMESTAMP,ContextTokens,GeneratedTokens``) and
 ``llm/freesh_qps_partition_{a,b}.csv`` (a day of five-minute peaks for each class). In PAGE, what stands between
@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from reproductions.marked import fill
 from services.core.policies.freesh.classes import CLASSES, PARTITIONS
 from services.core.profiles.traffic import (
     STEP_S,
@@ -41,7 +42,6 @@ from services.learning.demand import foretell
 from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
-from services.simulator.report.marked import fill
 
 TRACES = {"conv": "conversations", "code": "code"}
 HIGH = Boosting(quantile=0.9)
