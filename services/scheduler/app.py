@@ -19,10 +19,10 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
-from services.scheduler.carbon import CarbonWatch
 from services.scheduler.loop import Scheduler
-from services.scheduler.power_hooks import build_hook
-from services.scheduler.repository import Repository
+from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.power.hooks import build_hook
+from services.scheduler.repository.queries import Repository
 from services.scheduler.settings import SchedulerSettings
 
 

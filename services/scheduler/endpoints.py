@@ -31,9 +31,9 @@ from services.core.policies.registry import POLICIES, build_policy, describe_pol
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
-from services.scheduler.learned import curve_of, table_of
-from services.scheduler.power_hooks import PowerHook
-from services.scheduler.repository import PowerRefusedError, Repository
+from services.scheduler.learning.learned import curve_of, table_of
+from services.scheduler.power.hooks import PowerHook
+from services.scheduler.repository.queries import PowerRefusedError, Repository
 from services.scheduler.settings import SchedulerSettings
 
 router = APIRouter(prefix="/v1")

@@ -25,20 +25,20 @@ from services.db.database import Database
 from services.db.engine import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
-from services.scheduler.apply import Applied, Decided, StalePlanError, apply
-from services.scheduler.carbon import CarbonWatch
-from services.scheduler.curves import read_curves
-from services.scheduler.ingest import Ingest
+from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
-from services.scheduler.learned import refit
-from services.scheduler.measuring import Measuring
-from services.scheduler.node_power import NodePower
-from services.scheduler.power import PowerWatch
-from services.scheduler.power_hooks import NoHook, PowerHook
-from services.scheduler.predicting import Predicting
+from services.scheduler.learning.curves import read_curves
+from services.scheduler.learning.learned import refit
+from services.scheduler.learning.measuring import Measuring
+from services.scheduler.learning.predicting import Predicting
+from services.scheduler.planning.apply import Applied, Decided, StalePlanError, apply
+from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.snapshot import Loaded, load
+from services.scheduler.power.hooks import NoHook, PowerHook
+from services.scheduler.power.limit import PowerWatch
+from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.snapshot import Loaded, load
 
 log = Log(__name__)
 

@@ -21,7 +21,7 @@ from optimizer_service.length_model import read_history
 from services.db.database import Database
 from services.learning.length_table import LengthTable
 from services.learning.training import learn
-from services.scheduler.predicting import Predicting
+from services.scheduler.learning.predicting import Predicting
 from tests.benchmarks.results import write_result
 from tests.support.servers import fresh_database, postgres_server
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.scheduler.curves import known_of, read_curves
+from services.scheduler.learning.curves import known_of, read_curves
 
 ENTRY = {"kind": "k", "gpu_model": "A100", "setting": "power_limit"}
 COLUMNS = {"values": [200, 400], "speed": [0.9, 1.0], "power_w": [150, 380]}

@@ -13,7 +13,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.scheduler import loop
-from services.scheduler.device_controls import NoSuchGangError, set_gangs
+from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.relay import Relay
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database

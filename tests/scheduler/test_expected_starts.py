@@ -10,7 +10,7 @@ import pytest
 
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.carbon import CarbonOutlook, Signal
-from services.scheduler.snapshot import load
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.world import World, a_world
 from tests.support.builders import hourly_curve
 from tests.support.servers import fresh_database

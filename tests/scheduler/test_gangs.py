@@ -6,7 +6,7 @@ import pytest
 
 from services.contracts.nodes import EndedBy, RankState
 from services.core.domain.jobs import JobState
-from services.scheduler.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
+from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
 
 RUNS = ShareReport(RankState.RUNNING)
 STARTS = ShareReport(RankState.STARTING)

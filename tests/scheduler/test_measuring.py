@@ -19,8 +19,8 @@ from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
 from services.kit.identity import identity_headers
 from services.scheduler import loop
-from services.scheduler.learned import learn
-from services.scheduler.measuring import Point, Sweep, sweep_after
+from services.scheduler.learning.learned import learn
+from services.scheduler.learning.measuring import Point, Sweep, sweep_after
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from services.contracts.identity import Identity, Role
-from services.scheduler.node_power import Patience, Step, next_step
-from services.scheduler.power_hooks import build_hook
-from services.scheduler.repository import PowerRefusedError, Repository
+from services.scheduler.power.hooks import build_hook
+from services.scheduler.power.nodes import Patience, Step, next_step
+from services.scheduler.repository.queries import PowerRefusedError, Repository
 from tests.scheduler.test_api import client
 from tests.scheduler.world import World, a_world
 from tests.support.control_plane import eventually

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.core.domain.errors import DomainError
-from services.scheduler.power_hooks import (
+from services.scheduler.power.hooks import (
     CommandHook,
     Controller,
     HookError,

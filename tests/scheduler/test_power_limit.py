@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.scheduler.snapshot import load
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World

@@ -14,8 +14,8 @@ from services.core.profiles.job_group import GROUP_VERSION, job_group
 from services.core.profiles.recurrence import Runs
 from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
-from services.scheduler.predicting import Predicting, remaining_s
-from services.scheduler.snapshot import load
+from services.scheduler.learning.predicting import Predicting, remaining_s
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.world import World
 

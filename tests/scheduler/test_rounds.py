@@ -10,8 +10,8 @@ from services.core.cycle.recording import plan_to_json, snapshot_from_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.policies.registry import build_policy
-from services.scheduler.apply import StalePlanError, apply
-from services.scheduler.snapshot import load
+from services.scheduler.planning.apply import StalePlanError, apply
+from services.scheduler.planning.snapshot import load
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
 

@@ -16,9 +16,9 @@ from services.db.database import Database
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
 from services.kit.redis import connect
-from services.scheduler.carbon import CarbonWatch
 from services.scheduler.loop import Scheduler
-from services.scheduler.power_hooks import build_hook
+from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.power.hooks import build_hook
 from services.scheduler.settings import SchedulerSettings
 
 TOKEN = "a-token-of-sixteen-and-more"

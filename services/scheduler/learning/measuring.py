@@ -25,9 +25,9 @@ from services.core.cycle.plan import ProfileControls
 from services.core.domain.controls import ControlKind
 from services.db.database import Database
 from services.kit.logging import Log
-from services.scheduler.device_controls import COLUMNS, EVENT, write_settings
-from services.scheduler.ingest import settings_of
-from services.scheduler.learned import KIND
+from services.scheduler.ingest.reports import settings_of
+from services.scheduler.learning.learned import KIND
+from services.scheduler.power.device_controls import COLUMNS, EVENT, write_settings
 
 log = Log(__name__)
 

@@ -23,7 +23,7 @@ from services.contracts.schema import Message, Name
 from services.core.cycle.snapshot import Curves, Gangs
 from services.core.domain.controls import ControlCurve, ControlKind
 from services.core.domain.errors import DomainError
-from services.scheduler.learned import Tables, curve_of, with_hosts
+from services.scheduler.learning.learned import Tables, curve_of, with_hosts
 
 LABEL = "kind"
 

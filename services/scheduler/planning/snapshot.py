@@ -34,10 +34,10 @@ from services.core.domain.placement import NodeShare, Placement
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.priors import board_of
 from services.db.database import Database
-from services.scheduler import learned as learned_rows
-from services.scheduler.curves import KnownCurves, known_of
-from services.scheduler.learned import tables_of
-from services.scheduler.predicting import Predicting, Told, remaining_s
+from services.scheduler.learning import learned as learned_rows
+from services.scheduler.learning.curves import KnownCurves, known_of
+from services.scheduler.learning.learned import tables_of
+from services.scheduler.learning.predicting import Predicting, Told, remaining_s
 from services.scheduler.settings import SchedulerSettings
 
 JOBS = f"""

@@ -1,4 +1,6 @@
-"""One IPMI request as a process of its own: ``python -m services.scheduler.ipmi``, the request as JSON on its input.
+"""One IPMI request as a process of its own: ``python -m services.scheduler.power.ipmi``.
+
+The request is JSON on standard input.
 
 pyghmi keeps threads and sockets for every session it ever opened; here they end with the process. The password comes
 through the pipe, so that no list of processes shows it.

@@ -203,7 +203,7 @@ class IpmiHook:
             "on": on,
             "time_limit_s": self._time_limit_s,
         }
-        words = [sys.executable, "-P", "-m", "services.scheduler.ipmi"]
+        words = [sys.executable, "-P", "-m", "services.scheduler.power.ipmi"]
         await run_process(words, self._time_limit_s + 5, orjson.dumps(request))
 
 

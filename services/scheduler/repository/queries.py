@@ -9,8 +9,8 @@ from services.contracts.nodes import PowerState
 from services.db.database import Database
 from services.db.lengths import AMOUNT, MEASURED
 from services.db.node_power import NODE_POWER
-from services.scheduler.learned import KIND
-from services.scheduler.node_power import BY_OPERATOR, power_down, wake
+from services.scheduler.learning.learned import KIND
+from services.scheduler.power.nodes import BY_OPERATOR, power_down, wake
 
 SET_POLICY = """
 UPDATE scheduler_state

@@ -1,0 +1,1 @@
+"""What nodes report, and no longer report, becomes the state of allocations and jobs."""

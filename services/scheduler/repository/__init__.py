@@ -1,0 +1,1 @@
+"""All SQL of the scheduler, by subject; every query returns typed rows."""
