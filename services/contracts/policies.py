@@ -70,7 +70,7 @@ class PlannedAction(Message):
     gpus: int | None = None
     power_limit_w: float | None = Field(default=None, description="Of `set_power_limit`; null restores the default.")
     clock_mhz: int | None = Field(default=None, description="Of `set_clock`; null restores the default.")
-    setting: ControlKind | None = Field(default=None, description="Of `profile_controls`: what is varied.")
+    setting: ControlKind | None = Field(default=None, description="Of `profile_settings`: what is varied.")
 
 
 class PlanSummary(Message):

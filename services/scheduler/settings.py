@@ -56,7 +56,9 @@ class SchedulerSettings(SharedSettings):
     intra_gbytes: float = Field(300, gt=0, description="Between GPUs of a node, gigabytes per second; for the same.")
 
     control_curves: Path | None = Field(
-        None, description="File of measured speed and power by power limit and clock, for policies that set them."
+        None,
+        validation_alias="SCHEDULER_SETTING_CURVES",
+        description="File of measured speed and power by power limit and clock, for policies that set them.",
     )
     power_interval_s: float = Field(
         10, gt=0, description="Between looks at the cluster's draw while the policy has a power limit; each is a round."
@@ -67,7 +69,9 @@ class SchedulerSettings(SharedSettings):
         description="How long after a change the draw says nothing: agents must have heard, acted and reported.",
     )
     measures_controls: bool = Field(
-        True, description="Whether policies may have gangs run at each power limit or clock in turn, to be measured."
+        True,
+        validation_alias="SCHEDULER_MEASURES_SETTINGS",
+        description="Whether policies may have gangs run at each power limit or clock in turn, to be measured.",
     )
     measured_settings: int = Field(8, ge=2, le=64, description="How many settings those are, the default included.")
 

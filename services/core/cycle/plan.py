@@ -149,7 +149,7 @@ ACTION_NAMES: dict[type, str] = {
     Hold: "hold",
     SetPowerLimit: "set_power_limit",
     SetClock: "set_clock",
-    ProfileControls: "profile_controls",
+    ProfileControls: "profile_settings",
 }
 """As records and the public API name them."""
 

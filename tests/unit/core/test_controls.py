@@ -66,5 +66,5 @@ def test_records_say_what_a_setting_is() -> None:
     assert plan_to_json(Plan(7, actions)) == [
         {"action": "set_power_limit", "job_id": "a", "reason": "least_cost", "power_limit_w": 150.0},
         {"action": "set_clock", "job_id": "a", "reason": "least_cost", "clock_mhz": 1_200},
-        {"action": "profile_controls", "job_id": "a", "reason": "profiling", "kind": "clock", "window_s": 5.0},
+        {"action": "profile_settings", "job_id": "a", "reason": "profiling", "kind": "clock", "window_s": 5.0},
     ]
