@@ -12,8 +12,8 @@ from services.core.cycle.snapshot import Trigger
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
-from services.scheduler.planning.reasons import SENTENCES
 from services.scheduler.power.hooks import build_hook
+from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository.queries import Repository
 from tests.scheduler.world import World
 

@@ -13,8 +13,8 @@ from services.contracts.nodes import ControlsStatus, EndedBy, RankState
 from services.core.domain.jobs import JobState
 from services.db.database import Database
 from services.kit.logging import Log
+from services.scheduler.commands import Outgoing, send, set_commands, start_commands, stop_commands
 from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
-from services.scheduler.planning.commands import Outgoing, send, set_commands, start_commands, stop_commands
 from services.scheduler.planning.transitions import move
 from services.scheduler.power.device_controls import COLUMNS, deaf_shares, follow
 from services.scheduler.settings import SchedulerSettings

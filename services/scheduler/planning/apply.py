@@ -27,14 +27,14 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import allocation_id
 from services.core.domain.jobs import JobState
 from services.db.database import Database
+from services.scheduler.commands import Outgoing, free_port, send, start_commands
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
-from services.scheduler.planning.commands import Outgoing, free_port, send, start_commands
-from services.scheduler.planning.reasons import SENTENCES
 from services.scheduler.planning.transitions import move
 from services.scheduler.power.device_controls import COLUMNS, NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN, power_down, wake
+from services.scheduler.reasons import SENTENCES
 
 CLAIM_VERSION = """
 UPDATE scheduler_state

@@ -15,8 +15,8 @@ from services.core.cycle.plan import SetClock, SetPowerLimit
 from services.core.domain.controls import ControlKind
 from services.db.database import Database
 from services.kit.logging import Log
-from services.scheduler.planning.commands import send, set_commands
-from services.scheduler.planning.reasons import SENTENCES
+from services.scheduler.commands import send, set_commands
+from services.scheduler.reasons import SENTENCES
 
 log = Log(__name__)
 

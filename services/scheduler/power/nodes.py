@@ -24,8 +24,8 @@ from services.db.engine import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest.reports import lose_nodes
-from services.scheduler.planning.reasons import SENTENCES
 from services.scheduler.power.hooks import HookError, PowerHook, Target
+from services.scheduler.reasons import SENTENCES
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
