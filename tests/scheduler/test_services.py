@@ -102,8 +102,8 @@ async def test_a_service_runs_where_its_terms_say(world: World) -> None:
         """UPDATE nodes SET zone = 'Y', labels = '{"pool": "a", "rack": "1"}' WHERE id <> 'n1' RETURNING 1"""
     )
     await world.fetch("UPDATE nodes SET labels = '{}' WHERE id = 'n3' RETURNING 1")
-    waits = [await service(world, 1, zone="X"), await service(world, 1, database="b"), await service(world, 8)]
-    here, there = await service(world, 4, zone="Y", database="a"), await service(world, 4, zone="Y")
+    waits = [await service(world, 1, zone="X"), await service(world, 1, pool="b"), await service(world, 8)]
+    here, there = await service(world, 4, zone="Y", pool="a"), await service(world, 4, zone="Y")
     await world.scheduler.turn()
 
     assert [list(await placed_on(world, each)) for each in (here, there)] == [["n2"], ["n3"]]
@@ -200,7 +200,7 @@ async def test_what_services_draw_is_taken_off_the_limit_and_not_blamed_on_jobs(
 
 async def test_a_node_that_comes_to_suit_is_found_at_once(world: World) -> None:
     await world.node("n1")
-    standing = await service(world, 1, database="a")
+    standing = await service(world, 1, pool="a")
     await world.scheduler.turn()
     assert await why(world, standing) == "no_eligible_node"
     await world.fetch("""UPDATE nodes SET labels = '{"pool": "a"}' RETURNING 1""")
