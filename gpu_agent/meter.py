@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import numpy as np
-
 from gpu_agent.devices.driver import DeviceError, Driver, Sample
 from gpu_agent.host_power import HostPower
 from gpu_agent.processes import cpu_seconds
@@ -49,7 +47,7 @@ class _Device:
         """Energy since the interval began, by the counter where there is one."""
         if self.counter_j is None or self.opened_counter_j is None:
             return self.integrated_j
-        return counter_energy_j(np.array([self.opened_counter_j, self.counter_j]))
+        return counter_energy_j((self.opened_counter_j, self.counter_j))
 
 
 @dataclass
@@ -212,7 +210,7 @@ class Meter:
             since = sample.energy_j if device.counter_j is None else device.counter_j
             simulated = self._driver.name == "simulated"
             source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
-            return counter_energy_j(np.array([since, sample.energy_j])), source
+            return counter_energy_j((since, sample.energy_j)), source
         mean_w = (device.power_w + sample.power_w) / 2
         source = EnergySource.SAMPLED if elapsed_s <= LONGEST_GAP_S else EnergySource.MODELLED
         return mean_w * elapsed_s, source

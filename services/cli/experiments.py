@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from redis.exceptions import RedisError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -43,6 +42,8 @@ def experiment(
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON list.")] = False,
 ) -> None:
     """Run experiments: every policy on every trace, zone, signal and seed; each leaves results.csv and report.html."""
+    from redis.exceptions import RedisError
+
     from services.simulator.experiments.plan import load_experiment
     from services.simulator.report.markdown import fill_page
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
@@ -32,6 +31,8 @@ def forecast(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
 ) -> None:
     """Forecast carbon intensity, with quantiles, from a file of a grid's past; needs no control plane."""
+    import numpy as np
+
     from services.learning.carbon import HOUR_S, forecast, history_of
     from services.simulator.readers.carbon import signal_named
     from services.simulator.readers.intensities import read_intensities

@@ -7,8 +7,9 @@ import sys
 import typer
 
 from services.cli import cluster, demo, export, fit, jobs, local, plan, serving, simulate
-from services.cli.client import CliError
+from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
+from services.kit.extras import missing_extra
 
 app = typer.Typer(
     name="wattshift",
@@ -30,6 +31,12 @@ def main() -> None:
         console.file.flush()
         print(f"wattshift: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (hint := missing_extra(error)) is None:
+            raise
+        console.file.flush()
+        print(f"wattshift: {hint}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -13,7 +13,6 @@ from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.values import json_document
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import SolveStatus
 
 if TYPE_CHECKING:
     from services.contracts.pools import PoolsRequest, PoolsResult
@@ -96,6 +95,8 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
 def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:
     """Print a plan for so many hours; what starts and stops only where something runs already."""
+    from services.core.solvers.model import SolveStatus
+
     if result.instances:
         shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))
         for each in result.instances:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from services.contracts.schema import Instant, Message
-from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.core.domain.signal import Signal
+
+if TYPE_CHECKING:
+    from services.core.domain.carbon import CarbonOutlook
 
 Clock = Literal["real", "grid"]
 """In whose seconds a length of time is given: everyone's, or the grid's, which run faster while a recording is
@@ -145,6 +147,10 @@ class IntensityOutlook(Message):
 
     def as_domain(self) -> CarbonOutlook:
         """Return the outlook as policies and the ledger compute with it, in UTC seconds."""
+        import numpy as np  # here: the command line reads these contracts and is installed without NumPy
+
+        from services.core.domain.carbon import CarbonCurve, CarbonOutlook
+
         curve = CarbonCurve(
             times_s=np.array([point.start_at.timestamp() for point in self.points], dtype=np.float64),
             intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in self.points], dtype=np.float64),

@@ -11,8 +11,8 @@ from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
 from services.contracts.jobs import LogStream
 from services.contracts.schema import Instant, Message, Name, Text
-from services.core.domain.carbon import Signal
 from services.core.domain.jobs import JobState
+from services.core.domain.signal import Signal
 
 LONGEST_S = 366 * 86_400.0
 

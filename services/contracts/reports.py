@@ -8,8 +8,8 @@ from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.schema import Instant, Message
-from services.core.domain.carbon import Signal
 from services.core.domain.jobs import JobState
+from services.core.domain.signal import Signal
 
 
 class FootprintLine(Message):

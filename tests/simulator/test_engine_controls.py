@@ -10,7 +10,8 @@ import pytest
 
 from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit
 from services.core.cycle.snapshot import Snapshot
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult

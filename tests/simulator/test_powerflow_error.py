@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.policies.registry import build_policy
 from services.simulator.engine import EngineOptions, SimulationResult
 from services.simulator.engine.above import AboveLimit

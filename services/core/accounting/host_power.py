@@ -1,10 +1,10 @@
-"""What a host draws beside its GPUs."""
+"""What a host draws beside its GPUs. Without NumPy: agents are installed without it."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import pairwise
 
 from services.core.domain.errors import DomainError
 
@@ -27,10 +27,11 @@ class CpuPowerModel:
     power_w: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        points, watts = np.array(self.utilisation), np.array(self.power_w)
-        if points.shape != watts.shape or points.size < 2 or points[0] != 0.0 or points[-1] != 1.0:
+        points, watts = self.utilisation, self.power_w
+        if len(points) != len(watts) or len(points) < 2 or points[0] != 0.0 or points[-1] != 1.0:
             raise DomainError("a CPU power model needs one power per utilisation, from utilisation 0 to 1")
-        if not (np.diff(points) > 0).all() or not (np.diff(watts) >= 0).all() or not watts[0] >= 0:
+        ascending = all(before < after for before, after in pairwise(points))
+        if not (ascending and all(before <= after for before, after in pairwise(watts)) and watts[0] >= 0):
             raise DomainError("a CPU power model needs ascending utilisations and powers that do not fall")
 
     @classmethod
@@ -40,12 +41,7 @@ class CpuPowerModel:
 
     def at(self, utilisation: float) -> float:
         """Return the power at a utilisation, watts; readings a little outside 0..1 count as the nearer end."""
-        return float(np.interp(utilisation, self.utilisation, self.power_w))
-
-
-def job_power_w(gpu_w: float, cpu_w: float, static_w: float) -> float:
-    """Return ``P_job = P_gpu + P_cpu + P_static``, watts; of shared hosts, the job's share of each.
-
-    Source: GREEN section 4.1.
-    """
-    return gpu_w + cpu_w + static_w
+        share = min(max(utilisation, 0.0), 1.0)
+        upper = min(bisect_right(self.utilisation, share), len(self.utilisation) - 1)
+        (x0, x1), (y0, y1) = self.utilisation[upper - 1 : upper + 1], self.power_w[upper - 1 : upper + 1]
+        return y0 + (y1 - y0) * (share - x0) / (x1 - x0)

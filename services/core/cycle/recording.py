@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Service, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.carbon import CarbonOutlook
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
-
-
-class Signal(StrEnum):
-    """What an intensity measures. Values of different signals are never mixed or compared."""
-
-    AVERAGE_DIRECT = "average_direct"
-    AVERAGE_LIFECYCLE = "average_lifecycle"
-    MARGINAL = "marginal"
+from services.core.domain.signal import Signal
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,12 @@
-"""What a gang's devices can be set to: a power limit or a locked clock, and what each value does to a kind of job."""
+"""The controls of a gang's devices: a power limit or a locked clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
-from numpy.typing import NDArray
-
-from services.core.domain.errors import DomainError
-
-Floats = NDArray[np.float64]
 
 
 class ControlKind(StrEnum):
-    """The two things of a device that can be set. Values are watts and MHz."""
+    """The two controls of a device. Values are watts and MHz."""
 
     POWER_LIMIT = "power_limit"
     CLOCK = "clock"
-
-
-@dataclass(frozen=True, eq=False)
-class ControlCurve:
-    """Speed and power of one kind of job on one GPU model, by one setting; the other left at its default.
-
-    Attributes:
-        values: (n_values,) watts or MHz, ascending, above 0.
-        speed: (n_values,) speed at each, as a share of the speed at the default.
-        power_w: (n_values,) mean draw of one GPU at each, watts.
-    """
-
-    values: Floats
-    speed: Floats
-    power_w: Floats
-
-    def __post_init__(self) -> None:
-        columns = (self.values, self.speed, self.power_w)
-        if self.values.ndim != 1 or not self.values.size or any(each.shape != self.values.shape for each in columns):
-            raise DomainError("a setting's curve needs one speed and one power per value")
-        if not all(np.isfinite(column).all() and (column > 0).all() for column in columns):
-            raise DomainError("settings, speeds and powers are finite and above 0")
-        if bool((np.diff(self.values) <= 0).any()):
-            raise DomainError("a curve's settings ascend")
-
-    def at(self, value: float | None) -> tuple[float, float]:
-        """Return (relative speed, watts of one GPU) at a setting: linear between values, outside the nearest.
-
-        None is the default, where speed is 1 and power is that of the highest value.
-        """
-        if value is None:
-            return 1.0, float(self.power_w[-1])
-        return float(np.interp(value, self.values, self.speed)), float(np.interp(value, self.values, self.power_w))

@@ -13,6 +13,7 @@ import numpy as np
 from services.core.solvers import highs
 from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
 
+NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
@@ -25,7 +26,10 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, s
     optimum is within ``relative_gap`` of its bound, and a solve that was stopped reports the bound of the linear
     relaxation (solved by HiGHS within the same limit again).
     """
-    import pulp  # a fifth of a second that only its users pay
+    try:
+        import pulp  # a fifth of a second that only its users pay
+    except ImportError:
+        return highs.solve(model, time_limit_s, relative_gap, start, note=NOT_INSTALLED)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4

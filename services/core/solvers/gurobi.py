@@ -11,6 +11,7 @@ import numpy as np
 from services.core.solvers import highs
 from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
 
+NOT_INSTALLED = "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
 
 
@@ -19,7 +20,7 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, s
     try:
         import gurobipy
     except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, start, note="Gurobi is not installed, so HiGHS solved it")
+        return highs.solve(model, time_limit_s, relative_gap, start, note=NOT_INSTALLED)
     try:
         with gurobipy.Env(empty=True) as environment:
             environment.setParam("OutputFlag", 0)  # before the start, which prints a banner otherwise

@@ -21,7 +21,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.schema import Message, Name
 from services.core.cycle.snapshot import Curves, Gangs
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.scheduler.learning.learned import Tables, curve_of, with_hosts
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.snapshot import Floats, Ints
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
 from services.core.profiles.capped import CappedModel

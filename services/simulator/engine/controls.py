@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.core.cycle.snapshot import Curves
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.simulator.workload import Workload
 
 

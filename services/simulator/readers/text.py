@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from services.kit.extras import missing_extra
 from services.simulator.raw import ReadReport, TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -46,9 +47,12 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
 
 
 def _table_of(path: Path) -> io.StringIO:
-    import pyarrow  # here: it takes a third of a second, and most files are text
-    import pyarrow.csv
-    import pyarrow.parquet
+    try:
+        import pyarrow  # here: it takes a third of a second, and most files are text
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise TraceFormatError(f"{path} is a Parquet file; {missing_extra(error) or error}") from error
 
     lines = io.BytesIO()
     try:

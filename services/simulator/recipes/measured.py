@@ -49,7 +49,8 @@ from functools import cache
 
 import numpy as np
 
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.simulator.bundles import rows_of
 from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
 

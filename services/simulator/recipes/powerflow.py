@@ -29,7 +29,8 @@ from functools import cache
 
 import numpy as np
 
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.observations import Observations
 from services.simulator.raw import RawJobs, TraceFormatError

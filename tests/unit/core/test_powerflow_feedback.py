@@ -10,7 +10,8 @@ import pytest
 from services.core.cycle.plan import SetPowerLimit
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot

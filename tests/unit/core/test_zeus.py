@@ -13,7 +13,8 @@ import pytest
 from services.core.cycle.plan import Plan, ProfileControls, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.controls import ControlCurve, ControlKind
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
 from services.core.policies.registry import build_policy
 from services.core.policies.zeus.cost import cost_per_work, least_cost
 from services.simulator.engine import EngineOptions, simulate

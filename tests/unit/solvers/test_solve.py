@@ -144,8 +144,17 @@ def test_a_missing_gurobi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.solver, found.objective, found.note) == (
         Backend.HIGHS,
         1,
-        "Gurobi is not installed, so HiGHS solved it",
+        "Gurobi is not installed (the extra `solvers`), so HiGHS solved it",
     )
+
+
+def test_a_missing_pulp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    builder = ModelBuilder()
+    builder.add_variables(1, lower=1, upper=2, cost=1)
+    found = solve(builder.build(), Backend.CBC)
+    assert (found.solver, found.objective) == (Backend.HIGHS, 1)
+    assert "the extra `solvers`" in found.note
 
 
 def test_rows_sum_what_is_added_twice() -> None:

