@@ -1,6 +1,6 @@
-"""The process at the public edge: it knows who asks and how often, and hands each request to the service that owns it.
+"""The public API: each request that the edge lets in goes to the service that owns its route.
 
-``routes`` is the public API as one table; ``edge`` takes a request through it; ``keys`` and ``limits`` say who may
-and how often; ``forward`` carries requests to services, ``gather`` many submissions in one; ``openapi`` describes it
-all.
+``routes`` is the public API as one table; ``dispatch`` answers by it, with ``forward`` carrying single requests to the
+services and ``gather`` many submissions in one; ``openapi`` describes it all. Keys, rate limits and roles are checked
+before, by ``services.kit.edge``.
 """

@@ -14,20 +14,19 @@ import orjson
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
-from gateway.edge import Edge, EdgeMiddleware, OpenedEdge
+from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer
-from gateway.keys import KeyCache
-from gateway.limits import RateLimiter
 from gateway.openapi import describe
 from gateway.reference import render
-from gateway.routes import ROUTES, Upstream
+from gateway.routes import ROUTES, Route, Upstream
 from gateway.settings import GatewaySettings
-from gateway.wire import BodyReader
-from services.contracts.identity import KeyLookup, ResolvedKey
 from services.kit.app import add_basics, serve
+from services.kit.edge.bodies import BodyReader
+from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge
+from services.kit.edge.keys import KeyCache, resolve_at
+from services.kit.edge.limits import RateLimiter
 from services.kit.http import ServiceClient
-from services.kit.problems import ProblemError
 
 STATIC = Path(__file__).parent / "static"
 
@@ -42,7 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Upstream.SIMULATOR: settings.simulator_url,
         Upstream.TELEMETRY: settings.telemetry_url,
     }
-    opened = OpenedEdge()
+    opened = OpenedEdge[Route]()
     readiness = Readiness(urls)
 
     @asynccontextmanager
@@ -62,27 +61,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str]) -> Edge:
+def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str]) -> Edge[Route]:
     """Return the edge with everything it needs."""
     admission = ServiceClient(session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=3)
-
-    async def resolve(key_sha256: str) -> ResolvedKey | None:
-        try:
-            return await admission.call(
-                *("POST", "/internal/keys/resolve", ResolvedKey),
-                body=KeyLookup(key_sha256=key_sha256),
-                retry=True,
-                attempts=3,
-            )
-        except ProblemError as error:
-            if error.status == 404:
-                return None
-            raise
-
-    return Edge(
-        ROUTES,
-        KeyCache(resolve, max_age_s=settings.key_max_age_s, grace_s=settings.key_grace_s, size=settings.key_cache_size),
-        RateLimiter(),
+    dispatcher = Dispatcher(
         BodyReader(settings.max_buffered_bytes),
         Gatherer(
             session,
@@ -105,6 +87,13 @@ def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls:
         max_body_bytes=settings.max_body_bytes,
         max_batch_bytes=settings.max_batch_bytes,
     )
+    keys = KeyCache(
+        resolve_at(admission),
+        max_age_s=settings.key_max_age_s,
+        grace_s=settings.key_grace_s,
+        size=settings.key_cache_size,
+    )
+    return Edge(ROUTES, keys, RateLimiter(), dispatcher.answer)
 
 
 class Readiness:

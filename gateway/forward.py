@@ -12,9 +12,9 @@ import aiohttp
 from yarl import URL
 
 from gateway.routes import EVENTS, JSON, Route, Upstream
-from gateway.wire import Exchange, Header
 from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
 from services.contracts.problems import ProblemCode
+from services.kit.edge.exchange import Exchange, Header
 from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable

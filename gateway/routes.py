@@ -45,7 +45,7 @@ class Route:
     """One operation of the public API.
 
     Attributes:
-        path: Segments in braces match one segment of ``matching.SEGMENT``.
+        path: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``.
         body: Type of the JSON body; None where the operation takes none.
         answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
         status: Of success.
@@ -68,6 +68,11 @@ class Route:
     headers: tuple[str, ...] = ()
     statuses: tuple[tuple[int, str], ...] = ()
     has_large_body: bool = False
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether a GET answers HEAD too, which a stream does not."""
+        return self.media == JSON
 
     @property
     def operation_id(self) -> str:

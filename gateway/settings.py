@@ -5,28 +5,16 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.kit.settings import SharedSettings
+from services.kit.edge.settings import EdgeSettings
 
 
-class GatewaySettings(SharedSettings):
+class GatewaySettings(EdgeSettings):
     """``GATEWAY_*``, and what all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     host: str = "127.0.0.1"
     port: int = 8000
-    key_max_age_s: float = Field(
-        default=3, gt=0, description="How long an answer about a key is used; a revoked key works that much longer."
-    )
-    key_grace_s: float = Field(
-        default=300, ge=0, description="How long a known key is let in while admission cannot be asked."
-    )
-    key_cache_size: int = Field(default=10_000, ge=1)
-    max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="Of a request that is not a batch.")
-    max_batch_bytes: int = Field(default=16 * 1024 * 1024, ge=1)
-    max_buffered_bytes: int = Field(
-        default=256 * 1024 * 1024, ge=1, description="Bodies held in memory at once; beyond it, requests get 503."
-    )
     max_streams_per_tenant: int = Field(default=200, ge=1, description="Event and log streams open at once.")
     group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
     group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")
@@ -34,4 +22,4 @@ class GatewaySettings(SharedSettings):
     submit_timeout_s: float = Field(default=15, gt=0)
     upstream_timeout_s: float = Field(default=30, gt=0, description="For an answer that is not a stream.")
     connect_timeout_s: float = Field(default=2, gt=0)
-    stream_silence_s: float = Field(default=60, gt=0, description="A stream without a word for so long is given up.")
+    stream_silence_s: float = Field(default=60, gt=0, description="A stream silent for so long is closed.")

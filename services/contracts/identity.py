@@ -23,6 +23,13 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
 
+    def includes(self, other: Role) -> bool:
+        """Whether a key with this role may do whatever one with ``other`` may."""
+        return _RANKS[self] >= _RANKS[other]
+
+
+_RANKS = {Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
+
 
 class Identity(Message):
     """The caller of a request, as the gateway established it."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.matching import Matcher
+from services.kit.edge.matching import Matcher
 
 MATCHER = Matcher(
     [

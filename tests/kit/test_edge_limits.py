@@ -1,9 +1,9 @@
-"""Rate limits: a bucket per tenant, told in headers."""
+"""Rate limits: one bucket per tenant, stated in headers."""
 
 import pytest
 
-from gateway.limits import RateLimiter
 from services.contracts.identity import TenantLimits
+from services.kit.edge.limits import RateLimiter
 from services.kit.problems import ProblemError
 
 

@@ -1,4 +1,4 @@
-"""How often a tenant may ask: a token bucket each."""
+"""How often a tenant may ask: one token bucket per tenant."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from services.contracts.identity import TenantLimits
 from services.contracts.problems import ProblemCode
+from services.kit.edge.exchange import Header
 from services.kit.problems import ProblemError
-
-Header = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -31,12 +30,12 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, tenant_id: str, limits: TenantLimits) -> list[Header]:
-        """Count a request; return the headers that tell its sender how much is left.
+        """Count a request; return the headers that say how much is left.
 
         The headers are those of draft-ietf-httpapi-ratelimit-headers.
 
         Raises:
-            ProblemError: 429, with the time after which there will be room.
+            ProblemError: 429, with the time after which the tenant may ask again.
         """
         now_s = self._clock_s()
         bucket = self._buckets.get(tenant_id)

@@ -1,4 +1,4 @@
-"""Who asks: API keys, resolved by admission and remembered for a moment."""
+"""Who asks: API keys, resolved by admission and cached for a few seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from services.contracts.identity import ResolvedKey
+from services.contracts.identity import KeyLookup, ResolvedKey
 from services.contracts.problems import ProblemCode
+from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 
@@ -19,15 +20,15 @@ log = Log(__name__)
 
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +(ws_[A-Za-z0-9_-]{43}) *")
 ASK_AGAIN_S = 1.0
-MOST_QUESTIONS = 100
-"""At once; a flood of made-up keys must not become a flood of questions."""
+MOST_REQUESTS = 100
+"""To admission at once; a flood of made-up keys must not become a flood of requests."""
 
 Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What admission said of a key, when, and until when it stands."""
+    """What admission said about a key, when, and until when it is used."""
 
     key: ResolvedKey | None
     asked_at_s: float
@@ -35,12 +36,12 @@ class _Answer:
 
 
 def unauthenticated(detail: str) -> ProblemError:
-    """Return the problem of a request without a valid key."""
+    """Return the problem to answer a request without a valid key with."""
     return ProblemError(401, ProblemCode.UNAUTHENTICATED, detail, headers={"www-authenticate": "Bearer"})
 
 
 class KeyCache:
-    """Knows keys by their hash. However many requests bring an unknown key at once, admission is asked once."""
+    """Caches keys by their hash. Many requests at once with the same unknown key ask admission once."""
 
     def __init__(
         self,
@@ -51,7 +52,10 @@ class KeyCache:
         size: int,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask ``resolve`` for a key's hash: it returns None for a key that is none, and raises when it cannot tell."""
+        """Create a cache over ``resolve``, which takes a key's hash.
+
+        It returns None for a key that does not exist, and raises ProblemError while admission does not answer.
+        """
         self._resolve = resolve
         self._max_age_s = max_age_s
         self._grace_s = grace_s
@@ -64,7 +68,7 @@ class KeyCache:
         """Return who asks.
 
         Raises:
-            ProblemError: 401 without a valid key, 503 when nobody can tell.
+            ProblemError: 401 without a valid key, 503 while admission does not answer.
         """
         if authorization is None:
             raise unauthenticated("An API key is needed: Authorization: Bearer ws_...")
@@ -84,11 +88,11 @@ class KeyCache:
     async def _ask_once(self, digest: bytes) -> ResolvedKey | None:
         task = self._asking.get(digest)
         if task is None:
-            if len(self._asking) >= MOST_QUESTIONS:
+            if len(self._asking) >= MOST_REQUESTS:
                 raise unavailable("Admission")
             task = self._asking[digest] = asyncio.create_task(self._ask(digest))
             task.add_done_callback(lambda _: self._asking.pop(digest, None))
-        return await asyncio.shield(task)  # whoever came first may go; the others still wait
+        return await asyncio.shield(task)  # the first request may be cancelled; the others still wait
 
     async def _ask(self, digest: bytes) -> ResolvedKey | None:
         asked_at_s = self._clock_s()
@@ -106,3 +110,22 @@ class KeyCache:
         while len(self._answers) > self._size:
             self._answers.popitem(last=False)
         return key
+
+
+def resolve_at(admission: ServiceClient) -> Resolve:
+    """Return a function that asks ``admission`` whose key a hash belongs to."""
+
+    async def resolve(key_sha256: str) -> ResolvedKey | None:
+        try:
+            return await admission.call(
+                *("POST", "/internal/keys/resolve", ResolvedKey),
+                body=KeyLookup(key_sha256=key_sha256),
+                retry=True,
+                attempts=3,
+            )
+        except ProblemError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    return resolve

@@ -1,4 +1,7 @@
-"""Requests and answers at the level of ASGI: what the hot path can afford."""
+"""One request and its answer at the level of ASGI.
+
+Plain ASGI and not FastAPI: with its request and dependency objects the same path carried a third fewer requests.
+"""
 
 from __future__ import annotations
 
@@ -86,80 +89,3 @@ def check_json_type(content_type: bytes | None) -> None:
         "The body must be JSON in UTF-8.",
         errors=[FieldError(pointer="#Content-Type", detail="Expected application/json.")],
     )
-
-
-class BodyReader:
-    """Reads bodies, and bounds what all of them hold in memory together."""
-
-    def __init__(self, max_buffered_bytes: int) -> None:
-        self._free = max_buffered_bytes
-
-    async def read(self, exchange: Exchange, max_bytes: int) -> Body:
-        """Return the body; the caller releases it.
-
-        Raises:
-            ProblemError: 413 when it is larger than ``max_bytes``, by what it announces or as it grows; 503 when too
-                many large ones are being read.
-            ClientGoneError: It never came.
-        """
-        announced = exchange.headers.get(b"content-length", b"0")
-        if announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
-            raise _too_large(max_bytes)
-        body = Body(self)
-        try:
-            while True:
-                message = await exchange.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                if (piece := message.get("body", b"")) and body.add(piece) > max_bytes:
-                    raise _too_large(max_bytes)
-                if not message.get("more_body", False):
-                    return body
-        except BaseException:
-            body.release()
-            raise
-
-    def take(self, count: int) -> None:
-        """Count bytes that are held from now on."""
-        if count > self._free:
-            raise ProblemError(
-                503, ProblemCode.UNAVAILABLE, "Too many large requests at once.", headers={"retry-after": "1"}
-            )
-        self._free -= count
-
-    def give_back(self, count: int) -> None:
-        """Count bytes that are held no more."""
-        self._free += count
-
-
-class Body:
-    """The bytes of a request's body, counted while they are held."""
-
-    __slots__ = ("_counted", "_pieces", "_reader")
-
-    def __init__(self, reader: BodyReader) -> None:
-        self._reader = reader
-        self._pieces: list[bytes] = []
-        self._counted = 0
-
-    @property
-    def content(self) -> bytes:
-        """The whole body."""
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-
-    def add(self, piece: bytes) -> int:
-        """Append a piece; return how many bytes there are now."""
-        self._reader.take(len(piece))
-        self._counted += len(piece)
-        self._pieces.append(piece)
-        return self._counted
-
-    def release(self) -> None:
-        """Let go of the bytes."""
-        self._reader.give_back(self._counted)
-        self._counted = 0
-        self._pieces.clear()
-
-
-def _too_large(max_bytes: int) -> ProblemError:
-    return ProblemError(413, ProblemCode.BODY_TOO_LARGE, f"The body is larger than {max_bytes} bytes.")

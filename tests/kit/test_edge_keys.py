@@ -1,12 +1,12 @@
-"""Keys: remembered for a moment, asked for once, trusted a little longer while nobody can be asked."""
+"""Keys: cached for a moment, asked for once, trusted a little longer while admission does not answer."""
 
 import asyncio
 import hashlib
 
 import pytest
 
-from gateway.keys import MOST_QUESTIONS, KeyCache
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.kit.edge.keys import MOST_REQUESTS, KeyCache
 from services.kit.problems import ProblemError, unavailable
 
 GOOD, BAD = "ws_" + "a" * 43, "ws_" + "b" * 43
@@ -135,6 +135,6 @@ async def test_a_flood_of_unknown_keys_is_bounded(admission: Admission) -> None:
     admission.may_answer.clear()
     flood = [asyncio.create_task(admission.status(f"ws_{i:043}")) for i in range(300)]
     await asyncio.wait(flood, timeout=0.05)
-    assert admission.questions == MOST_QUESTIONS
+    assert admission.questions == MOST_REQUESTS
     admission.may_answer.set()
     assert sorted(await asyncio.gather(*flood)) == [401] * 100 + [503] * 200

@@ -1,4 +1,4 @@
-"""Find the operation a request names, by the path as it was sent."""
+"""Find the operations of a path, given the path as it was sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 T = TypeVar("T")
 
-# What a name in a path may be made of: nothing that a service, a database or a log could read otherwise than we do.
+# What a name in a path may consist of: nothing that a service, a database or a log could read in another way.
 SEGMENT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._~:-]{0,254}")
 
 
@@ -30,7 +30,7 @@ class Match(Generic[T]):
 
 
 class Matcher(Generic[T]):
-    """A tree of path segments; a literal one goes before a named one."""
+    """A tree of path segments; a literal segment is tried before a named one."""
 
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         """Take ``(method, path, value)``; path segments in braces match any ``SEGMENT``."""

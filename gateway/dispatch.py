@@ -1,0 +1,101 @@
+"""Answer a request that the edge let in: submissions are gathered on their way to admission, the rest is forwarded."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from gateway.forward import Forwarder
+from gateway.gather import Entry, Gatherer
+from gateway.routes import SUBMIT, SUBMIT_BATCH, Route
+from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
+from services.contracts.problems import MEDIA_TYPE, FieldError, ProblemCode
+from services.kit.edge.bodies import BodyReader
+from services.kit.edge.exchange import Exchange, Header, check_json_type
+from services.kit.problems import ProblemError
+
+_IDEMPOTENCY_NAME = IDEMPOTENCY_HEADER.encode()
+_IDEMPOTENCY_KEY = re.compile(rb"[\x21-\x7e]{1,200}")
+_JSON = (b"content-type", b"application/json")
+_PROBLEM = (b"content-type", MEDIA_TYPE.encode())
+_REPLAYED = (b"idempotency-replayed", b"true")
+
+
+class Dispatcher:
+    """Reads bodies and hands requests to the services."""
+
+    def __init__(
+        self,
+        bodies: BodyReader,
+        gatherer: Gatherer,
+        forwarder: Forwarder,
+        *,
+        max_body_bytes: int,
+        max_batch_bytes: int,
+    ) -> None:
+        self._bodies = bodies
+        self._gatherer = gatherer
+        self._forwarder = forwarder
+        self._max_body_bytes = max_body_bytes
+        self._max_batch_bytes = max_batch_bytes
+
+    async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
+        """Answer a request by the service that owns its route."""
+        if route is SUBMIT or route is SUBMIT_BATCH:
+            await self._submit(exchange, route, key)
+        elif route.body is None:
+            await self._forwarder.forward(exchange, route, path, key, None)
+        else:
+            await self._forward_body(exchange, route, path, key)
+
+    async def _forward_body(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
+        check_json_type(exchange.headers.get(b"content-type"))
+        body = await self._bodies.read(exchange, self._most_bytes(route))
+        try:
+            await self._forwarder.forward(exchange, route, path, key, body.content)
+        finally:
+            body.release()
+
+    def _most_bytes(self, route: Route) -> int:
+        return self._max_batch_bytes if route.has_large_body else self._max_body_bytes
+
+    async def _submit(self, exchange: Exchange, route: Route, key: ResolvedKey) -> None:
+        """The hot path: the body is not parsed here."""
+        check_json_type(exchange.headers.get(b"content-type"))
+        given = exchange.headers.get(_IDEMPOTENCY_NAME)
+        if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):
+            detail = "An Idempotency-Key has 1 to 200 visible ASCII characters."
+            pointer = FieldError(pointer="#Idempotency-Key", detail=detail)
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=[pointer])
+        body = await self._bodies.read(exchange, self._most_bytes(route))
+        try:
+            entry: Entry = {
+                "tenant_id": key.identity.tenant_id,
+                "key_id": key.identity.key_id,
+                "idempotency_key": None if given is None else given.decode(),
+                "batch": route is SUBMIT_BATCH,
+                "body": _text(body.content),
+            }
+            answer = await self._gatherer.submit(entry)
+        finally:
+            body.release()
+        content = answer["body"].encode()
+        if answer["status"] >= 400:
+            document = {**orjson.loads(content), "request_id": exchange.request_id.decode()}
+            await exchange.answer(answer["status"], [_PROBLEM], orjson.dumps(document))
+            return
+        headers: list[Header] = [_JSON]
+        if answer["replayed"]:
+            headers.append(_REPLAYED)
+        if answer["location"]:
+            headers.append((b"location", answer["location"].encode()))
+        await exchange.answer(answer["status"], headers, content)
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        detail = "The body is not valid UTF-8."
+        raise ProblemError(400, ProblemCode.BODY_NOT_JSON, detail) from error

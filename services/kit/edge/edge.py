@@ -1,0 +1,118 @@
+"""Take each request through the same steps: find its route, recognise the caller, count the request, check the role."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.contracts.identity import ResolvedKey, Role
+from services.contracts.problems import ProblemCode
+from services.kit.edge.exchange import ClientGoneError, Exchange
+from services.kit.edge.keys import KeyCache
+from services.kit.edge.limits import RateLimiter
+from services.kit.edge.matching import Matcher
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, as_problem
+
+log = Log(__name__)
+
+LONGEST_URL_BYTES = 8 * 1024
+
+
+class EdgeRoute(Protocol):
+    """What the edge reads of a row in a process's table of routes."""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method, in capitals."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path; segments in braces match one segment of ``matching.SEGMENT``."""
+        ...
+
+    @property
+    def role(self) -> Role:
+        """The least role that may ask."""
+        ...
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether a GET route answers HEAD too, which a stream does not."""
+        ...
+
+
+R = TypeVar("R", bound=EdgeRoute)
+
+Answer = Callable[[Exchange, R, str, ResolvedKey], Awaitable[None]]
+"""Answers a request that was let in, given its route and its path in the one spelling."""
+
+
+class Edge(Generic[R]):
+    """Lets requests in by a table of routes and hands them to ``answer``."""
+
+    def __init__(self, routes: Iterable[R], keys: KeyCache, limiter: RateLimiter, answer: Answer[R]) -> None:
+        self._matcher = Matcher((route.method, route.path, route) for route in routes)
+        self._keys = keys
+        self._limiter = limiter
+        self._answer = answer
+
+    async def handle(self, exchange: Exchange) -> bool:
+        """Answer a request; return False when its path is not in the table.
+
+        Raises:
+            ProblemError: 414 for a URL that is too long, 405 for a method that the path does not answer, 401 without a
+                valid key, 429 beyond the tenant's rate, 403 for a role that may not ask, and what ``answer`` raises.
+        """
+        raw_path: bytes = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
+        if len(raw_path) + len(exchange.scope["query_string"]) > LONGEST_URL_BYTES:
+            raise ProblemError(414, ProblemCode.INVALID_REQUEST, "The URL is too long.")
+        match = self._matcher.match(raw_path)
+        if match is None:
+            return False
+        method = exchange.scope["method"]
+        route = match.methods.get("GET" if method == "HEAD" else method)
+        if route is None or (method == "HEAD" and not route.answers_head):
+            allowed = ", ".join(sorted(match.methods))
+            detail = f"This path answers {allowed}."
+            raise ProblemError(405, ProblemCode.METHOD_NOT_ALLOWED, detail, headers={"allow": allowed})
+        key = await self._keys.caller(exchange.headers.get(b"authorization"))
+        exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
+        if not key.identity.role.includes(route.role):
+            raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {route.role} may do this.")
+        await self._answer(exchange, route, match.path, key)
+        return True
+
+
+class OpenedEdge(Generic[R]):
+    """The edge, once the process has started."""
+
+    edge: Edge[R]
+
+
+class EdgeMiddleware:
+    """Puts the edge before an app that answers whatever is not in the table, such as pages and 404."""
+
+    def __init__(self, app: ASGIApp, opened: OpenedEdge[R]) -> None:
+        self._app = app
+        self._opened = opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.open(scope, receive, send)
+        try:
+            if not await self._opened.edge.handle(exchange):
+                await self._app(exchange.named_scope, receive, exchange.send_named)
+        except ClientGoneError:
+            return
+        except ProblemError as problem:
+            await exchange.refuse(problem)
+        except Exception as error:
+            log.exception("request.failed", path=scope["path"], request_id=exchange.request_id.decode())
+            if not exchange.has_begun:
+                await exchange.refuse(as_problem(error))

@@ -1,0 +1,24 @@
+"""Settings that public processes share; each has them under its own prefix."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.kit.settings import SharedSettings
+
+
+class EdgeSettings(SharedSettings):
+    """How long answers about keys hold, and how much of requests' bodies is held in memory."""
+
+    key_max_age_s: float = Field(
+        default=3, gt=0, description="How long an answer about a key is used; a revoked key works that much longer."
+    )
+    key_grace_s: float = Field(
+        default=300, ge=0, description="How long a known key is still accepted while admission does not answer."
+    )
+    key_cache_size: int = Field(default=10_000, ge=1)
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="Of a request that is not a batch.")
+    max_batch_bytes: int = Field(default=16 * 1024 * 1024, ge=1)
+    max_buffered_bytes: int = Field(
+        default=256 * 1024 * 1024, ge=1, description="Bodies held in memory at once; beyond it, requests get 503."
+    )
