@@ -130,7 +130,7 @@ async def past_forecasts(
     aliases: Aliases,
 ) -> list[EmissionsForecast]:
     """List forecasts as they were known at other times."""
-    return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests)]
+    return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
 
 
 @router.get("/emissions/average-carbon-intensity", responses=NO_CONTENT, response_model=CarbonIntensity)
@@ -151,7 +151,7 @@ async def average_intensities(
     aliases: Aliases,
 ) -> list[CarbonIntensity]:
     """Average what was measured over several periods, each of its own location."""
-    return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests)]
+    return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
 
 
 @router.get("/locations")

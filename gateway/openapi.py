@@ -29,23 +29,25 @@ Schema = dict[str, Any]
 DESCRIPTION = """\
 Wattshift decides when, where, how wide and how fast GPU work runs, so that it finishes on time with the least carbon.
 
-Every error is an RFC 9457 problem with a stable `code`. Lists are read page by page: give `next_cursor` back as
-`cursor`. Send an `Idempotency-Key` with every submission: the same key with the same body is answered the same, however
-often it comes. `RateLimit` headers tell how much a tenant may still ask.
+Every error is an RFC 9457 problem with a stable `code`. Lists come in pages: send `next_cursor` back as `cursor` to get
+the next page. Send an `Idempotency-Key` with every submission: repeating a request with the same key and the same body
+returns the same answer and submits nothing twice. `RateLimit` headers say how many requests a tenant may still make.
 """
+
+_AUDIENCE = {Role.USER: "", Role.OPERATOR: "For operators and admins.", Role.ADMIN: "For admins."}
 
 PROBLEMS = {
     400: "The body is not JSON, or the request is malformed.",
     401: "No valid API key.",
     403: "The key's role, or the tenant's quota, does not allow it.",
-    404: "There is no such thing, or it is another tenant's.",
-    405: "The path does not answer this method.",
+    404: "It does not exist, or it belongs to another tenant.",
+    405: "The path does not support this method.",
     413: "The body is too large.",
     414: "The URL is too long.",
     415: "The body is not `application/json` in UTF-8.",
-    422: "Some field is wrong: `errors` points to it.",
-    429: "Too many requests; `Retry-After` says when to come back.",
-    503: "A service does not answer right now; asking again is safe.",
+    422: "A field is invalid; `errors` points to it.",
+    429: "Too many requests; `Retry-After` says how long to wait.",
+    503: "A service does not answer right now; try again later.",
 }
 
 HEADERS: dict[str, tuple[str, Schema]] = {
@@ -53,9 +55,9 @@ HEADERS: dict[str, tuple[str, Schema]] = {
         "Makes a submission safe to repeat.",
         {"type": "string", "pattern": "^[!-~]{1,200}$"},
     ),
-    "if-match": ("The `ETag` it must still have to be replaced.", {"type": "string", "maxLength": 200}),
+    "if-match": ("Replace it only if it still has this `ETag`.", {"type": "string", "maxLength": 200}),
     "if-none-match": ("The `ETag` of an earlier answer.", {"type": "string"}),
-    "last-event-id": ("Go on after this event.", {"type": "string", "pattern": "^([0-9]{1,18}-[0-9]{1,18})?$"}),
+    "last-event-id": ("Continue after this event.", {"type": "string", "pattern": "^([0-9]{1,18}-[0-9]{1,18})?$"}),
 }
 NAMES = {
     IDEMPOTENCY_HEADER: "Idempotency-Key",
@@ -65,24 +67,24 @@ NAMES = {
 }
 SUBMISSION_HEADERS = {
     "Idempotency-Replayed": {
-        "description": "`true` when the answer is that of an earlier submission with this key.",
+        "description": "`true` when this is the answer to an earlier submission with the same key.",
         "schema": {"type": "string", "enum": ["true"]},
     },
     "Location": {"description": "Path of the job.", "schema": {"type": "string"}},
 }
 LOG_HEADERS = {
-    LOG_OFFSET_HEADER: "Where the text begins; later than asked for when older output was given up.",
-    LOG_NEXT_OFFSET_HEADER: "Ask with this `offset` for what comes after.",
+    LOG_OFFSET_HEADER: "Offset at which the text begins; later than requested when older output was discarded.",
+    LOG_NEXT_OFFSET_HEADER: "The `offset` of what comes next.",
     LOG_SIZE_HEADER: "Bytes written so far.",
     LOG_EOF_HEADER: "`true` when nothing more will be written and this is the end.",
-    LOG_GENERATION_HEADER: "Which of the job's gangs wrote it.",
-    LOG_NODE_HEADER: "On which of the gang's nodes.",
+    LOG_GENERATION_HEADER: "Which of the job's gangs wrote the output.",
+    LOG_NODE_HEADER: "On which of the gang's nodes it was written.",
 }
 EVENT: Schema = {
     "type": "object",
     "description": "One server-sent event.",
     "properties": {
-        "id": {"type": "string", "description": "Give it back as `Last-Event-ID`."},
+        "id": {"type": "string", "description": "Send it back as `Last-Event-ID` to continue after this event."},
         "event": {"type": "string", "description": "`job.submitted`, `job.running`, ..."},
         "data": {
             "type": "string",
@@ -92,17 +94,17 @@ EVENT: Schema = {
     },
 }
 TAGS = {
-    "jobs": "Training jobs: submit, look, steer.",
-    "events": "What happens to jobs, as it happens.",
+    "jobs": "Submit, inspect and control training jobs.",
+    "events": "Follow what happens to jobs.",
     "footprint": "Energy and emissions, and whether the ledger adds up.",
-    "nodes": "The GPUs.",
-    "policies": "Who decides, and what was decided.",
+    "nodes": "The machines with the GPUs.",
+    "policies": "Which policy decides, and what it decided.",
     "carbon": "Grid carbon intensity by zone.",
     "carbon-aware": "The Green Software Foundation's Carbon Aware API.",
-    "optimizer": "Long solves.",
-    "pools": "Model servers that are kept running as planned.",
+    "optimizer": "Optimization problems that take seconds to minutes to solve.",
+    "pools": "Model servers, planned and kept running.",
     "simulations": "What policies would have done with past jobs.",
-    "access": "Tenants, keys, and who did what.",
+    "access": "Tenants, API keys and the audit log.",
 }
 
 
@@ -196,8 +198,8 @@ def _operation(route: Route, models: _Models) -> Schema:
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)],
         "responses": _responses(route, models),
     }
-    if route.role is not Role.USER:
-        described["description"] = f"For {route.role}s{' and admins' if route.role is Role.OPERATOR else ''}."
+    if text := " ".join(part for part in (route.detail, _AUDIENCE[route.role]) if part):
+        described["description"] = text
     if route.body is not None:
         content: Schema = {"schema": models.schema(route.body, "validation")}
         if example := BODIES.get(route.operation_id):
@@ -274,26 +276,29 @@ def _responses(route: Route, models: _Models) -> Schema:
         success["content"] = {JSON: content}
     responses: Schema = {str(route.status): success}
     refused = sorted({*PROBLEMS} - ({413, 415} if route.body is None else set()))
-    for status in refused:
-        responses[str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
-    for status, text in route.statuses:
-        if status >= 400:
-            responses[str(status)] = _problem_response(status, text)
-        elif status in (200, 201):
-            responses[str(status)] = {**success, "description": text}
+    for code in refused:
+        responses[str(code)] = {"$ref": f"#/components/responses/Problem{code}"}
+    for status in route.statuses:
+        if status.code >= 400:
+            responses[str(status.code)] = _problem_response(status.code, status.meaning)
+        elif status.code in (200, 201):
+            responses[str(status.code)] = {**success, "description": status.meaning}
         else:
-            responses[str(status)] = {"description": text}
+            responses[str(status.code)] = {"description": status.meaning}
     return dict(sorted(responses.items()))
 
 
 def _answer_headers(route: Route) -> Schema:
     headers: Schema = {
-        REQUEST_ID_HEADER: {"description": "Names the request in our logs.", "schema": {"type": "string"}},
+        REQUEST_ID_HEADER: {
+            "description": "Identifies the request in our logs.",
+            "schema": {"type": "string"},
+        },
     }
     if route in (SUBMIT, SUBMIT_BATCH):
         headers |= SUBMISSION_HEADERS
     if "if-none-match" in route.headers or (route.answer is Pool and route.status == 200):
-        headers["ETag"] = {"description": "Names this state of the answer.", "schema": {"type": "string"}}
+        headers["ETag"] = {"description": "Identifies this version of the answer.", "schema": {"type": "string"}}
     if route.media == TEXT:
         headers |= {name: {"description": text, "schema": {"type": "string"}} for name, text in LOG_HEADERS.items()}
     return headers

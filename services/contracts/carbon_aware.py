@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
 
 from services.contracts.instants import LenientInstant
@@ -89,7 +88,7 @@ class Period(BaseModel):
     """``time`` and ``toTime``; newer clients say ``startTime`` and ``endTime``."""
 
     time: LenientInstant | None = None
-    toTime: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    toTime: LenientInstant | None = None  # noqa: N815  (that API's spelling)
     startTime: LenientInstant | None = None  # noqa: N815
     endTime: LenientInstant | None = None  # noqa: N815
 
@@ -111,10 +110,18 @@ class ForecastsQuery(BaseModel):
     """Which part of the current forecasts, in windows of which length."""
 
     location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
-    dataStartAt: LenientInstant | None = None  # noqa: N815  (the wire's spelling)
+    dataStartAt: LenientInstant | None = None  # noqa: N815  (that API's spelling)
     dataEndAt: LenientInstant | None = None  # noqa: N815
     windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
 
 
-ForecastRequests = Annotated[list[ForecastRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
-IntensityRequests = Annotated[list[IntensityRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
+class ForecastRequests(RootModel[list[ForecastRequest]]):
+    """Forecasts to look up, each as it was known at some time."""
+
+    root: list[ForecastRequest] = Field(min_length=1, max_length=MOST_REQUESTS)
+
+
+class IntensityRequests(RootModel[list[IntensityRequest]]):
+    """Periods to average over."""
+
+    root: list[IntensityRequest] = Field(min_length=1, max_length=MOST_REQUESTS)

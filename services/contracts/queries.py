@@ -1,5 +1,5 @@
-"""What may stand behind the `?` of the public API's addresses. Unknown parameters are refused: a filter that is
-misspelt would otherwise answer with everything."""
+"""The query parameters of the public API. Unknown ones are refused: a misspelt filter would otherwise select
+everything."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ LONGEST_S = 366 * 86_400.0
 
 Cursor = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,200}$")]
 Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
+GroupBy = Literal["job", "project", "tenant", "node"]
+"""What a footprint report can be summed by."""
+
 LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]{0,255}$")]
 
 
@@ -77,7 +80,7 @@ class LedgerQuery(Message):
 class FootprintQuery(LedgerQuery):
     """Which part of the ledger to sum, and by what."""
 
-    group_by: Literal["job", "project", "tenant", "node"] = "project"
+    group_by: GroupBy = "project"
     start: Instant | None = Field(default=None, description="Lines that begin at or after this moment.")
     end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
 

@@ -24,6 +24,7 @@ from services.contracts.policies import (
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
+from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.jobs import JobState
@@ -111,16 +112,11 @@ async def read_policy(name: str, _: Caller, queries: Queries) -> PolicyDescripti
 
 
 @router.get("/plans")
-async def list_plans(
-    _: Operator,
-    queries: Queries,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=20)] = None,
-) -> PlanList:
+async def list_plans(_: Operator, queries: Queries, query: Annotated[PlanQuery, Query()]) -> PlanList:
     """Return rounds, newest first: active ones, and passive ones that started something."""
-    rows = await queries.plans(_before(cursor), limit + 1)
-    following = str(rows[limit - 1]["round"]) if len(rows) > limit else None
-    return PlanList(items=[_summary(row) for row in rows[:limit]], next_cursor=following)
+    rows = await queries.plans(_before(query.cursor), query.limit + 1)
+    following = str(rows[query.limit - 1]["round"]) if len(rows) > query.limit else None
+    return PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
 
 
 @router.get("/plans/{round_number}")

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
 
 from services.contracts.nodes import (
     EnergyReceipt,
@@ -21,14 +20,14 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.contracts.queries import PastJobsQuery
+from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuery
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
-from services.contracts.schema import Instant, Name, Text
+from services.contracts.schema import Name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
-from services.telemetry.reports import GroupBy, Question, footprint_report, job_footprint, owner_of
+from services.telemetry.reports import Question, footprint_report, job_footprint, owner_of
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy))")
@@ -50,23 +49,6 @@ def read_token(request: Request) -> str:
 
 Service = Annotated[Telemetry, Depends(read_telemetry)]
 Token = Annotated[str, Depends(read_token)]
-
-
-class Page(BaseModel):
-    """Which page of a list."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    limit: int = Field(default=100, ge=1, le=1_000)
-    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the page before.")
-
-
-class ReportQuery(Page):
-    """What a footprint report is about."""
-
-    group_by: GroupBy = "project"
-    start: Instant | None = Field(default=None, description="Lines that begin at or after this moment.")
-    end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
 
 
 @router.post("/nodes/register", tags=["nodes"])
@@ -115,7 +97,7 @@ async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
 
 @router.get("/jobs/{job_id}/footprint", tags=["reports"], responses={404: {"model": Problem}})
 async def read_job_footprint(
-    job_id: Name, page: Annotated[Page, Query()], caller: Caller, service: Service
+    job_id: Name, page: Annotated[LedgerQuery, Query()], caller: Caller, service: Service
 ) -> JobFootprintReport:
     """Read what a job used and emitted, with the intensities behind it."""
     tenant_id = await owner_of(service.database, job_id)
@@ -125,8 +107,10 @@ async def read_job_footprint(
 
 
 @router.get("/reports/footprint", tags=["reports"])
-async def read_footprint(query: Annotated[ReportQuery, Query()], caller: Caller, service: Service) -> FootprintReport:
-    """Sum the ledger up; a tenant sees its own jobs, an operator everything and the idle share."""
+async def read_footprint(
+    query: Annotated[FootprintQuery, Query()], caller: Caller, service: Service
+) -> FootprintReport:
+    """Sum energy and emissions; a tenant sees its own jobs, an operator everything, idle energy included."""
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from services.contracts.jobs import JobFootprint
+from services.contracts.queries import GroupBy
 from services.contracts.reports import FootprintLine, FootprintReport, IntensityUse, JobFootprintReport
 from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.lines import LEDGER, METERED
-
-GroupBy = Literal["job", "project", "tenant", "node"]
 
 _AMOUNTS = """
     coalesce(sum(l.energy_j), 0) AS energy_j, coalesce(sum(l.gpu_energy_j), 0) AS gpu_energy_j,

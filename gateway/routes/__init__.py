@@ -1,0 +1,31 @@
+"""The public API as one table: which path goes to which service, who may ask, and what goes in and comes out.
+
+An endpoint is registered in two places: its row here, and its function in the service that answers it. Both state
+method, path, role and types, the function by its signature (the role is ``Caller``, ``Operator`` or ``Admin`` of
+``services.kit.identity``). ``tests/architecture/test_routes.py`` fails where one is missing or they differ.
+"""
+
+from __future__ import annotations
+
+from gateway.routes.access import ACCESS
+from gateway.routes.carbon import CARBON, CARBON_AWARE
+from gateway.routes.cluster import NODES, POLICIES, REPORTS
+from gateway.routes.jobs import JOBS, SUBMIT, SUBMIT_BATCH
+from gateway.routes.pools import POOLS
+from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
+from gateway.routes.work import OPTIMIZER, SIMULATIONS
+
+__all__ = ["EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH", "TEXT", "Route", "Status", "Upstream"]
+
+ROUTES: tuple[Route, ...] = (
+    *JOBS,
+    *ACCESS,
+    *NODES,
+    *REPORTS,
+    *POLICIES,
+    *CARBON,
+    *CARBON_AWARE,
+    *OPTIMIZER,
+    *POOLS,
+    *SIMULATIONS,
+)

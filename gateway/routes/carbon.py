@@ -1,0 +1,152 @@
+"""Grid carbon intensity, in our own shapes and in those of the Carbon Aware API."""
+
+from __future__ import annotations
+
+from gateway.routes.route import Route, Status, Upstream
+from services.contracts import carbon, carbon_aware, queries
+from services.contracts.identity import Role
+
+_NOTHING_MEASURED = Status(204, "Nothing was measured in that period.")
+_NO_FORECAST = Status(501, "There is no forecast: `no_forecast`.")
+
+CARBON = (
+    Route("GET", "/v1/carbon/zones", Role.USER, Upstream.CARBON, "carbon", "List grid zones", answer=carbon.ZoneList),
+    Route(
+        "GET",
+        "/v1/carbon/{zone}/current",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon",
+        "Get the current carbon intensity",
+        query=queries.SignalQuery,
+        answer=carbon.CurrentIntensity,
+    ),
+    Route(
+        "GET",
+        "/v1/carbon/{zone}/history",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon",
+        "List past carbon intensities, oldest first",
+        query=queries.HistoryQuery,
+        answer=carbon.IntensityHistory,
+    ),
+    Route(
+        "GET",
+        "/v1/carbon/{zone}/forecast",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon",
+        "Get forecast carbon intensities",
+        query=queries.ForecastQuery,
+        answer=carbon.IntensityForecast,
+    ),
+    Route(
+        "GET",
+        "/v1/carbon/{zone}/forecast/backtest",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon",
+        "Get the errors of our own forecasts on past data",
+        query=queries.SignalQuery,
+        answer=carbon.ForecastBacktest,
+    ),
+    Route(
+        "GET",
+        "/v1/carbon/{zone}/outlook",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon",
+        "Get history, current value and forecast as one curve",
+        query=queries.OutlookQuery,
+        answer=carbon.IntensityOutlook,
+    ),
+)
+
+CARBON_AWARE = (
+    Route(
+        "GET",
+        "/emissions/bylocation",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "List what was measured at a location",
+        query=carbon_aware.OneLocation,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=(_NOTHING_MEASURED,),
+    ),
+    Route(
+        "GET",
+        "/emissions/bylocations",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "List what was measured at several locations",
+        query=carbon_aware.Locations,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=(_NOTHING_MEASURED,),
+    ),
+    Route(
+        "GET",
+        "/emissions/bylocations/best",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "List the intervals with the lowest carbon intensity",
+        query=carbon_aware.Locations,
+        answer=list[carbon_aware.EmissionsData],
+        statuses=(_NOTHING_MEASURED,),
+    ),
+    Route(
+        "GET",
+        "/emissions/forecasts/current",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "Get current forecasts as sliding windows",
+        query=carbon_aware.ForecastsQuery,
+        answer=list[carbon_aware.EmissionsForecast],
+        statuses=(_NO_FORECAST,),
+    ),
+    Route(
+        "POST",
+        "/emissions/forecasts/batch",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "Get forecasts as they stood at earlier times",
+        body=carbon_aware.ForecastRequests,
+        answer=list[carbon_aware.EmissionsForecast],
+        statuses=(_NO_FORECAST,),
+    ),
+    Route(
+        "GET",
+        "/emissions/average-carbon-intensity",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "Get the mean carbon intensity of a period",
+        query=carbon_aware.OneLocation,
+        answer=carbon_aware.CarbonIntensity,
+        statuses=(_NOTHING_MEASURED,),
+    ),
+    Route(
+        "POST",
+        "/emissions/average-carbon-intensity/batch",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "Get the mean carbon intensities of several periods",
+        body=carbon_aware.IntensityRequests,
+        answer=list[carbon_aware.CarbonIntensity],
+    ),
+    Route(
+        "GET",
+        "/locations",
+        Role.USER,
+        Upstream.CARBON,
+        "carbon-aware",
+        "List locations",
+        answer=dict[str, carbon_aware.Location],
+    ),
+)

@@ -1,0 +1,88 @@
+"""A row of the public API's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+from services.contracts.identity import Role
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+
+
+class Upstream(StrEnum):
+    """The services behind the gateway."""
+
+    ADMISSION = "admission"
+    CARBON = "carbon service"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    SIMULATOR = "simulator"
+    TELEMETRY = "telemetry"
+
+
+AnswerType = type[BaseModel] | type[list[Any]] | type[dict[str, Any]]
+"""A model, or a list or mapping of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A status that an operation answers besides success and the problems that every operation may answer."""
+
+    code: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation of the public API.
+
+    Attributes:
+        method: The HTTP method, in capitals.
+        path: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``.
+        role: The least role that may ask.
+        to: The service that answers.
+        tag: The section of the description it belongs to.
+        summary: What it does, in a few words.
+        detail: What the summary leaves open, in whole sentences.
+        query: Model of the query parameters; None where the operation takes none.
+        body: Model of the JSON body; None where the operation takes none.
+        answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
+        media: Media type of the answer.
+        status: Of success.
+        headers: Request headers the operation reads, besides the usual ones.
+        statuses: What else it answers.
+        has_large_body: Whether the body may be as large as a batch's.
+    """
+
+    method: str
+    path: str
+    role: Role
+    to: Upstream
+    tag: str
+    summary: str
+    detail: str = ""
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answer: AnswerType | None = None
+    media: str = JSON
+    status: int = 200
+    headers: tuple[str, ...] = ()
+    statuses: tuple[Status, ...] = ()
+    has_large_body: bool = False
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether a GET answers HEAD too, which a stream does not."""
+        return self.media == JSON
+
+    @property
+    def operation_id(self) -> str:
+        """A name for generated clients: `get_jobs_job_id_events`."""
+        words = self.path.replace("/v1/", "/").replace("{", "").replace("}", "").replace(":", "_").replace("-", "_")
+        return self.method.lower() + words.replace("/", "_")
