@@ -38,6 +38,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Upstream.CARBON: settings.carbon_url,
         Upstream.OPTIMIZER: settings.optimizer_url,
         Upstream.SCHEDULER: settings.scheduler_url,
+        Upstream.SERVING: settings.serving_url,
         Upstream.SIMULATOR: settings.simulator_url,
         Upstream.TELEMETRY: settings.telemetry_url,
     }

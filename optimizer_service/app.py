@@ -15,23 +15,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from optimizer_service import endpoints
 from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
-from optimizer_service.planner import endpoints as pool_endpoints
-from optimizer_service.planner.keeper import Keeper
-from optimizer_service.planner.planner import Planner
-from optimizer_service.planner.plans import Plans, plan_repository
-from optimizer_service.planner.pools import Pools
-from optimizer_service.planner.probes import Prober, new_probe_session
-from optimizer_service.planner.server_jobs import ServerJobs
-from optimizer_service.planner.traffic import TrafficDesk
 from optimizer_service.queue import (
-    PLAN_QUEUE,
-    PLAN_TASK,
     QUEUE,
     TASK,
     TRAINING_QUEUE,
     TRAINING_TASK,
     optimizer_celery,
-    plan_celery,
     training_celery,
 )
 from optimizer_service.repository import solve_repository
@@ -52,20 +41,17 @@ log = Log(__name__)
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
-    """Return the app; while it runs it sweeps up after crashes, has job lengths learned, and keeps pools."""
+    """Return the app; while it runs it takes up work again after crashes and has job lengths learned."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
     repository = solve_repository(engine)
     queue = TaskQueue(optimizer_celery(settings), redis, QUEUE, TASK)
     trainings = training_repository(engine)
     training_queue = TaskQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
-    plan_rows = plan_repository(engine)
-    plan_queue = TaskQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
-    plans = Plans(engine, plan_rows, plan_queue, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session() as session, new_probe_session() as probe_session:
+        async with new_session() as session:
             carbon = ServiceClient(
                 session,
                 settings.carbon_url,
@@ -73,25 +59,12 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 token=settings.service_token,
                 timeout_s=settings.carbon_timeout_s,
             )
-            admission = ServiceClient(
-                session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=5
-            )
-            prober = Prober(
-                probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
-            )
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
-            sources = ServiceSources(carbon)
-            app.state.optimizer = OptimizerService(work_queue, sources)
-            app.state.pools = Pools(engine, sources, plans, settings.plan_interval_s)
-            app.state.traffic = TrafficDesk(engine, settings)
+            app.state.optimizer = OptimizerService(work_queue, ServiceSources(carbon))
             loops = (
                 Sweeper("solve", repository, queue, settings),
                 Sweeper("training", trainings, training_queue, settings),
-                Sweeper("plan", plan_rows, plan_queue, settings),
                 LengthTrainer(engine, trainings, training_queue, settings),
-                app.state.traffic,
-                Planner(plans, settings.plan_look_s),
-                Keeper(engine, ServerJobs(admission), prober, settings),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield
@@ -111,7 +84,6 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(endpoints.router)
-    app.include_router(pool_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

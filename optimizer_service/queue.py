@@ -1,4 +1,4 @@
-"""The queues of solves and of trainings, which one worker serves, and of plans, which have one of their own."""
+"""The queues of solves and of trainings, which the same workers serve."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ TASK = "optimizer.solve"
 TRAINING_QUEUE = "lengths"
 TRAINING_TASK = "lengths.train"
 TRAINING_LIMITS = TaskLimits(soft_s=900, hard_s=960)
-PLAN_QUEUE = "plans"
-PLAN_TASK = "pools.plan"
 # A solve may run its solver twice (an infeasible problem's shortfall is a solve of its own).
 LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIME_S + 120)
 
@@ -27,14 +25,3 @@ def optimizer_celery(settings: OptimizerSettings) -> Celery:
 def training_celery(settings: OptimizerSettings) -> Celery:
     """Return the Celery app that trainings are published with."""
     return create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)
-
-
-def plan_limits(settings: OptimizerSettings) -> TaskLimits:
-    """Return how long a plan may take: nobody waits for it past its deadline."""
-    longest_s = settings.plan_lead_s + settings.plan_late_s
-    return TaskLimits(soft_s=longest_s + 30, hard_s=longest_s + 60)
-
-
-def plan_celery(settings: OptimizerSettings) -> Celery:
-    """Return the Celery app that plans are published with."""
-    return create_celery(PLAN_QUEUE, settings, plan_limits(settings))

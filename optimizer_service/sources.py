@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from services.contracts.carbon import Clock, IntensityForecast, ZoneList
+from services.contracts.carbon import Clock, IntensityForecast
 from services.contracts.problems import FieldError, ProblemCode
 from services.core.domain.carbon import Signal
 from services.kit.http import ServiceClient
@@ -42,11 +42,3 @@ class ServiceSources:
                 pointer = "/signal"
             errors = [FieldError(pointer=pointer, detail=error.detail)]
             raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
-
-    async def zones(self) -> dict[str, set[Signal]] | None:
-        """Return the zones with their signals; None while the carbon service does not tell."""
-        try:
-            found = await self._carbon.call("GET", "/v1/carbon/zones", ZoneList, attempts=2)
-        except ProblemError:
-            return None
-        return {zone.zone: set(zone.signals) for zone in found.items}

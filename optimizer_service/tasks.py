@@ -1,15 +1,11 @@
-"""The workers: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``.
-
-Plans of pools (``-Q plans``) have a worker of their own: a solve of minutes must not make them late.
-"""
+"""The workers: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``."""
 
 from __future__ import annotations
 
 import functools
 
 from optimizer_service.length_model import training_worker
-from optimizer_service.planner.work import plan_worker
-from optimizer_service.queue import PLAN_TASK, TASK, TRAINING_LIMITS, TRAINING_TASK, optimizer_celery, plan_limits
+from optimizer_service.queue import TASK, TRAINING_LIMITS, TRAINING_TASK, optimizer_celery
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
 from services.db.engine import async_url, create_engine
@@ -19,7 +15,6 @@ from services.kit.celery import prepare_worker
 settings = OptimizerSettings()  # type: ignore[call-arg]
 async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 app = optimizer_celery(settings)
-PLAN_LIMITS = plan_limits(settings)
 prepare_worker("optimizer-worker", settings)
 
 
@@ -42,11 +37,6 @@ def _trainer() -> Worker:
     )
 
 
-@functools.cache
-def _planner() -> Worker:
-    return plan_worker(create_engine(settings.database_url, pool_size=1, application_name="planner-worker"), settings)
-
-
 @app.task(name=TASK)
 def solve(solve_id: str) -> None:
     """Solve the solve of that id; safe to run twice."""
@@ -57,9 +47,3 @@ def solve(solve_id: str) -> None:
 def train_lengths(training_id: str) -> None:
     """Train the model of job lengths that has that id; safe to run twice."""
     _trainer().run(training_id)
-
-
-@app.task(name=PLAN_TASK, soft_time_limit=PLAN_LIMITS.soft_s, time_limit=PLAN_LIMITS.hard_s)
-def plan_pool(plan_id: str) -> None:
-    """Make the plan of a pool that has that id; safe to run twice."""
-    _planner().run(plan_id)

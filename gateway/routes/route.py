@@ -22,6 +22,7 @@ class Upstream(StrEnum):
     CARBON = "carbon service"
     OPTIMIZER = "optimizer"
     SCHEDULER = "scheduler"
+    SERVING = "serving"
     SIMULATOR = "simulator"
     TELEMETRY = "telemetry"
 

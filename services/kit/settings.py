@@ -26,6 +26,7 @@ class SharedSettings(BaseSettings):
     scheduler_url: str = Field("http://127.0.0.1:8030", validation_alias="WATTSHIFT_SCHEDULER_URL")
     optimizer_url: str = Field("http://127.0.0.1:8040", validation_alias="WATTSHIFT_OPTIMIZER_URL")
     simulator_url: str = Field("http://127.0.0.1:8080", validation_alias="WATTSHIFT_SIMULATOR_URL")
+    serving_url: str = Field("http://127.0.0.1:8090", validation_alias="WATTSHIFT_SERVING_URL")
     telemetry_url: str = Field("http://127.0.0.1:8060", validation_alias="WATTSHIFT_TELEMETRY_URL")
     zone: str = Field(
         "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none, and of plans."

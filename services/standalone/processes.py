@@ -28,6 +28,7 @@ SERVICES = (
     Service("admission", "services.admission.app", "ADMISSION_", 8020),
     Service("scheduler", "services.scheduler.app", "SCHEDULER_", 8030),
     Service("optimizer", "optimizer_service.app", "OPTIMIZER_", 8040),
+    Service("serving", "services.serving.app", "SERVING_", 8090),
     Service("simulator", "services.simulator.app", "SIMULATOR_", 8080),
     Service("telemetry", "services.telemetry.app", "TELEMETRY_", 8060),
 )
@@ -36,7 +37,7 @@ MIGRATIONS = ("-m", "migrations")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
-    "planner-worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "plans", *_ONE_AT_A_TIME),
+    "planner-worker": ("-m", "celery", "-A", "services.serving.tasks", "worker", "-Q", "plans", *_ONE_AT_A_TIME),
     "simulator-worker": (
         *("-m", "celery", "-A", "services.simulator.tasks", "worker", "-Q", "simulator,experiments"),
         *_ONE_AT_A_TIME,

@@ -26,6 +26,7 @@ PROCESSES = (
     "services.admission",
     "services.scheduler",
     "services.router",
+    "services.serving",
     "services.telemetry",
     "services.simulator",
 )

@@ -15,8 +15,8 @@ from fastapi.routing import APIRoute
 import carbon_service.carbon_aware
 import carbon_service.endpoints
 import optimizer_service.endpoints
-import optimizer_service.planner.endpoints
 import services.scheduler.endpoints
+import services.serving.endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
@@ -32,7 +32,8 @@ UNUSED: Any = None
 ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.ADMISSION: (job_routes(UNUSED, UNUSED, UNUSED, UNUSED), access_routes(UNUSED)),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
-    Upstream.OPTIMIZER: (optimizer_service.endpoints.router, optimizer_service.planner.endpoints.router),
+    Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
+    Upstream.SERVING: (services.serving.endpoints.router,),
     Upstream.SCHEDULER: (services.scheduler.endpoints.router,),
     Upstream.SIMULATOR: (services.simulator.endpoints.router,),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router,),

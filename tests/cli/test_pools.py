@@ -1,4 +1,4 @@
-"""``wattshift pools``: against gateway, admission and optimizer as processes, on real servers."""
+"""``wattshift pools``: against gateway, admission and serving as processes, on real servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def address(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPath
     with (
         services(tmp_path_factory.mktemp("pools"), database_url, redis_url) as found,
         found.started("services.admission.app"),
-        found.started("optimizer_service.app"),
+        found.started("services.serving.app"),
         found.started("gateway.app", ready_path="/healthz"),
     ):
         yield found.urls["GATEWAY"], found.admin_key()

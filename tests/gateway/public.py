@@ -62,6 +62,7 @@ async def a_gateway(
                 carbon_url=away,
                 scheduler_url=away,
                 optimizer_url=away,
+                serving_url=away,
                 simulator_url=away,
             )
         )

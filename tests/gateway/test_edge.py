@@ -209,7 +209,7 @@ async def test_readiness_names_what_is_missing() -> None:
         assert (await client.get("/healthz")).status_code == 200
         answer = await client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json()["detail"] == "not ready: carbon service, optimizer, scheduler, simulator"
+    assert answer.json()["detail"] == "not ready: carbon service, optimizer, scheduler, serving, simulator"
 
 
 async def test_the_pages_need_no_key_and_no_other_server() -> None:

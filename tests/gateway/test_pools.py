@@ -1,4 +1,4 @@
-"""Pools through the gateway: roles, headers and bodies of their size, with the optimizer behind it."""
+"""Pools through the gateway: roles, headers and bodies of their size, with the serving behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def started(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPath
     with (
         services(tmp_path_factory.mktemp("pools"), database_url, redis_url) as found,
         found.started("services.admission.app"),
-        found.started("optimizer_service.app"),
+        found.started("services.serving.app"),
         found.started("gateway.app", ready_path="/healthz"),
     ):
         yield found

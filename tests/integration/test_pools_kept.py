@@ -102,7 +102,7 @@ def chat(postgres_url: str) -> Iterator[Chat]:
     with scratch_folder() as folder:
         made = Installation(
             *(folder / "data", "1x4@US-CAL-CISO,1x4@DE"),
-            **{"DATABASE_URL": database_url, "CARBON_ZONES": "US-CAL-CISO,DE", "OPTIMIZER_INSTANCE_LOOK_S": "0.3"},
+            **{"DATABASE_URL": database_url, "CARBON_ZONES": "US-CAL-CISO,DE", "SERVING_INSTANCE_LOOK_S": "0.3"},
         )
         made.up()
         yield Chat(made, database_url)
@@ -180,11 +180,11 @@ def test_whoever_is_killed_there_is_one_job_for_each_instance_as_planned(
                 )
             )
         )
-        chat.installation.kill("optimizer")
+        chat.installation.kill("serving")
         chat.wait_ready("west", "east", place, place)
         chat.plan(**counts)
         wait_until(lambda: bool(chat.instances("draining", "stopping")), 60)
-        chat.installation.kill("optimizer")
+        chat.installation.kill("serving")
         chat.wait_ready("west", "east")
         chat.check_one_job_each()
 

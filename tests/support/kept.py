@@ -1,4 +1,4 @@
-"""Pools that a keeper keeps, on the real database and the real admission; nodes and model servers are stand-ins.
+"""Pools that a controller keeps, on the real database and the real admission; nodes and model servers are stand-ins.
 
 A test says what the scheduler would: which job runs, and at which server. Clocks are moved by dating rows back.
 """
@@ -18,10 +18,6 @@ import asyncpg
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from optimizer_service.planner.keeper import Keeper
-from optimizer_service.planner.probes import Prober, new_probe_session
-from optimizer_service.planner.server_jobs import ServerJobs
-from optimizer_service.settings import OptimizerSettings
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.contracts.serving import PoolSpec
 from services.core.solvers.model import Backend, SolveStatus
@@ -29,6 +25,10 @@ from services.db.database import prepare
 from services.db.engine import create_engine
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
+from services.serving.controller.controller import Controller
+from services.serving.controller.probes import Prober, new_probe_session
+from services.serving.controller.server_jobs import ServerJobs
+from services.serving.settings import ServingSettings
 from tests.gateway.peer import a_peer
 from tests.support.pools import a_pool
 from tests.support.services import TOKEN, services
@@ -57,19 +57,19 @@ class ModelServer:
 
 @dataclass
 class Kept:
-    """A keeper, and what it keeps."""
+    """A controller, and what it keeps."""
 
     database: asyncpg.Pool
     engine: AsyncEngine
-    keeper: Keeper
+    controller: Controller
     admission: Any
     servers: contextlib.AsyncExitStack
     clients: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def another(self, **settings: Any) -> Keeper:
-        """Return a keeper that remembers nothing: that of another process, or after a kill."""
+    def another(self, **settings: Any) -> Controller:
+        """Return a controller that remembers nothing: that of another process, or after a kill."""
         changed = self.clients["settings"].model_copy(update=settings)
-        return Keeper(self.engine, **self.clients | {"settings": changed})
+        return Controller(self.engine, **self.clients | {"settings": changed})
 
     async def pool(self, counts: dict[tuple[str, str, str | None], int] | None = None, **spec: Any) -> str:
         """Make a pool with a plan in force, if one is given, and return its name."""
@@ -118,7 +118,7 @@ class Kept:
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
-            await self.keeper.look()
+            await self.controller.look()
 
     async def server(self) -> ModelServer:
         """Return a model server that listens until the test module ends."""
@@ -182,11 +182,11 @@ class Kept:
 
 @asynccontextmanager
 async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator[Kept]:
-    """Run an admission on these servers and yield a keeper beside it."""
+    """Run an admission on these servers and yield a controller beside it."""
     engine = create_engine(database_url)
     # A look hears all answers, however slow the machine.
     values: dict[str, Any] = {"service_token": TOKEN, "instance_look_s": 60, "instance_probe_s": 1e-9}
-    settings = OptimizerSettings(**values)
+    settings = ServingSettings(**values)
     with (
         services(folder, database_url, redis_url, ADMISSION_CAPACITY_MAX_AGE_S="0.001") as found,
         found.started("services.admission.app") as admission,
@@ -209,5 +209,5 @@ async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator
                 "prober": Prober(probe_session, timeout_s=10, at_once=50),
                 "settings": settings,
             }
-            yield Kept(database, engine, Keeper(engine, **parts), admission, servers, parts)
+            yield Kept(database, engine, Controller(engine, **parts), admission, servers, parts)
     await engine.dispose()

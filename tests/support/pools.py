@@ -13,13 +13,6 @@ import httpx
 from aiohttp import web
 from fastapi import FastAPI
 
-from optimizer_service.planner import endpoints
-from optimizer_service.planner.plans import Plans, plan_repository
-from optimizer_service.planner.pools import Pools
-from optimizer_service.planner.traffic import TrafficDesk
-from optimizer_service.queue import PLAN_QUEUE, PLAN_TASK, plan_celery
-from optimizer_service.settings import OptimizerSettings
-from optimizer_service.sources import ServiceSources
 from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine
 from services.kit.background.queue import TaskQueue
@@ -27,6 +20,13 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.kit.redis import connect
+from services.serving import endpoints
+from services.serving.carbon import CarbonZones
+from services.serving.planning.plans import Plans, plan_repository
+from services.serving.queue import QUEUE, TASK, plan_celery
+from services.serving.service import Pools
+from services.serving.settings import ServingSettings
+from services.serving.traffic import TrafficReports
 from tests.gateway.peer import a_peer
 from tests.support.services import TOKEN
 
@@ -66,7 +66,7 @@ class PoolApi:
 
     http: httpx.AsyncClient
     database: asyncpg.Pool
-    desk: TrafficDesk
+    desk: TrafficReports
     plans: Plans
     carbon_is_up: bool = True
 
@@ -111,23 +111,23 @@ async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
         return web.json_response({"items": zones})
 
     engine = create_engine(database_url)
-    settings = OptimizerSettings(service_token=TOKEN, redis_url=redis_url)  # type: ignore[call-arg]
+    settings = ServingSettings(service_token=TOKEN, redis_url=redis_url)  # type: ignore[call-arg]
     redis = connect(redis_url)
-    queue = TaskQueue(plan_celery(settings), redis, PLAN_QUEUE, PLAN_TASK)
+    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
     plans = Plans(engine, plan_repository(engine), queue, settings)
     app = FastAPI()
     app.include_router(endpoints.router)
     install_problem_handlers(app)
-    app.state.traffic = TrafficDesk(engine, settings)
+    app.state.traffic = TrafficReports(engine, settings)
     transport = httpx.ASGITransport(app)
     async with (
         a_peer(carbon) as carbon_url,
         new_session() as session,
-        httpx.AsyncClient(transport=transport, base_url="http://optimizer") as http,
+        httpx.AsyncClient(transport=transport, base_url="http://serving") as http,
         asyncpg.create_pool(database_url, min_size=1, max_size=2) as database,
     ):
-        sources = ServiceSources(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2))
-        app.state.pools = Pools(engine, sources, plans, settings.plan_interval_s)
+        zones = CarbonZones(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2))
+        app.state.pools = Pools(engine, zones, plans, settings.plan_interval_s)
         api = PoolApi(http, database, app.state.traffic, plans)
         yield api
     await redis.aclose()

@@ -18,6 +18,7 @@ PREFIXES = {
     "gateway.app": "GATEWAY",
     "services.admission.app": "ADMISSION",
     "optimizer_service.app": "OPTIMIZER",
+    "services.serving.app": "SERVING",
     "carbon_service.app": "CARBON",
 }
 

@@ -81,14 +81,14 @@ class Worker:
             return
         log.info(f"{self._what}.started", id=work_id, attempt=row.attempts)
         self.progress = {}
-        keeper = asyncio.run_coroutine_threadsafe(self._keep(work_id, claim), self._loop)
+        renewal = asyncio.run_coroutine_threadsafe(self._renew(work_id, claim), self._loop)
         began_s = time.monotonic()
         try:
             answer = self._answer_or_failure(row)
         except SoftTimeLimitExceeded:
             answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It ran past its time limit.")
         finally:
-            keeper.cancel()
+            renewal.cancel()
         self._write(work_id, claim, answer, time.monotonic() - began_s)
 
     def ask(self, query: Callable[[], Awaitable[R]]) -> R:
@@ -132,7 +132,7 @@ class Worker:
         stood = self.ask(lambda: self._store.succeed(work_id, claim, answer, **columns))
         log.info(f"{self._what}.ended", id=work_id, s=round(took_s, 3), written=stood)
 
-    async def _keep(self, work_id: str, claim: str) -> None:
+    async def _renew(self, work_id: str, claim: str) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 5)
             try:

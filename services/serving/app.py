@@ -1,0 +1,103 @@
+"""Serving's composition root: ``python -m services.serving.app``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from services.db.engine import create_engine, is_connection_error
+from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.background.queue import TaskQueue
+from services.kit.background.sweeper import Sweeper
+from services.kit.http import ServiceClient, new_session
+from services.kit.redis import connect
+from services.kit.tasks import end_tasks
+from services.serving import endpoints
+from services.serving.carbon import CarbonZones
+from services.serving.controller.controller import Controller
+from services.serving.controller.probes import Prober, new_probe_session
+from services.serving.controller.server_jobs import ServerJobs
+from services.serving.planning.planner import Planner
+from services.serving.planning.plans import Plans, plan_repository
+from services.serving.queue import QUEUE, TASK, plan_celery
+from services.serving.service import Pools
+from services.serving.settings import ServingSettings
+from services.serving.traffic import TrafficReports
+
+
+def create_app(settings: ServingSettings) -> FastAPI:
+    """Return the app; while it runs it has pools planned and keeps them as planned."""
+    engine = create_engine(settings.database_url, application_name="serving")
+    redis = connect(settings.redis_url)
+    plan_rows = plan_repository(engine)
+    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
+    plans = Plans(engine, plan_rows, queue, settings)
+    traffic = TrafficReports(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with new_session() as session, new_probe_session() as probe_session:
+            carbon = ServiceClient(
+                session,
+                settings.carbon_url,
+                "The carbon service",
+                token=settings.service_token,
+                timeout_s=settings.carbon_timeout_s,
+            )
+            admission = ServiceClient(
+                session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=5
+            )
+            prober = Prober(
+                probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
+            )
+            app.state.pools = Pools(engine, CarbonZones(carbon), plans, settings.plan_interval_s)
+            app.state.traffic = traffic
+            loops = (
+                Sweeper("plan", plan_rows, queue, settings),
+                traffic,
+                Planner(plans, settings.plan_look_s),
+                Controller(engine, ServerJobs(admission), prober, settings),
+            )
+            running = [asyncio.create_task(loop.run()) for loop in loops]
+            yield
+            await end_tasks(running)
+        await redis.aclose()
+        await engine.dispose()
+
+    async def readiness() -> None:
+        await plan_rows.ping()
+        await queue.ping()
+
+    app = create_service(
+        "Wattshift serving",
+        settings,
+        lifespan=lifespan,
+        readiness=readiness,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    app.include_router(endpoints.router)
+    answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
+    return app
+
+
+def main() -> None:
+    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    try:
+        settings = ServingSettings()  # type: ignore[call-arg]
+        app = create_app(settings)
+    except ValidationError as error:
+        sys.exit("\n".join(f"serving: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
+    except ValueError as error:
+        sys.exit(f"serving: {error}")
+    serve(app, "serving", settings, settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""How an instance moves on: from what its job does and what it answers to its next state. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from services.contracts.serving import InstanceState, ServerProbes
+from services.serving.instances import SENTENCES, Instance, InstanceReason
+
+IN_A_ROW = 2
+"""Equal answers it takes to believe that an instance is silent, or holds no more requests."""
+
+Change = dict[str, Any]
+"""Columns and what they become, or are already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found out about an instance, while it stood in `state` and at `url`.
+
+    Attributes:
+        answers: Whether it answered 2xx; None if it was not asked.
+        silences: How often in a row it did not, this process's own count.
+        empties: How often in a row it said that it holds no request.
+        job_id: The job its submission made.
+        refusal: Why its submission was refused: for good, or if not ``is_final`` for now.
+    """
+
+    state: InstanceState
+    url: str | None = None
+    answers: bool | None = None
+    silences: int = 0
+    empties: int = 0
+    job_id: str | None = None
+    refusal: tuple[str, str] | None = None
+    is_final: bool = False
+
+
+def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+    """Return what becomes of an instance now; what was seen of an earlier state is left aside.
+
+    Args:
+        now: The database's time.
+    """
+    if seen is not None and seen.state is not instance.state:
+        seen = None
+    if instance.state is not InstanceState.WANTED and instance.job_has_ended:
+        return _end(instance, now)
+    match instance.state:
+        case InstanceState.WANTED:
+            return _wanted(instance, seen, now)
+        case InstanceState.STARTING:
+            return _starting(instance, seen, probes, now)
+        case InstanceState.READY:
+            return _ready(instance, seen, probes, now)
+        case InstanceState.DRAINING:
+            return _draining(instance, seen, probes, now)
+        case _:
+            return {}
+
+
+def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
+    """Where all ready instances of a pool are silent, give up one at a time, and none while another is awaited.
+
+    It may be the network of whoever asks. If it is not, the first that comes up answers, and then the rest goes.
+    """
+    serving = [
+        (each, change)
+        for each, change in moves
+        if each.state is InstanceState.READY and change.get("state") in (None, InstanceState.STOPPING)
+    ]
+    if len(serving) < 2 or any(change.get("silent_since", each.silent_since) is None for each, change in serving):
+        return list(moves)
+    awaited = (InstanceState.WANTED, InstanceState.STARTING, InstanceState.STOPPING)
+    may_go = 0 if any(each.state in awaited for each, _ in moves) else 1
+    spared = {each.id for each, change in [move for move in serving if "state" in move[1]][may_go:]}
+    return [(each, {} if each.id in spared else change) for each, change in moves]
+
+
+def stop(now: datetime, reason: str, detail: str | None) -> Change:
+    """Return what makes an instance end without being drained."""
+    return {"state": InstanceState.STOPPING, "stopping_at": now, "reason": reason, "detail": detail}
+
+
+def drain(now: datetime, reason: InstanceReason) -> Change:
+    """Return what makes an instance end once it holds no more requests."""
+    return {
+        "state": InstanceState.DRAINING,
+        "draining_at": now,
+        "silent_since": None,
+        "reason": reason.value,
+        "detail": SENTENCES[reason],
+    }
+
+
+def _end(instance: Instance, now: datetime) -> Change:
+    """Keep the reason it was stopped for; one that ended by itself takes its job's."""
+    ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None}
+    if instance.state in (InstanceState.DRAINING, InstanceState.STOPPING):
+        return ended
+    if instance.job is None:
+        return ended | _because(InstanceReason.JOB_MISSING)
+    return ended | {"reason": instance.job.reason or instance.job.state.value, "detail": instance.job.detail}
+
+
+def _because(reason: InstanceReason) -> Change:
+    return {"reason": reason.value, "detail": SENTENCES[reason]}
+
+
+def _wanted(instance: Instance, seen: Seen | None, now: datetime) -> Change:
+    job_id = instance.job_id or (seen.job_id if seen else None)
+    if job_id is not None:
+        return {"state": InstanceState.STARTING, "job_id": job_id, "reason": None, "detail": None}
+    if seen is None or seen.refusal is None:
+        return {}
+    reason, detail = seen.refusal
+    if seen.is_final:
+        return {"state": InstanceState.ENDED, "ended_at": now, "reason": reason, "detail": detail}
+    return {"reason": reason, "detail": detail}
+
+
+def _starting(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+    job = instance.job
+    if job is None:
+        return {}
+    if job.url is None or job.running_at is None:
+        return {"reason": job.reason, "detail": job.detail}
+    if seen and seen.answers and seen.url == job.url:
+        return {"state": InstanceState.READY, "url": job.url, "ready_at": now, "reason": None, "detail": None}
+    if (now - job.running_at).total_seconds() > probes.ready_timeout_s:
+        detail = f"It did not answer {probes.health_path} within {probes.ready_timeout_s:g} s."
+        return stop(now, InstanceReason.NOT_READY.value, detail)
+    return _because(InstanceReason.LOADING)
+
+
+def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+    """A job that was requeued, such as after the loss of its node, starts again: requests must not go there."""
+    if not _still_runs(instance):
+        again = {"state": InstanceState.STARTING, "url": None, "ready_at": None, "silent_since": None}
+        return again | ({"reason": instance.job.reason, "detail": instance.job.detail} if instance.job else {})
+    if seen is None or seen.answers is None or seen.url != instance.url:
+        return {}
+    if seen.answers:
+        return {"silent_since": None}
+    if instance.silent_since is None:
+        return {"silent_since": now}
+    silent_s = (now - instance.silent_since).total_seconds()
+    if silent_s < probes.unhealthy_timeout_s or seen.silences < IN_A_ROW:
+        return {}
+    return stop(now, InstanceReason.UNHEALTHY.value, f"It has not answered {probes.health_path} for {silent_s:.0f} s.")
+
+
+def _still_runs(instance: Instance) -> bool:
+    """Whether the process that answered is the one that runs: another may have come up at the same port since."""
+    job = instance.job
+    if job is None or job.url != instance.url or job.running_at is None or instance.ready_at is None:
+        return False
+    return job.running_at <= instance.ready_at
+
+
+def _draining(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+    assert instance.draining_at is not None
+    drained_s = (now - instance.draining_at).total_seconds()
+    is_empty = probes.load_path is None or (seen is not None and seen.empties >= IN_A_ROW)
+    if (
+        not _still_runs(instance)
+        or drained_s >= probes.drain_timeout_s
+        or (is_empty and drained_s >= probes.drain_min_s)
+    ):
+        return {"state": InstanceState.STOPPING, "stopping_at": now}
+    return {}

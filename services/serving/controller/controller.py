@@ -1,0 +1,320 @@
+"""Keeps the instances of pools as the plans in force say.
+
+A loop in the service, for the sweeper's reasons; what it goes by is in the database. Each look reads the instances and
+their jobs, asks servers and admission over HTTP, and then, pool by pool, under the pool's row lock, writes what became
+of its instances and what is to change. Any number of services may run it: a pool that another one is at is left to
+that one, each write names the state it expects, and an instance leaves ``wanted`` only with the answer to its
+submission, whose key is its id, so that it never has two jobs and never leaves one behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.contracts.serving import InstanceState, ServerProbes
+from services.core.cycle.plan import Reason
+from services.core.domain.jobs import JobState
+from services.kit.ids import new_id
+from services.kit.logging import Log
+from services.kit.tasks import end_tasks, repeat
+from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, stop
+from services.serving.controller.backoff import Failures, failures
+from services.serving.controller.diff import STAYING, Combination, Difference, Standing, diff
+from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
+from services.serving.controller.probes import Prober
+from services.serving.controller.server_jobs import ServerJobs
+from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
+from services.serving.repository.instances import InstanceRepository, PlanInForce, PoolRow
+from services.serving.settings import ServingSettings
+
+log = Log(__name__)
+
+PATIENCE_S = 5.0
+"""A job that has waited longer for GPUs waits for such that others hold."""
+FORGET_EVERY_S = 3_600.0
+SUBMISSIONS = "submissions"
+
+
+class Controller:
+    """Starts, watches, drains and ends instances."""
+
+    def __init__(self, engine: AsyncEngine, jobs: ServerJobs, prober: Prober, settings: ServingSettings) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._prober = prober
+        self._settings = settings
+        self._plans: dict[str, PlanInForce | None] = {}
+        self._streaks: dict[tuple[str, InstanceState], int] = {}
+        self._asked_s: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[dict[str, Seen]]] = {}
+        self._forget_s = 0.0
+
+    async def run(self) -> None:
+        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        try:
+            await repeat(self.look, self._settings.instance_look_s, failed="controller.not_looked")
+        finally:
+            await end_tasks(self._asking.values())
+
+    async def look(self) -> None:
+        """See how all instances do, and have every pool a step nearer to its plan."""
+        async with self._engine.connect() as connection:
+            rows = InstanceRepository(connection)
+            pools, instances, now = await rows.pools(), await rows.live(), await rows.now()
+        self._forget_gone(pools, instances)
+        seen = await self._ask({pool.name: pool for pool in pools}, instances, now)
+        failed: list[Exception] = []
+        for pool in pools:
+            try:
+                async with self._engine.begin() as connection:
+                    await self._keep(InstanceRepository(connection), pool.name, seen)
+            except Exception as error:  # one pool's trouble stays its own
+                log.warning("controller.pool_not_kept", pool=pool.name, error=str(error) or type(error).__name__)
+                failed.append(error)
+        await self._forget_ended()
+        if failed:
+            raise failed[0]
+
+    async def _forget_ended(self) -> None:
+        if time.monotonic() < self._forget_s:
+            return
+        async with self._engine.begin() as connection:
+            await InstanceRepository(connection).forget(self._settings.keep_days)
+        self._forget_s = time.monotonic() + FORGET_EVERY_S
+
+    def _forget_gone(self, pools: Sequence[PoolRow], instances: Sequence[Instance]) -> None:
+        plans = {pool.plan_id for pool in pools}
+        live = {(each.id, each.state) for each in instances}
+        self._plans = {plan_id: plan for plan_id, plan in self._plans.items() if plan_id in plans}
+        self._streaks = {key: count for key, count in self._streaks.items() if key in live}
+        self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if (key, InstanceState.READY) in live}
+
+    # What is asked over HTTP, outside of any transaction.
+
+    async def _ask(self, pools: Mapping[str, PoolRow], instances: Sequence[Instance], now: datetime) -> dict[str, Seen]:
+        """Ask what is due and return what is answered by the next look; who takes longer is heard at a later one."""
+        wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
+        if wanted and SUBMISSIONS not in self._asking:
+            self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
+        for each in instances:
+            if each.pool in pools and each.id not in self._asking:
+                question = self._question(each, _probes(pools[each.pool], each), now)
+                if question is not None:
+                    self._asking[each.id] = asyncio.create_task(_alone(each, question))
+        seen: dict[str, Seen] = {}
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=self._settings.instance_look_s)
+        for key, task in list(self._asking.items()):
+            if not task.done():
+                continue
+            del self._asking[key]
+            if error := task.exception():
+                log.warning("controller.not_asked", id=key, error=str(error) or type(error).__name__)
+            else:
+                seen |= task.result()
+        return seen
+
+    def _question(self, each: Instance, probes: ServerProbes, now: datetime) -> Coroutine[Any, Any, Seen | None] | None:
+        match each.state:
+            case InstanceState.STARTING if each.job and each.job.url:
+                return self._ask_health(each, each.job.url, probes)
+            case InstanceState.READY if each.url and time.monotonic() >= self._asked_s.get(each.id, 0.0):
+                self._asked_s[each.id] = time.monotonic() + self._settings.instance_probe_s * random.uniform(0.8, 1.0)
+                return self._ask_health(each, each.url, probes)
+            case InstanceState.DRAINING if each.url and each.draining_at and probes.load_path:
+                is_heard_of = (now - each.draining_at).total_seconds() >= probes.drain_min_s
+                return self._ask_load(each, each.url + probes.load_path, probes) if is_heard_of else None
+            case InstanceState.STOPPING if each.job and not each.job_has_ended and not each.job.cancel_requested:
+                return self._cancel(each)
+            case _:
+                return None
+
+    async def _ask_health(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
+        answers = await self._prober.answers(url + probes.health_path)
+        return Seen(each.state, url, answers=answers, silences=self._count(each, not answers))
+
+    async def _ask_load(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
+        held = await self._prober.held(url, frozenset(probes.load_metrics))
+        return Seen(each.state, each.url, empties=self._count(each, held == 0))
+
+    async def _cancel(self, each: Instance) -> None:
+        await self._jobs.cancel(each)
+
+    def _count(self, each: Instance, is_so: bool) -> int:
+        """Return how often in a row it was so."""
+        count = self._streaks.get((each.id, each.state), 0) + 1 if is_so else 0
+        self._streaks[each.id, each.state] = count
+        return count
+
+    # What is written, under the pool's lock.
+
+    async def _keep(self, rows: InstanceRepository, name: str, seen: Mapping[str, Seen]) -> None:
+        pool = await rows.lock(name)
+        if pool is None:
+            return
+        now = await rows.now()
+        moves = [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)]
+        moved = await _write(rows, one_by_one(moves))
+        instances = [each for each in moved if each.state is not InstanceState.ENDED]
+        if pool.is_deleted and not instances:
+            await rows.remove(name)
+            log.info("pool.removed", pool=name)
+            return
+        plan = PlanInForce(pool.revision, "", {}) if pool.is_deleted else await self._plan_in_force(rows, pool)
+        if plan is not None:
+            await self._fit(rows, pool, plan, instances, now)
+
+    async def _plan_in_force(self, rows: InstanceRepository, pool: PoolRow) -> PlanInForce | None:
+        if pool.plan_id is None:
+            return None
+        if pool.plan_id not in self._plans:
+            self._plans[pool.plan_id] = await rows.plan(pool.plan_id)
+        return self._plans[pool.plan_id]
+
+    async def _fit(
+        self, rows: InstanceRepository, pool: PoolRow, plan: PlanInForce, instances: Sequence[Instance], now: datetime
+    ) -> None:
+        """Make, reassign, stop and drain instances, as the plan has it."""
+        # Until a plan is made for the pool as it is now, it is kept as it was.
+        is_planned = plan.revision == pool.revision
+        standing = [
+            Standing(
+                id=each.id,
+                at=each.at,
+                request_class=each.request_class,
+                state=each.state,
+                is_current=not is_planned or pool.blueprint.is_current(each.at, each.process),
+                up_s=(now - (each.ready_at or each.created_at)).total_seconds(),
+            )
+            for each in instances
+            if each.state in STAYING
+        ]
+        changes, failed = diff(plan.target, standing), dict[Combination, Failures]()
+        if changes.make or any(each.state is not InstanceState.READY for each in standing):
+            failed = failures(await rows.lives(pool))
+            changes = diff(plan.target, standing, {at for at, each in failed.items() if each.retry_at > now})
+        await self._make(rows, pool, plan, changes)
+        by_id = {each.id: each for each in instances}
+        go = _may_go(pool, changes, instances, failed, now)
+        writes: list[tuple[Instance, Change]] = []
+        for each in standing:
+            instance = by_id[each.id]
+            if each.id not in changes.leave:
+                name = changes.reassign.get(each.id, each.request_class)
+                writes.append((instance, {"partition": plan.partition, "request_class": name}))
+                continue
+            reason = _why(pool, is_outdated=not each.is_current)
+            if each.state is InstanceState.STARTING:
+                writes.append((instance, stop(now, reason.value, SENTENCES[reason])))
+            elif each.id in go:
+                writes.append((instance, drain(now, reason)))
+        await _write(rows, writes)
+
+    async def _make(self, rows: InstanceRepository, pool: PoolRow, plan: PlanInForce, changes: Difference) -> None:
+        made: list[dict[str, Any]] = []
+        for at, request_class in changes.make:
+            terms = pool.blueprint.terms(at)
+            if terms is None:  # gone from the spec, and the plan is of an earlier one
+                continue
+            made.append(
+                {
+                    "id": new_id("instance"),
+                    "pool": pool.name,
+                    "tenant_id": pool.tenant_id,
+                    "plan_id": pool.plan_id,
+                    "place": at[0],
+                    "mode": at[1],
+                    "partition": plan.partition,
+                    "request_class": request_class,
+                    "terms": terms.model_dump(mode="json"),
+                    "state": InstanceState.WANTED.value,
+                }
+            )
+        if made:
+            await rows.add(made)
+            log.info("instances.wanted", pool=pool.name, count=len(made))
+
+
+def _probes(pool: PoolRow, instance: Instance) -> ServerProbes:
+    """Return how an instance is asked: as the pool says now, unless it runs something else than that is meant for."""
+    is_current = pool.blueprint.is_current(instance.at, instance.process)
+    return pool.blueprint.spec.probes if is_current else instance.terms.probes
+
+
+def _may_go(
+    pool: PoolRow,
+    changes: Difference,
+    instances: Sequence[Instance],
+    failed: Mapping[Combination, Failures],
+    now: datetime,
+) -> frozenset[str]:
+    """Return which of the ready instances that leave may be drained."""
+    by_id = {each.id: each for each in instances}
+    leaving = [(each, _gpus(by_id[each].terms)) for each in changes.leave if by_id[each].state is InstanceState.READY]
+    pending = [
+        _pending(each, each.at in failed, now)
+        for each in instances
+        if each.state in (InstanceState.WANTED, InstanceState.STARTING) and each.id not in changes.leave
+    ]
+    pending += [
+        Pending(_gpus(terms), outlook)
+        for missing, outlook in ((changes.make, Outlook.COMES), (changes.wait, Outlook.STUCK))
+        for at, _ in missing
+        if (terms := pool.blueprint.terms(at))
+    ]
+    releasing = [_gpus(each.terms) for each in instances if each.state not in STAYING]
+    return frozenset(drainable(leaving, pending, releasing))
+
+
+def _pending(each: Instance, has_failed: bool, now: datetime) -> Pending:
+    gpus, job = _gpus(each.terms), each.job
+    if job and job.state is JobState.QUEUED and job.queued_at and (now - job.queued_at).total_seconds() > PATIENCE_S:
+        match job.reason:
+            case Reason.NOT_ENOUGH_FREE_GPUS:
+                return Pending(gpus, Outlook.WAITS)
+            case Reason.TENANT_QUOTA:
+                return Pending(Gpus(ANY_GPUS, gpus.count), Outlook.WAITS)
+            case Reason.NO_ELIGIBLE_NODE:
+                return Pending(gpus, Outlook.STUCK)
+            case _:
+                pass
+    is_late = (now - each.created_at).total_seconds() > each.terms.probes.ready_timeout_s
+    return Pending(gpus, Outlook.STUCK if has_failed or is_late else Outlook.COMES)
+
+
+def _gpus(terms: InstanceTerms) -> Gpus:
+    return Gpus((terms.place.zone, terms.mode.gpu_model), terms.mode.gpus)
+
+
+def _why(pool: PoolRow, *, is_outdated: bool) -> InstanceReason:
+    if pool.is_deleted:
+        return InstanceReason.POOL_DELETED
+    return InstanceReason.TERMS_CHANGED if is_outdated else InstanceReason.NOT_NEEDED
+
+
+async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, Seen]:
+    seen = await question
+    return {} if seen is None else {each.id: seen}
+
+
+async def _write(rows: InstanceRepository, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
+    """Write the changes that are some and return all the instances with theirs."""
+    real = [
+        (each, change)
+        for each, change in changes
+        if any(getattr(each, name) != value for name, value in change.items())
+    ]
+    await rows.change(real)
+    for each, change in real:
+        if "state" in change:
+            reason = change.get("reason", each.reason)
+            log.info(f"instance.{change['state']}", pool=each.pool, id=each.id, reason=reason)
+    return [replace(each, **change) for each, change in changes]

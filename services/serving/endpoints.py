@@ -1,0 +1,147 @@
+"""``/v1/pools``: HTTP only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+
+from services.contracts.problems import Problem
+from services.contracts.queries import PageQuery
+from services.contracts.schema import Name
+from services.contracts.serving import (
+    InstanceList,
+    InstanceQuery,
+    PlanQuery,
+    Pool,
+    PoolChange,
+    PoolList,
+    PoolPlanDetail,
+    PoolPlanList,
+    PoolPlanSummary,
+    PoolSpec,
+    TrafficReceipt,
+    TrafficReport,
+)
+from services.kit.background.http import NOT_FOUND, PROBLEMS
+from services.kit.identity import Caller, Operator
+from services.serving.service import Pools, etag
+from services.serving.traffic import TrafficReports
+
+router = APIRouter(prefix="/v1/pools", tags=["pools"], responses=PROBLEMS)
+
+DELETED: dict[int | str, dict[str, Any]] = {
+    **NOT_FOUND,
+    409: {"model": Problem, "description": "`conflict`: it is being deleted."},
+}
+
+
+def _pools(request: Request) -> Pools:
+    return request.app.state.pools
+
+
+def _traffic(request: Request) -> TrafficReports:
+    return request.app.state.traffic
+
+
+Known = Annotated[Pools, Depends(_pools)]
+Traffic = Annotated[TrafficReports, Depends(_traffic)]
+PoolName = Annotated[Name, Path()]
+PlanId = Annotated[Name, Path()]
+IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` that the pool must still have.")]
+
+
+@router.get("")
+async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> PoolList:
+    """List pools by name: one's own tenant's, or an operator everyone's."""
+    return await pools.page(query, caller)
+
+
+@router.get("/{pool}", responses=NOT_FOUND)
+async def read_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> Pool:
+    """Read a pool: its spec, the plan in force, how many instances are in which state."""
+    return _tagged(await pools.find(pool, caller), response)
+
+
+@router.put(
+    "/{pool}",
+    responses={
+        201: {"model": Pool, "description": "It is new."},
+        412: {"model": Problem, "description": "`conflict`: it is not, or no longer, as `If-Match` says."},
+        **DELETED,
+    },
+)
+async def put_pool(
+    pool: PoolName, spec: PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
+) -> Pool:
+    """Make a pool, or replace its spec; the same spec again changes nothing."""
+    put = await pools.put(pool, spec, caller, if_match)
+    if put.is_new:
+        response.status_code = 201
+        response.headers["Location"] = f"/v1/pools/{pool}"
+    return _tagged(put.pool, response)
+
+
+@router.patch("/{pool}", responses=DELETED)
+async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pools: Known, response: Response) -> Pool:
+    """Have plans carried out, or only proposed; a plan under way goes on."""
+    return _tagged(await pools.set_mode(pool, change.mode, caller), response)
+
+
+@router.delete("/{pool}", status_code=202, responses=NOT_FOUND)
+async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
+    """Drain a pool's instances; when the last has ended the pool is gone, its traffic too."""
+    return await pools.delete(pool, caller)
+
+
+@router.get("/{pool}/plans", responses=NOT_FOUND)
+async def list_plans(
+    pool: PoolName, query: Annotated[PlanQuery, Query()], caller: Caller, pools: Known
+) -> PoolPlanList:
+    """List a pool's plans, newest first."""
+    return await pools.plans(pool, query, caller)
+
+
+@router.post("/{pool}/plans", status_code=202, responses=DELETED)
+async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> PoolPlanSummary:
+    """Plan a pool now; a plan that is being made already is that plan."""
+    plan = await pools.plan_now(pool, caller)
+    response.headers["Location"] = f"/v1/pools/{pool}/plans/{plan.id}"
+    return plan
+
+
+@router.get("/{pool}/plans/{plan_id}", responses=NOT_FOUND)
+async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
+    """Read a plan: what became of it, what it was made from, what it wants."""
+    return await pools.plan(pool, plan_id, caller)
+
+
+@router.post(
+    "/{pool}/plans/{plan_id}/apply",
+    responses={
+        **NOT_FOUND,
+        409: {"model": Problem, "description": "`invalid_transition`: no proposal; `conflict`: an outdated one."},
+    },
+)
+async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
+    """Put a proposal in force."""
+    return await pools.accept(pool, plan_id, caller)
+
+
+@router.get("/{pool}/instances", responses=NOT_FOUND)
+async def list_instances(
+    pool: PoolName, query: Annotated[InstanceQuery, Query()], caller: Caller, pools: Known
+) -> InstanceList:
+    """List a pool's instances, newest first; those ended only if asked for."""
+    return await pools.instances(pool, query, caller)
+
+
+@router.post("/{pool}/traffic", responses=NOT_FOUND)
+async def report_traffic(pool: PoolName, report: TrafficReport, caller: Caller, traffic: Traffic) -> TrafficReceipt:
+    """Report the requests that arrived. A window said again replaces what was said of it."""
+    return await traffic.report(pool, report, caller)
+
+
+def _tagged(pool: Pool, response: Response) -> Pool:
+    response.headers["ETag"] = etag(pool)
+    return pool

@@ -1,0 +1,33 @@
+"""Has every pool planned each half hour, and decides what becomes of the plans.
+
+A loop in the service, as the sweeper is one. Any number of services may run it: the clock's plan for a slot is one row,
+and what becomes of it is decided once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from services.kit.problems import ProblemError
+from services.kit.tasks import repeat
+from services.serving.planning.plans import Plans
+
+
+class Planner:
+    """Looks which plans have an answer, and which pools are due."""
+
+    def __init__(self, plans: Plans, look_s: float) -> None:
+        self._plans = plans
+        self._look_s = look_s
+
+    async def run(self) -> None:
+        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        await repeat(self.look, self._look_s, failed="planner.not_looked")
+
+    async def look(self) -> None:
+        """Judge the plans that have an answer or never will, then submit those that are due."""
+        for plan_id in await self._plans.undecided():
+            await self._plans.judge(plan_id)
+        for due in await self._plans.due():
+            with contextlib.suppress(ProblemError):  # deleted since
+                await self._plans.submit(due.pool, "clock", deadline_at=due.deadline_at)

@@ -1,0 +1,282 @@
+"""From a pool's spec, the forecasts, the nodes and what runs to the problem of its next half hour. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from services.contracts.carbon import IntensityForecast
+from services.contracts.pools import (
+    PoolLocation,
+    PoolMode,
+    PoolsRequest,
+    PoolsResult,
+    RequestClass,
+    RequestPartition,
+    RunningInstances,
+)
+from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolPlace, PoolSpec, ServerMode
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.errors import DomainError
+from services.core.policies.freesh.pools import PoolPlan
+from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
+from services.core.solvers.model import SolveStatus
+from services.serving.instances import Blueprint, InstanceTerms
+
+MAX_TYPES = 50
+"""Of GPUs in one problem."""
+FITS = "fits--"
+"""Begins the name of a stand-in for a GPU type: so many instances of a mode fit on whole nodes of a place."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that takes work.
+
+    Attributes:
+        zone: Its grid zone.
+        labels: What it carries.
+        gpus: How many of each model the pool may have there: its own instances' and free ones, and those that training
+            would be preempted from.
+    """
+
+    zone: str
+    labels: Mapping[str, str]
+    gpus: Mapping[str, int]
+
+    def is_of(self, zone: str, labels: Mapping[str, str]) -> bool:
+        """Return whether it is one of those meant."""
+        return self.zone == zone and labels.items() <= self.labels.items()
+
+
+@dataclass(frozen=True)
+class Need:
+    """GPUs of one node that another pool's instance waits for."""
+
+    zone: str
+    labels: Mapping[str, str]
+    model: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """An instance that is there or on its way.
+
+    Attributes:
+        terms: What it was made from.
+        up_s: Since it was ready, or else made.
+    """
+
+    place: str
+    mode: str
+    terms: InstanceTerms
+    up_s: float
+
+
+@dataclass(frozen=True)
+class PlaceGpus:
+    """What a place has for a pool.
+
+    Attributes:
+        models: GPUs by model, of those models that a mode takes.
+        fits: How many instances of a mode its nodes would take alone: each needs its GPUs on one node.
+    """
+
+    models: Mapping[str, int] = field(default_factory=dict[str, int])
+    fits: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
+    """Return the nodes less what others wait for, each on the first node that has it; what fits nowhere is left out."""
+    free = [Counter(node.gpus) for node in nodes]
+    for need in needs:
+        for node, left in zip(nodes, free, strict=True):
+            if node.is_of(need.zone, need.labels) and left[need.model] >= need.gpus:
+                left[need.model] -= need.gpus
+                break
+    return [Node(node.zone, node.labels, left) for node, left in zip(nodes, free, strict=True)]
+
+
+def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
+    """Return what each place has; a node of two places counts for the first, so that no GPU is planned twice."""
+    of_place: dict[str, list[Node]] = {place.name: [] for place in spec.places}
+    for node in nodes:
+        place = next((each for each in spec.places if node.is_of(each.zone, each.node_labels)), None)
+        if place is not None:
+            of_place[place.name].append(node)
+    return {place.name: _place_gpus(place, spec.modes, of_place[place.name]) for place in spec.places}
+
+
+def _place_gpus(place: PoolPlace, modes: Sequence[ServerMode], nodes: Sequence[Node]) -> PlaceGpus:
+    models: dict[str, int] = {}
+    for model in sorted({mode.gpu_model for mode in modes}):
+        there = sum(node.gpus.get(model, 0) for node in nodes)
+        models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
+    fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in modes}
+    return PlaceGpus(models, fits)
+
+
+def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
+    """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends it goes on as it is there."""
+    curve = CarbonCurve(
+        np.array([point.start_at.timestamp() for point in forecast.points]),
+        np.array([point.gco2_per_kwh for point in forecast.points]),
+        forecast.points[-1].end_at.timestamp(),
+    )
+    starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
+    return PlaceIntensity(
+        zone=forecast.zone,
+        signal=forecast.signal,
+        provider=forecast.provider,
+        method=forecast.method,
+        generated_at=forecast.generated_at,
+        is_stale=forecast.is_stale,
+        gco2_per_kwh=[curve.mean(start_s, start_s + STEP_S) for start_s in starts_s],
+    )
+
+
+def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> None:
+    """Refuse to weigh places by different signals against each other.
+
+    Raises:
+        DomainError: The objective is carbon, and the places' intensities do not all measure the same.
+    """
+    of_signal = {found.signal: place for place, found in reversed(list(intensity.items()))}
+    if spec.objective == "carbon" and len(of_signal) > 1:
+        said = " and ".join(f"{place} has {signal}" for signal, place in sorted(of_signal.items()))
+        raise DomainError(f"Intensities of different signals are never compared: {said}. Set the places' signal.")
+
+
+def problem_of(
+    spec: PoolSpec,
+    demand: Mapping[str, DemandForecast],
+    intensity: Mapping[str, PlaceIntensity],
+    gpus: Mapping[str, PlaceGpus],
+    instances: Sequence[Running],
+    time_limit_s: float,
+) -> PoolsRequest:
+    """Return the problem of six steps of five minutes.
+
+    Args:
+        spec: The pool's.
+        demand: By partition.
+        intensity: By place.
+        gpus: By place.
+        instances: The pool's own; those of other terms than the spec's are going to be replaced and do not count.
+        time_limit_s: Most seconds of solving, beside the spec's own limit.
+
+    Raises:
+        ValidationError: It does not fit together, or is too large.
+    """
+    stand_ins = _stand_ins(spec.modes, gpus)
+    types = {
+        place: {**has.models, **{of: has.fits[mode] for mode, of in stand_ins.items()}} for place, has in gpus.items()
+    }
+    modes = [_mode(mode, stand_ins) for mode in spec.modes]
+    return PoolsRequest(
+        solver=spec.solver,
+        time_limit_s=min(spec.time_limit_s, time_limit_s),
+        objective=spec.objective,
+        step_s=STEP_S,
+        head_room=spec.head_room,
+        negative_rates=spec.negative_rates,
+        gap=spec.gap,
+        locations=[
+            PoolLocation(
+                name=place.name,
+                gpus=types[place.name],
+                intensity=intensity[place.name].gco2_per_kwh,
+                price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * STEPS_AHEAD,
+            )
+            for place in spec.places
+        ],
+        modes=modes,
+        partitions=[_partition(part, demand[part.name]) for part in spec.partitions],
+        running=_running(spec, modes, types, instances),
+        min_up_s=spec.min_up_s,
+    )
+
+
+def result_of(request: PoolsRequest, result: PoolsResult, intensity: Mapping[str, PlaceIntensity]) -> PoolsResult:
+    """Return a plan without what only its problem knows: stand-ins of GPU types, and sums over different signals."""
+    changes: dict[str, Any] = {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
+    if len({each.signal for each in intensity.values()}) > 1:
+        changes["emissions_kg"] = None
+    return result.model_copy(update=changes)
+
+
+def incumbent_of(request: PoolsRequest, plan: PoolsResult | None) -> PoolPlan | None:
+    """Return a plan in force as the core takes it; None where it does not fit the problem any more."""
+    part = next((each for each in request.chosen if plan is not None and each.name == plan.partition), None)
+    if plan is None or part is None:
+        return None
+    locations, modes, classes = (
+        {each.name: index for index, each in enumerate(names)}
+        for names in (request.locations, request.modes, part.classes)
+    )
+    instances = np.zeros((len(locations), len(classes), len(modes)), np.int64)
+    kept = np.zeros((len(locations), len(modes)), np.int64)
+    for each in plan.instances:
+        if each.location not in locations or each.mode not in modes:
+            return None
+        place, mode = locations[each.location], modes[each.mode]
+        if each.request_class is None:
+            kept[place, mode] += each.count
+        elif each.request_class in classes:
+            instances[place, classes[each.request_class], mode] += each.count
+        else:
+            return None
+    return PoolPlan(SolveStatus.FEASIBLE, request.solver, request.chosen.index(part), instances, kept)
+
+
+def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:
+    """Return a GPU type of its own for each mode of which nodes take fewer than their GPUs together would."""
+    taken = len({mode.gpu_model for mode in modes})
+    cut = [
+        mode
+        for mode in modes
+        if any(has.fits[mode.name] < has.models[mode.gpu_model] // mode.gpus for has in gpus.values())
+    ]
+    return {mode.name: f"{FITS}{index}" for index, mode in enumerate(cut[: max(0, MAX_TYPES - taken)])}
+
+
+def _mode(mode: ServerMode, stand_ins: Mapping[str, str]) -> PoolMode:
+    gpus = {mode.gpu_model: mode.gpus, **({stand_ins[mode.name]: 1} if mode.name in stand_ins else {})}
+    return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=mode.start_wh, stop_wh=mode.stop_wh)
+
+
+def _partition(part: PoolPartition, demand: DemandForecast) -> RequestPartition:
+    return RequestPartition(
+        name=part.name,
+        classes=[
+            RequestClass(**dict(each), demand_qps=demand.peaks_qps[each.name])  # a class's terms, and how much of it
+            for each in part.classes
+        ],
+    )
+
+
+def _running(
+    spec: PoolSpec, modes: Sequence[PoolMode], types: Mapping[str, Mapping[str, int]], instances: Sequence[Running]
+) -> list[RunningInstances]:
+    """Return what runs; young instances may not be stopped only as far as there are GPUs for them.
+
+    GPUs may have gone since they started: a node drains, or the spec allows fewer.
+    """
+    left = {place: Counter(has) for place, has in types.items()}
+    takes = {mode.name: mode.gpus for mode in modes}
+    blueprint = Blueprint(spec)
+    found: list[RunningInstances] = []
+    for each in instances:
+        if not blueprint.is_current((each.place, each.mode), each.terms.process()):
+            continue
+        young = each.up_s < spec.min_up_s and all(left[each.place][of] >= n for of, n in takes[each.mode].items())
+        if young:
+            left[each.place].subtract(takes[each.mode])
+        up_s = max(each.up_s, 0.0) if young else None
+        found.append(RunningInstances(location=each.place, mode=each.mode, instances=1, up_s=up_s))
+    return found

@@ -1,0 +1,1 @@
+"""Queries on pools, their plans, instances and traffic."""

@@ -1,0 +1,184 @@
+"""The controller's queries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, insert, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.pools import PoolsResult
+from services.contracts.serving import InstanceState, PoolSpec
+from services.core.domain.jobs import JobState
+from services.db.tables.pools import pool_instances, pool_traffic, pools
+from services.serving.controller.advance import Change
+from services.serving.controller.backoff import Life
+from services.serving.controller.diff import Combination
+from services.serving.instances import TOLD_TO_LEAVE, Blueprint, Instance, InstanceJob, read_terms
+
+_POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
+ALL_POOLS = text(f"{_POOLS} ORDER BY name")
+LOCK = text(f"{_POOLS} WHERE name = :pool FOR UPDATE SKIP LOCKED")
+
+LIVE = text("""
+SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.terms::text AS terms, i.state,
+       i.url, i.reason, i.detail, i.created_at, i.ready_at, i.silent_since, i.draining_at, i.stopping_at,
+       coalesce(i.job_id, s.job_ids[1]) AS job_id, j.state AS job_state, j.reason AS job_reason,
+       j.detail AS job_detail, j.cancel_requested, coalesce(j.queued_at, j.submitted_at) AS queued_at,
+       n.address, a.master_port, a.running_at
+  FROM pool_instances i
+  LEFT JOIN submissions s ON i.job_id IS NULL AND s.tenant_id = i.tenant_id AND s.idempotency_key = i.id
+  LEFT JOIN jobs j ON j.id = coalesce(i.job_id, s.job_ids[1])
+  LEFT JOIN allocations a ON a.job_id = j.id AND a.state = 'running' AND j.state = 'running'
+  LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+ WHERE i.state <> 'ended' AND (CAST(:pool AS text) IS NULL OR i.pool = :pool)
+ ORDER BY i.id
+""")
+"""A process killed between a submission and its writing left the job under the instance's key: there it is found."""
+
+LIVES = text("""
+SELECT place, mode, created_at, ready_at,
+       CASE WHEN state IN ('stopping', 'ended') AND coalesce(reason, '') <> ALL(CAST(:told AS text[]))
+            THEN coalesce(stopping_at, ended_at) END AS failed_at
+  FROM pool_instances WHERE pool = :pool AND created_at > :since ORDER BY id DESC LIMIT 1000
+""")
+PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id = :plan")
+FORGET = text("""
+DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_interval(secs => :keep_days * 86400)
+""")
+
+
+@lru_cache(maxsize=1_024)
+def _read_blueprint(document: str) -> Blueprint:
+    return Blueprint(PoolSpec.model_validate_json(document))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """A pool as the controller needs it."""
+
+    name: str
+    tenant_id: str
+    blueprint: Blueprint
+    revision: int
+    plan_id: str | None
+    is_deleted: bool
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """A plan's instances: by place and mode, then by class."""
+
+    revision: int
+    partition: str
+    target: dict[Combination, dict[str | None, int]]
+
+
+class InstanceRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def now(self) -> datetime:
+        """Return the transaction's time."""
+        return (await self._connection.execute(text("SELECT now()"))).scalar_one()
+
+    async def pools(self) -> list[PoolRow]:
+        """Return all pools."""
+        return [_pool(row) for row in await self._connection.execute(ALL_POOLS)]
+
+    async def lock(self, pool: str) -> PoolRow | None:
+        """Return a pool and keep others from changing it; None if it is gone, or another process is at it."""
+        row = (await self._connection.execute(LOCK, {"pool": pool})).one_or_none()
+        return None if row is None else _pool(row)
+
+    async def live(self, pool: str | None = None) -> list[Instance]:
+        """Return the instances that have not ended, of all pools or of one, the oldest first."""
+        return [_instance(row) for row in await self._connection.execute(LIVE, {"pool": pool})]
+
+    async def plan(self, plan_id: str) -> PlanInForce | None:
+        """Return a plan; None if it has no instances to speak of, not even none."""
+        row = (await self._connection.execute(PLAN, {"plan": plan_id})).one_or_none()
+        if row is None or row.plan is None:
+            return None
+        plan = PoolsResult.model_validate(row.plan)
+        if plan.partition is None:
+            return None
+        target: dict[Combination, dict[str | None, int]] = {}
+        for each in plan.instances:
+            classes = target.setdefault((each.location, each.mode), {})
+            classes[each.request_class] = classes.get(each.request_class, 0) + each.count
+        return PlanInForce(row.revision, plan.partition, target)
+
+    async def lives(self, pool: PoolRow) -> list[Life]:
+        """Return what became of the newest instances since the pool was last changed, the newest first."""
+        told = [reason.value for reason in TOLD_TO_LEAVE]
+        rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "told": told})
+        return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
+
+    async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
+        """Write one change each of instances that stand as they were read, as all do whose pool is locked."""
+        by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for each, change in changes:
+            values = {f"new_{name}": value for name, value in change.items()}
+            by_columns[tuple(change)].append({"row_id": each.id, "row_state": each.state.value, **values})
+        c = pool_instances.c
+        for columns, rows in by_columns.items():
+            query = update(pool_instances).where(c.id == bindparam("row_id"), c.state == bindparam("row_state"))
+            await self._connection.execute(query.values({name: bindparam(f"new_{name}") for name in columns}), rows)
+
+    async def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add instances."""
+        await self._connection.execute(insert(pool_instances), rows)
+
+    async def remove(self, pool: str) -> None:
+        """Remove a pool and what was reported of its traffic."""
+        await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.pool == pool))
+        await self._connection.execute(delete(pools).where(pools.c.name == pool))
+
+    async def forget(self, keep_days: float) -> int:
+        """Remove instances that ended long ago; return how many."""
+        return (await self._connection.execute(FORGET, {"keep_days": keep_days})).rowcount
+
+
+def _pool(row: Row[Any]) -> PoolRow:
+    return PoolRow(
+        name=row.name,
+        tenant_id=row.tenant_id,
+        blueprint=_read_blueprint(row.spec),
+        revision=row.revision,
+        plan_id=row.plan_id,
+        is_deleted=row.deleted_at is not None,
+        changed_at=max(row.created_at, row.updated_at),
+    )
+
+
+def _instance(row: Row[Any]) -> Instance:
+    terms, process = read_terms(row.terms)
+    job = None
+    if row.job_state is not None:
+        host = row.address if row.address is None or ":" not in row.address else f"[{row.address}]"
+        job = InstanceJob(
+            state=JobState(row.job_state),
+            reason=row.job_reason,
+            detail=row.job_detail,
+            cancel_requested=row.cancel_requested,
+            queued_at=row.queued_at,
+            url=None if host is None else f"http://{host}:{row.master_port}",
+            running_at=row.running_at,
+        )
+    values = {name: getattr(row, name) for name in _COLUMNS}
+    return Instance(**values, state=InstanceState(row.state), terms=terms, process=process, job=job)
+
+
+_COLUMNS = (
+    *("id", "pool", "tenant_id", "place", "mode", "partition", "request_class", "job_id", "url", "reason", "detail"),
+    *("created_at", "ready_at", "silent_since", "draining_at", "stopping_at"),
+)

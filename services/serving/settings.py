@@ -1,0 +1,105 @@
+"""Settings of serving, shared by its service and its workers."""
+
+from __future__ import annotations
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.background.settings import WorkSettings
+
+
+def _renamed(name: str) -> AliasChoices:
+    """Return the names of a variable that began with ``OPTIMIZER_`` until 0.1; the old one is read for one release."""
+    return AliasChoices(f"SERVING_{name}", f"OPTIMIZER_{name}")
+
+
+class ServingSettings(WorkSettings):
+    """``SERVING_*``, and what all processes share."""
+
+    model_config = SettingsConfigDict(env_prefix="SERVING_")
+
+    host: str = "127.0.0.1"
+    port: int = 8090
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    carbon_timeout_s: float = Field(default=10, gt=0)
+    keep_days: float = Field(
+        default=30,
+        gt=0,
+        description="How long ended plans and instances are kept.",
+        validation_alias=_renamed("KEEP_DAYS"),
+    )
+
+    traffic_keep_days: float = Field(
+        default=16,
+        gt=0,
+        description="How long reported traffic is kept.",
+        validation_alias=_renamed("TRAFFIC_KEEP_DAYS"),
+    )
+    traffic_sweep_s: float = Field(
+        default=600,
+        gt=0,
+        description="How often older traffic is deleted.",
+        validation_alias=_renamed("TRAFFIC_SWEEP_S"),
+    )
+    traffic_max_age_s: float = Field(
+        default=600,
+        gt=0,
+        description="Silence of all reporters after which their reports no longer predict anything.",
+        validation_alias=_renamed("TRAFFIC_MAX_AGE_S"),
+    )
+
+    plan_interval_s: float = Field(
+        default=1_800,
+        gt=0,
+        description="How often each pool is planned, by the clock.",
+        validation_alias=_renamed("PLAN_INTERVAL_S"),
+    )
+    plan_lead_s: float = Field(
+        default=120,
+        ge=0,
+        description="How long before that, for solving and for starting instances.",
+        validation_alias=_renamed("PLAN_LEAD_S"),
+    )
+    plan_late_s: float = Field(
+        default=300,
+        gt=0,
+        description="How long after its beginning a plan's answer is late.",
+        validation_alias=_renamed("PLAN_LATE_S"),
+    )
+    plan_look_s: float = Field(
+        default=2,
+        gt=0,
+        description="How often the planner looks for pools that are due and for plans that are answered.",
+        validation_alias=_renamed("PLAN_LOOK_S"),
+    )
+    plan_retry_s: float = Field(
+        default=30,
+        gt=0,
+        description="How long after a failed plan the next is tried, until it is late.",
+        validation_alias=_renamed("PLAN_RETRY_S"),
+    )
+
+    instance_look_s: float = Field(
+        default=1,
+        gt=0,
+        description="How often the controller looks at the instances of pools.",
+        validation_alias=_renamed("INSTANCE_LOOK_S"),
+    )
+    instance_probe_s: float = Field(
+        default=5,
+        gt=0,
+        description="How often an instance that is ready is probed.",
+        validation_alias=_renamed("INSTANCE_PROBE_S"),
+    )
+    instance_probe_timeout_s: float = Field(
+        default=2,
+        gt=0,
+        description="How long a probe waits for its answer.",
+        validation_alias=_renamed("INSTANCE_PROBE_TIMEOUT_S"),
+    )
+    instance_probes_at_once: int = Field(
+        default=200,
+        ge=1,
+        description="Probes under way at once.",
+        validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE"),
+    )

@@ -1,0 +1,121 @@
+"""Traffic as routers report it: how many requests of each class arrived in each window of 5 seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.serving import PoolPartition, PoolSpec, TrafficReceipt, TrafficReport, TrafficWindow
+from services.core.policies.freesh.classes import CLASSES, Thresholds
+from services.db.tables.pools import pool_traffic
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.kit.tasks import repeat
+from services.serving.repository.pools import find_pool
+from services.serving.settings import ServingSettings
+
+log = Log(__name__)
+
+EARLY_S = 60.0
+"""How far a reporter's clock may be ahead."""
+MAX_POINTERS = 50
+
+Counts = dict[str, dict[str, int]]
+
+
+class TrafficReports:
+    """Takes reports, and forgets them when they are old."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServingSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    async def report(self, pool: str, report: TrafficReport, caller: Identity) -> TrafficReceipt:
+        """Count a report's requests; they are flushed to disk on return, and a window said again is replaced.
+
+        Raises:
+            ProblemError: 404 where there is no pool that the caller may see, 422 for windows too old or in the future.
+        """
+        windows = sorted(report.windows, key=lambda window: window.start_at)  # one order: reports never wait in a ring
+        while True:
+            async with self._engine.connect() as connection:
+                known = await find_pool(connection, pool, caller)
+                self._check(report.windows, (await connection.execute(select(func.now()))).scalar_one())
+            # A large report takes a second: neither the event loop nor whoever wants the pool's row waits for it.
+            partitions = PoolSpec.model_validate(known["spec"]).partitions
+            counts = await asyncio.to_thread(count_requests, partitions, windows)
+            rows = [
+                {"pool": pool, "start_at": window.start_at, "source": report.source, "counts": counted}
+                for window, counted in zip(windows, counts, strict=True)
+            ]
+            async with self._engine.begin() as connection:
+                # The lock keeps the partitions as they are until their counts are written.
+                locked = await find_pool(connection, pool, caller, "share")
+                if all(locked[name] == known[name] for name in ("revision", "created_at")):
+                    await _replace(connection, rows)
+                    break
+        return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
+
+    async def run(self) -> None:
+        """Forget old traffic until cancelled; a time that fails (the database is away) is left to the next."""
+        await repeat(self.forget_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
+
+    async def forget_old(self) -> int:
+        """Delete windows that are older than is kept, and return how many."""
+        kept = func.now() - timedelta(days=self._settings.traffic_keep_days)
+        async with self._engine.begin() as connection:
+            forgotten = (await connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount
+        if forgotten:
+            log.info("traffic.forgotten", windows=forgotten)
+        return forgotten
+
+    def _check(self, windows: Sequence[TrafficWindow], now: datetime) -> None:
+        keep_days = self._settings.traffic_keep_days
+        oldest, newest = now - timedelta(days=keep_days), now + timedelta(seconds=EARLY_S)
+        wrong = [
+            FieldError(
+                pointer=f"/windows/{index}/start_at",
+                detail=f"More than {keep_days:g} days ago." if window.start_at < oldest else "Not yet.",
+            )
+            for index, window in enumerate(windows)
+            if not oldest <= window.start_at <= newest
+        ]
+        if wrong:
+            detail = f"{len(wrong)} of {len(windows)} windows lie more than {keep_days:g} days back or in the future."
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=wrong[:MAX_POINTERS])
+
+
+async def _replace(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
+    statement = insert(pool_traffic)
+    replaced = {"counts": statement.excluded.counts}
+    keys = list(pool_traffic.primary_key.columns)
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
+
+
+def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:
+    """Return the counts of each window: by what partitions are counted as and by class, classes without any left out.
+
+    Every partition is named: a window that does not name one knows nothing of it, one that does knows that none came.
+    """
+    lengths = np.array([request for window in windows for request in window.requests], dtype=np.int64).reshape(-1, 2)
+    window_of = np.repeat(np.arange(len(windows)), [len(window.requests) for window in windows])
+    found: list[Counts] = [{} for _ in windows]
+    for part in partitions:
+        if part.thresholds is None:
+            names, class_of = (part.classes[0].name,), np.zeros(len(lengths), np.int64)
+        else:
+            thresholds = Thresholds(part.thresholds.input_tokens, part.thresholds.output_tokens)
+            names, class_of = CLASSES, thresholds.class_of(lengths[:, 0], lengths[:, 1])
+        counted = np.bincount(window_of * len(names) + class_of, minlength=len(windows) * len(names))
+        for counts, each in zip(found, counted.reshape(len(windows), len(names)).tolist(), strict=True):
+            counts[part.counted_as] = {name: count for name, count in zip(names, each, strict=True) if count}
+    return found

@@ -1,0 +1,338 @@
+"""What becomes of plans, on a real database: when they are due, and what is applied, proposed, late or superseded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.contracts.background import WorkFailure, WorkFailureCode
+from services.contracts.identity import Identity, Role
+from services.contracts.pools import PoolsResult
+from services.contracts.problems import ProblemCode
+from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, PlanQuery, PoolPlanResult
+from services.core.solvers.model import Backend, SolveStatus
+from services.db.database import connect
+from services.db.engine import create_engine
+from services.kit.background.queue import TaskQueue
+from services.kit.problems import ProblemError
+from services.kit.redis import connect as connect_redis
+from services.serving.planning.planner import Planner
+from services.serving.planning.plans import Plans, plan_repository
+from services.serving.queue import QUEUE, TASK, plan_celery
+from services.serving.settings import ServingSettings
+from tests.serving.pools import a_spec, add_pool, revise
+
+OPERATOR = Identity(tenant_id="ops", role=Role.OPERATOR, key_id="key_ops")
+ANSWER = PoolPlanResult(
+    forecasts=PlanForecasts(step_s=300, demand={}, intensity={}, gpus={}),
+    plan=PoolsResult(status=SolveStatus.OPTIMAL, solver=Backend.HIGHS, partition="one"),
+).model_dump(mode="json")
+AWAY = WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail="The carbon service does not answer; try again.")
+
+
+@dataclass
+class World:
+    """A planner, its database, and a hand in place of the worker."""
+
+    engine: AsyncEngine
+    database: Any
+    plans: Plans
+    settings: ServingSettings
+
+    async def look(self) -> None:
+        await Planner(self.plans, 1).look()
+
+    async def of(self, pool: str) -> list[Any]:
+        return await self.database.fetch("SELECT * FROM pool_plans WHERE pool = $1 ORDER BY id", pool)
+
+    async def outcomes(self, pool: str) -> list[tuple[str, str | None]]:
+        return [(plan["state"], plan["outcome"]) for plan in await self.of(pool)]
+
+    async def in_force(self, pool: str) -> str | None:
+        return await self.database.fetchval("SELECT plan_id FROM pools WHERE name = $1", pool)
+
+    async def answer(self, plan_id: str, answer: Any = None) -> bool:
+        store = plan_repository(self.engine)
+        assert await store.claim(plan_id, "hand", 60)
+        if isinstance(answer, WorkFailure):
+            return await store.fail(plan_id, "hand", answer)
+        return await store.succeed(plan_id, "hand", answer or ANSWER)
+
+    async def answered(self, pool: str, answer: Any = None) -> str:
+        """Have the newest plan answered and judged; return its id."""
+        plan_id = (await self.of(pool))[-1]["id"]
+        await self.answer(plan_id, answer)
+        await self.look()
+        return plan_id
+
+    async def planned(self, pool: str, **spec: Any) -> str:
+        """Make a pool and have its first plan answered and judged; return the plan's id."""
+        await add_pool(self.database, pool, a_spec(**spec))
+        await self.look()
+        return await self.answered(pool)
+
+    async def shift(self, pool: str, by: timedelta) -> None:
+        """Have all that happened to a pool's plans have happened so much earlier."""
+        slots = timedelta(weeks=by // timedelta(weeks=1))
+        await self.database.execute(
+            "UPDATE pool_plans SET slot_at = slot_at - $2::interval WHERE pool = $1", pool, slots
+        )
+        for column in ("from_at", "deadline_at", "submitted_at", "started_at", "ended_at", "decided_at"):
+            await self.database.execute(
+                f"UPDATE pool_plans SET {column} = {column} - $2::interval WHERE pool = $1", pool, by
+            )
+        await self.database.execute("UPDATE pools SET created_at = created_at - $2::interval WHERE name = $1", pool, by)
+        made_at = "problem = jsonb_set(problem, '{made_at}', to_jsonb((SELECT created_at FROM pools WHERE name = $1)))"
+        await self.database.execute(f"UPDATE pool_plans SET {made_at} WHERE pool = $1", pool)
+
+
+@pytest.fixture
+async def world(database_url: str, redis_url: str) -> AsyncIterator[World]:
+    made = {"database_url": database_url, "redis_url": redis_url, "plan_interval_s": 604_800, "plan_lead_s": 0}
+    settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, plan_retry_s=1e-6, **made)  # type: ignore[arg-type]
+    engine, redis = create_engine(database_url, pool_size=10), connect_redis(redis_url)
+    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
+    database = await connect(database_url, application_name="test")
+    await database.execute("TRUNCATE pools, pool_plans, audit_log")
+    yield World(engine, database, Plans(engine, plan_repository(engine), queue, settings), settings)
+    await database.close()
+    await redis.aclose()
+    await engine.dispose()
+
+
+async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> None:
+    first = await world.planned("a")
+    assert await world.in_force("a") == first
+    await world.look()
+    assert await world.outcomes("a") == [("succeeded", "applied")]
+    (plan,) = await world.of("a")
+    assert plan["from_at"] > plan["slot_at"], "its half hour has begun"
+    given = plan["deadline_at"] - plan["from_at"]
+    assert given == timedelta(seconds=world.settings.plan_interval_s), "there is no older plan to keep"
+    await world.shift("a", timedelta(days=7))
+    await world.look()
+    second = await world.answered("a")
+    assert await world.in_force("a") == second != first
+    (_, plan) = await world.of("a")
+    assert plan["deadline_at"] - plan["from_at"] == timedelta(seconds=world.settings.plan_late_s)
+
+
+async def test_a_slot_is_planned_ahead(world: World) -> None:
+    settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
+    plans = Plans(world.engine, plan_repository(world.engine), world.plans._queue, settings)
+    await add_pool(world.database, "ahead", a_spec())
+    await plans.submit("ahead", "clock")
+    (plan,) = await world.of("ahead")
+    assert plan["from_at"] == plan["slot_at"] > plan["submitted_at"]
+
+
+async def test_who_asks_again_ahead_of_a_slot_gets_another_plan(world: World) -> None:
+    settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
+    plans = Plans(world.engine, plan_repository(world.engine), world.plans._queue, settings)
+    await add_pool(world.database, "again", a_spec())
+    first = await plans.submit("again", "request")
+    assert await plans.submit("again", "request") == first, "it is being made"
+    await world.answer(first)
+    await plans.judge(first)
+    second = await plans.submit("again", "request")
+    assert second != first
+    assert len({plan["from_at"] for plan in await world.of("again")}) == 1
+
+
+async def test_several_services_make_one_plan_and_apply_it_once(world: World) -> None:
+    await world.database.execute("""
+        CREATE TABLE applied (id TEXT);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN INSERT INTO applied VALUES (NEW.plan_id); RETURN NEW; END $$;
+        CREATE TRIGGER applied AFTER UPDATE OF plan_id ON pools FOR EACH ROW EXECUTE FUNCTION note();
+    """)
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        await add_pool(world.database, name, a_spec())
+    await asyncio.gather(*(world.look() for _ in range(4)))
+    assert [await world.outcomes(name) for name in names] == [[("queued", None)]] * 4
+    made = [(await world.of(name))[0]["id"] for name in names]
+    for plan_id in made:
+        await world.answer(plan_id)
+    await asyncio.gather(*(world.look() for _ in range(4)))
+    applied = [row["id"] for row in await world.database.fetch("SELECT id FROM applied")]
+    assert sorted(applied) == sorted(made)
+
+
+async def test_a_failed_plan_is_made_again_until_the_deadline(world: World) -> None:
+    old = await world.planned("f")
+    await world.shift("f", timedelta(days=7))
+    await world.look()
+    await world.answered("f", AWAY)
+    assert await world.outcomes("f") == [("succeeded", "applied"), ("failed", "failed"), ("queued", None)]
+    assert await world.in_force("f") == old
+    plans = await world.of("f")
+    assert plans[1]["deadline_at"] == plans[2]["deadline_at"], "another attempt has no more time"
+    await world.shift("f", timedelta(seconds=world.settings.plan_late_s + 1))
+    await world.answered("f", AWAY)
+    assert [outcome for _, outcome in await world.outcomes("f")] == ["applied", "failed", "failed"]
+    await world.look()
+    assert len(await world.of("f")) == 3, "the time for that is over"
+    assert await world.in_force("f") == old
+
+
+async def test_a_plan_without_an_answer_in_time_is_cancelled(world: World) -> None:
+    old = await world.planned("l")
+    await world.shift("l", timedelta(days=7))
+    await world.look()
+    late = (await world.of("l"))[-1]["id"]
+    store = plan_repository(world.engine)
+    assert await store.claim(late, "slow", 60)
+    await world.shift("l", timedelta(seconds=world.settings.plan_late_s + 1))
+    await world.look()
+    assert not await store.succeed(late, "slow", ANSWER), "the worker has lost its claim"
+    assert await world.outcomes("l") == [("succeeded", "applied"), ("cancelled", "late")]
+    assert await world.in_force("l") == old
+    await world.look()
+    assert len(await world.of("l")) == 2
+
+
+@pytest.mark.parametrize("column", ["deadline_at", "from_at"])
+async def test_an_answer_that_came_late_or_is_found_after_its_half_hour_is_not_applied(
+    world: World, column: str
+) -> None:
+    old = await world.planned(column)
+    await world.shift(column, timedelta(days=7))
+    await world.look()
+    (_, plan) = await world.of(column)
+    await world.answer(plan["id"])
+    by = timedelta(hours=1) if column == "deadline_at" else timedelta(days=7)
+    await world.database.execute(
+        f"UPDATE pool_plans SET {column} = {column} - $2::interval WHERE id = $1", plan["id"], by
+    )
+    await world.look()
+    assert (await world.outcomes(column))[1] == ("succeeded", "late")
+    assert await world.in_force(column) == old
+
+
+async def test_a_changed_pool_is_planned_anew_and_what_was_under_way_is_superseded(world: World) -> None:
+    await add_pool(world.database, "c", a_spec())
+    await world.look()
+    first = (await world.of("c"))[0]["id"]
+    store = plan_repository(world.engine)
+    assert await store.claim(first, "busy", 60)
+    await revise(world.database, "c", a_spec(head_room=2))
+    await world.look()
+    assert not await store.succeed(first, "busy", ANSWER)
+    assert await world.outcomes("c") == [("cancelled", "superseded"), ("queued", None)]
+    plan = (await world.of("c"))[1]
+    assert (plan["revision"], plan["problem"]["spec"]["head_room"]) == (2, 2)
+    await world.answer(plan["id"])
+    await revise(world.database, "c", a_spec(head_room=3))
+    await world.look()
+    assert [outcome for _, outcome in await world.outcomes("c")] == ["superseded", "superseded", None]
+    assert await world.in_force("c") is None
+
+
+async def test_a_fixed_pools_plan_is_in_force_once_an_operator_applies_it(world: World) -> None:
+    proposed = await world.planned("x", mode=PlanMode.FIXED)
+    assert (await world.outcomes("x"), await world.in_force("x")) == ([("succeeded", "proposed")], None)
+    await asyncio.gather(*(world.plans.apply(proposed, OPERATOR) for _ in range(3)))
+    assert (await world.outcomes("x"), await world.in_force("x")) == ([("succeeded", "applied")], proposed)
+    (entry,) = await world.database.fetch("SELECT * FROM audit_log")
+    assert (entry["key_id"], entry["action"], entry["target"]) == ("key_ops", "pool.plan_applied", "x")
+    assert entry["data"] == {"plan": proposed}
+
+
+async def refused(world: World, plan_id: str) -> ProblemCode:
+    with pytest.raises(ProblemError) as refusal:
+        await world.plans.apply(plan_id, OPERATOR)
+    assert refusal.value.status in (404, 409)
+    return refusal.value.problem_code
+
+
+async def test_what_is_no_proposal_any_more_is_not_applied(world: World) -> None:
+    older = await world.planned("r", mode=PlanMode.FIXED)
+    waiting = await world.plans.submit("r", "request", OPERATOR)
+    assert await refused(world, waiting) == ProblemCode.INVALID_TRANSITION
+    newer = await world.answered("r")
+    assert newer == waiting
+    await world.plans.apply(newer, OPERATOR)
+    assert await world.outcomes("r") == [("succeeded", "superseded"), ("succeeded", "applied")]
+    assert await refused(world, older) == ProblemCode.INVALID_TRANSITION
+    proposal = await world.plans.submit("r", "request", OPERATOR)
+    await world.answered("r")
+    await revise(world.database, "r", a_spec(mode=PlanMode.FIXED, gap=0.1))
+    assert await refused(world, proposal) == ProblemCode.CONFLICT
+    assert await refused(world, "plan_" + "0" * 26) == ProblemCode.NOT_FOUND
+    assert await world.in_force("r") == newer
+
+
+async def test_a_request_makes_a_plan_beside_the_clocks_and_waits_for_one_under_way(world: World) -> None:
+    await world.planned("q")
+    asked = await world.plans.submit("q", "request", OPERATOR)
+    assert await world.plans.submit("q", "request", OPERATOR) == asked
+    plan = (await world.of("q"))[-1]
+    assert (plan["id"], plan["trigger"], plan["key_id"], plan["tenant_id"]) == (asked, "request", "key_ops", "acme")
+    await world.answered("q")
+    assert await world.in_force("q") == asked
+    assert await world.plans.submit("q", "request", OPERATOR) != asked
+    with pytest.raises(ProblemError, match="no such pool"):
+        await world.plans.submit("nowhere", "request", OPERATOR)
+
+
+async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
+    await add_pool(world.database, "o", a_spec())
+    await world.look()
+    older = (await world.of("o"))[0]["id"]
+    await world.database.execute("UPDATE pool_plans SET deadline_at = now() - interval '1 s' WHERE id = $1", older)
+    newer = await world.plans.submit("o", "request", OPERATOR)
+    await world.database.execute("UPDATE pool_plans SET deadline_at = now() + interval '1 h' WHERE id = $1", older)
+    await world.answer(newer)
+    assert await world.plans.judge(newer) is PlanOutcome.APPLIED
+    assert await world.outcomes("o") == [("cancelled", "superseded"), ("succeeded", "applied")]
+
+
+async def test_a_deleted_pool_is_not_planned_and_one_made_anew_knows_nothing_of_it(world: World) -> None:
+    first = await world.planned("d")
+    waiting = await world.plans.submit("d", "request", OPERATOR)
+    await world.database.execute("UPDATE pools SET deleted_at = now() WHERE name = 'd'")
+    await world.look()
+    assert (await world.of("d"))[-1]["outcome"] == "superseded"
+    with pytest.raises(ProblemError, match="being deleted"):
+        await world.plans.submit("d", "request", OPERATOR)
+    await world.database.execute("DELETE FROM pools")
+    await world.planned("d")
+    listed = (await world.plans.page("d", PlanQuery())).items
+    assert len(listed) == 1
+    assert {first, waiting}.isdisjoint(plan.id for plan in listed)
+    with pytest.raises(ProblemError, match="no such plan"):
+        await world.plans.find("d", first)
+
+
+async def test_plans_are_listed_and_read(world: World) -> None:
+    made = [await world.planned("p")]
+    for _ in range(3):
+        made.append(await world.plans.submit("p", "request", OPERATOR))
+        await world.answered("p", None if len(made) < 4 else AWAY)
+    first = await world.plans.page("p", PlanQuery(limit=3))
+    rest = await world.plans.page("p", PlanQuery(limit=3, cursor=first.next_cursor))
+    assert [plan.id for plan in first.items + rest.items] == made[::-1]
+    assert rest.next_cursor is None
+    (failed,) = (await world.plans.page("p", PlanQuery(outcome=[PlanOutcome.FAILED]))).items
+    assert (failed.id, failed.failure) == (made[-1], AWAY)
+    whole = await world.plans.find("p", made[0])
+    assert (whole.outcome, whole.result) == (PlanOutcome.APPLIED, PoolPlanResult.model_validate(ANSWER))
+    with pytest.raises(ProblemError, match="cursor"):
+        await world.plans.page("p", PlanQuery(cursor="abc"))
+
+
+async def test_old_plans_are_forgotten_but_not_the_one_in_force(world: World) -> None:
+    first = await world.planned("k")
+    second = await world.plans.submit("k", "request", OPERATOR)
+    await world.answered("k")
+    await world.shift("k", timedelta(days=40))
+    assert await plan_repository(world.engine).forget_ended(30) == 1
+    assert [plan["id"] for plan in await world.of("k")] == [second]
+    assert first != second == await world.in_force("k")

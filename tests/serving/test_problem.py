@@ -1,0 +1,191 @@
+"""From spec, forecasts, nodes and instances to the problem: what a place has, what counts as running."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from optimizer_service.pools import solve
+from services.contracts.carbon import ForecastPoint, IntensityForecast
+from services.contracts.pools import PoolsProblem, PoolsResult
+from services.contracts.serving import DemandForecast, PlaceIntensity, PoolSpec
+from services.core.domain.carbon import Signal
+from services.core.domain.errors import DomainError
+from services.serving.instances import InstanceTerms
+from services.serving.planning.problem import (
+    Need,
+    Node,
+    Running,
+    check_signals,
+    gpus_by_place,
+    incumbent_of,
+    intensity_of,
+    problem_of,
+    result_of,
+    without_needs,
+)
+from tests.serving.pools import ZONE, a_spec
+
+
+def a_node(gpus: int = 4, zone: str = ZONE, **labels: str) -> Node:
+    return Node(zone, labels, {"A100": gpus})
+
+
+def demand_of(spec: PoolSpec, qps: float) -> dict[str, DemandForecast]:
+    return {
+        part.name: DemandForecast(
+            method="test", is_assumed=False, history_s=0, peaks_qps={each.name: [qps] * 6 for each in part.classes}
+        )
+        for part in spec.partitions
+    }
+
+
+def intensities_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity]:
+    told = {"zone": ZONE, "provider": "p", "method": "m", "generated_at": datetime.now(UTC), "is_stale": False}
+    given = signals or (Signal.AVERAGE_DIRECT,) * len(spec.places)
+    return {
+        place.name: PlaceIntensity(**told, signal=signal, gco2_per_kwh=[100.0 * (index + 1)] * 6)
+        for index, (place, signal) in enumerate(zip(spec.places, given, strict=True))
+    }
+
+
+def an_instance(spec: PoolSpec, mode: str = "small", up_s: float = 10.0, place: str = "west") -> Running:
+    terms = InstanceTerms(
+        mode=next(each for each in spec.modes if each.name == mode),
+        place=next(each for each in spec.places if each.name == place),
+        probes=spec.probes,
+    )
+    return Running(place, mode, terms, up_s)
+
+
+def asked(spec: PoolSpec, nodes: list[Node], instances: list[Running] | None = None, qps: float = 1.0) -> PoolsProblem:
+    gpus = gpus_by_place(spec, nodes)
+    request = problem_of(spec, demand_of(spec, qps), intensities_of(spec), gpus, instances or [], 5.0)
+    return PoolsProblem.model_validate(request.model_dump())
+
+
+def test_a_place_has_the_gpus_of_its_zone_and_labels_up_to_its_limit() -> None:
+    places = [
+        {"name": "fast", "zone": ZONE, "node_labels": {"net": "ib"}},
+        {"name": "rest", "zone": ZONE, "gpus": {"A100": 5}},
+        {"name": "far", "zone": "DE"},
+        {"name": "none", "zone": "DE", "gpus": {"H100": 9}, "node_labels": {"x": "y"}},
+    ]
+    nodes = [a_node(4, net="ib", rack="1"), a_node(4), a_node(4, net="eth"), a_node(2, zone="DE"), a_node(8, zone="FR")]
+    gpus = gpus_by_place(a_spec(places=places), nodes)
+    assert {name: has.models["A100"] for name, has in gpus.items()} == {"fast": 4, "rest": 5, "far": 2, "none": 0}
+
+
+def test_what_other_pools_wait_for_is_theirs() -> None:
+    nodes = without_needs(
+        [a_node(1), a_node(4, net="ib"), a_node(4)],
+        [Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need(ZONE, {}, "A100", 2), Need("DE", {}, "A100", 1)],
+    )
+    assert [node.gpus["A100"] for node in nodes] == [1, 0, 2]
+    crowded = without_needs([a_node(1)], [Need(ZONE, {}, "A100", 2)])
+    assert crowded[0].gpus["A100"] == 1, "what fits nowhere takes nothing"
+
+
+def test_an_instance_needs_its_gpus_on_one_node() -> None:
+    spec = a_spec()
+    problem = asked(spec, [a_node(3), a_node(3)], qps=12.0)
+    result = solve(problem)
+    assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
+    on_one_node = solve(asked(spec, [a_node(6)], qps=12.0))
+    assert {each.mode: each.count for each in on_one_node.instances} == {"large": 3}
+    shown = result_of(problem, result, intensities_of(spec))
+    assert {each.gpu_type for each in shown.full} <= {"A100"}
+    assert not asked(spec, [a_node(4), a_node(4)]).modes[1].gpus.keys() - {"A100"}, "where it makes no difference"
+
+
+def test_instances_of_today_s_terms_run_and_others_do_not() -> None:
+    spec = a_spec(min_up_s=60)
+    other = a_spec(modes=[{**spec.modes[0].model_dump(), "command": ["serve", "--fp8"]}, spec.modes[1].model_dump()])
+    instances = [an_instance(spec, up_s=10), an_instance(spec, "large", up_s=90), an_instance(other, up_s=10)]
+    running = asked(spec, [a_node(8)], instances).running
+    assert [(each.mode, each.instances, each.up_s) for each in running] == [("small", 1, 10), ("large", 1, None)]
+
+
+def test_a_price_or_a_limit_is_no_reason_to_replace_an_instance() -> None:
+    spec = a_spec()
+    dearer = a_spec(places=[{"name": "west", "zone": ZONE, "price_per_kwh": 0.3, "gpus": {"A100": 4}}])
+    assert len(asked(dearer, [a_node(8)], [an_instance(spec)]).running) == 1
+    renamed = a_spec(places=[{"name": "other", "zone": ZONE}])
+    assert asked(renamed, [a_node(8)], [an_instance(spec)]).running == []
+
+
+def test_young_instances_whose_gpus_are_gone_do_not_break_the_plan() -> None:
+    spec = a_spec(min_up_s=600)
+    problem = asked(spec, [a_node(3)], [an_instance(spec, "large"), an_instance(spec, "large"), an_instance(spec)])
+    assert [each.up_s for each in problem.running] == [10, None, 10]
+    plan = solve(problem)
+    assert sum(each.count for each in plan.instances) == 2
+
+
+def test_the_intensity_of_a_step_is_its_mean_and_goes_on_beyond_the_forecast() -> None:
+    begins = datetime(2026, 3, 1, tzinfo=UTC)
+    points = [
+        ForecastPoint(
+            start_at=begins + timedelta(seconds=at), end_at=begins + timedelta(seconds=at + 240), gco2_per_kwh=of
+        )
+        for at, of in [(0, 100.0), (240, 200.0), (480, -50.0)]
+    ]
+    told = {"zone": ZONE, "provider": "p", "method": "ridge", "generated_at": begins, "time_scale": 60.0}
+    forecast = IntensityForecast(**told, signal=Signal.MARGINAL, is_stale=True, points=points)
+    found = intensity_of(forecast, begins.timestamp() + 60)
+    assert found.gco2_per_kwh == pytest.approx(
+        [(180 * 100 + 120 * 200) / 300, (120 * 200 - 180 * 50) / 300, *[-50] * 4]
+    )
+    assert (found.signal, found.method, found.is_stale) == (Signal.MARGINAL, "ridge", True)
+
+
+def test_different_signals_are_never_compared() -> None:
+    places = [{"name": "a", "zone": ZONE}, {"name": "b", "zone": ZONE}]
+    mixed = (Signal.AVERAGE_DIRECT, Signal.MARGINAL)
+    spec = a_spec(places=places)
+    with pytest.raises(DomainError, match="a has average_direct and b has marginal"):
+        check_signals(spec, intensities_of(spec, *mixed))
+    check_signals(spec, intensities_of(spec, Signal.MARGINAL, Signal.MARGINAL))
+    by_energy = a_spec(places=places, objective="energy")
+    check_signals(by_energy, intensities_of(by_energy, *mixed))
+    problem = asked(by_energy, [a_node(4)])
+    shown = result_of(problem, solve(problem), intensities_of(by_energy, *mixed))
+    assert shown.emissions_kg is None, "nor added up"
+
+
+def test_the_greener_place_is_planned_and_prices_hold_for_all_steps() -> None:
+    places: list[dict[str, Any]] = [
+        {"name": "dirty", "zone": "DE", "price_per_kwh": 0.1},
+        {"name": "clean", "zone": ZONE, "price_per_kwh": 0.4},
+    ]
+    nodes = [a_node(8), a_node(8, zone="DE")]
+    green = a_spec(places=places[::-1])  # intensities rise in the order of places
+    assert {each.location for each in solve(asked(green, nodes)).instances} == {"clean"}
+    cheap = a_spec(places=places[::-1], objective="cost")
+    assert {each.location for each in solve(asked(cheap, nodes)).instances} == {"dirty"}
+
+
+def test_the_plan_in_force_is_where_the_search_begins_while_it_fits() -> None:
+    spec = a_spec()
+    problem = asked(spec, [a_node(8)])
+    plan = solve(problem)
+    start = incumbent_of(problem, plan)
+    assert start is not None
+    assert start.totals().sum() == sum(each.count for each in plan.instances)
+    again = solve(problem, start)
+    assert (again.objective, again.instances) == (plan.objective, plan.instances)
+    gone = plan.model_copy(update={"instances": [plan.instances[0].model_copy(update={"mode": "gone"})]})
+    assert incumbent_of(problem, gone) is None
+    assert incumbent_of(problem, PoolsResult.model_validate({**plan.model_dump(), "partition": "gone"})) is None
+    assert incumbent_of(problem, None) is None
+
+
+def test_without_demand_or_nodes_there_is_a_plan_without_instances() -> None:
+    for nodes in ([a_node(8)], []):
+        plan = solve(asked(a_spec(), nodes, qps=0.0))
+        assert (plan.status, plan.instances) == ("optimal", [])
+    nowhere = solve(asked(a_spec(), []))
+    assert (nowhere.status, nowhere.instances) == ("infeasible", [])
+    assert [(each.request_class, each.reason) for each in nowhere.shortfall] == [("all", "gpus")]
