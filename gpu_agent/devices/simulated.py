@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from gpu_agent import files
 from gpu_agent.devices.driver import NotSupportedError, Sample
-from gpu_agent.devices.models import MODELS, GpuModel
+from gpu_agent.devices.response import Response
 from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
-from services.core.domain.errors import DomainError
+from services.core.domain.gpus import gpu_model
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -37,10 +37,14 @@ class SimulatedDriver:
     """GPUs of one model.
 
     Args:
+        model: Any name of a model in ``services.core.domain.gpus``.
         load_of: The load (0..1) of a device, from what runs on it.
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
         boot: Tells boots of a simulated host apart.
+
+    Raises:
+        DomainError: no GPU model has that name.
     """
 
     name: Literal["nvml", "simulated"] = "simulated"
@@ -48,9 +52,8 @@ class SimulatedDriver:
     def __init__(
         self, model: str, count: int, load_of: Callable[[int], float], state_file: Path, node_id: str, boot: str = ""
     ) -> None:
-        if model not in MODELS:
-            raise DomainError(f"no simulated GPU model {model!r}; there are {', '.join(MODELS)}")
-        self._model: GpuModel = MODELS[model]
+        self._model = gpu_model(model)
+        self._response = Response(self._model)
         self._load_of = load_of
         self._state_file = state_file
         self._node_id = node_id
@@ -72,7 +75,7 @@ class SimulatedDriver:
                 lowest_limit_w=self._model.lowest_limit_w,
                 can_set_clock=True,
                 can_set_power_limit=True,
-                clocks_mhz=self._model.clocks_mhz,
+                clocks_mhz=self._response.clocks_mhz,
             )
             for index in range(len(self._devices))
         ]
@@ -88,7 +91,7 @@ class SimulatedDriver:
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the clock to one of the model's."""
-        if clock_mhz not in self._model.clocks_mhz:
+        if clock_mhz not in self._response.clocks_mhz:
             raise NotSupportedError(f"{self._model.name} has no clock of {clock_mhz} MHz")
         self._change(index, clock_mhz=clock_mhz)
 
@@ -108,7 +111,7 @@ class SimulatedDriver:
 
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the clock that lock and limit leave."""
-        return self._model.relative_speed(self._clock_mhz(index))
+        return self._response.relative_speed(self._clock_mhz(index))
 
     def close(self) -> None:
         """Keep the counters."""
@@ -119,7 +122,7 @@ class SimulatedDriver:
 
     def _clock_mhz(self, index: int) -> float:
         device = self._devices[index]
-        return self._model.clock_under_limit_mhz(self._load(index), device.clock_mhz, device.limit_w)
+        return self._response.clock_under_limit_mhz(self._load(index), device.clock_mhz, device.limit_w)
 
     def _change(self, index: int, *, clock_mhz: int | None = None, limit_w: float | None = None) -> None:
         self._advance()
@@ -133,7 +136,7 @@ class SimulatedDriver:
         now = clock()
         for index, device in enumerate(self._devices):
             device.energy_j += device.power_w * (now - self._at)
-            device.power_w = self._model.power_w(self._load(index), self._clock_mhz(index))
+            device.power_w = self._response.power_w(self._load(index), self._clock_mhz(index))
         self._at = now
         if save:
             self._save()
@@ -153,7 +156,7 @@ class SimulatedDriver:
         try:
             state: dict[str, Any] = json.loads(self._state_file.read_bytes())
             saved = [_Device(float(w), int(mhz), float(j), float(now_w)) for w, mhz, j, now_w in state["devices"]]
-            if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._model.clocks_mhz:
+            if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._response.clocks_mhz:
                 return  # other devices than last time: new counters
             self._devices = saved
             if state["kernel_boot"] == kernel_boot() + self._boot:

@@ -43,7 +43,9 @@ def training(
         str, typer.Option(help="A bundled trace (green-year, green-day, a-srpt, powerflow-day) or a file.")
     ],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
-    cluster: Annotated[str, typer.Option(help="NODESxGPUS:MODEL, several with commas between.")] = "32x2:RTX3090",
+    cluster: Annotated[
+        str, typer.Option(help="NODESxGPUS:MODEL, several separated by commas; such as 50x8:A100-SXM4-80GB.")
+    ] = "32x2:RTX3090",
     format: Annotated[str | None, typer.Option(help="Format of the job file; by its header if not given.")] = None,
     recipe: Annotated[str | None, typer.Option(help="How jobs behave; the trace's own if not given.")] = None,
     start: Annotated[str | None, typer.Option(help="Where simulated time begins: a date, UTC.")] = None,

@@ -46,7 +46,7 @@ class TrainingOptions(Message):
     policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = Field(
         description="One policy, or several: a list, or with commas between."
     )
-    cluster: Words = Field(default="32x2:RTX3090", description="`NODESxGPUS:MODEL`, several with commas between.")
+    cluster: Words = Field(default="32x2:RTX3090", description="`NODESxGPUS:MODEL`, several separated by commas.")
     format: Word | None = Field(default=None, description="Of the job file; by its header if not given.")
     recipe: Word | None = Field(default=None, description="How jobs behave; the trace's own if not given.")
     start: Word | None = Field(default=None, description="Where simulated time begins: a date, UTC.")

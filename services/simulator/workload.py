@@ -18,6 +18,7 @@ from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
+from services.core.domain.gpus import GpuModel, gpu_model
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
 
@@ -223,42 +224,6 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class GpuModel:
-    """A kind of GPU.
-
-    Attributes:
-        name: As nodes and jobs name it.
-        idle_w: Draw while nobody uses it, watts.
-        peak_w: Draw at the board's limit, watts.
-        memory_gib: Device memory.
-    """
-
-    name: str
-    idle_w: float
-    peak_w: float
-    memory_gib: float
-
-
-GPU_MODELS: dict[str, GpuModel] = {
-    model.name: model
-    for model in (
-        GpuModel("RTX3090", 30.0, 350.0, 24.0),
-        GpuModel("RTX2080Ti", 20.0, 250.0, 11.0),
-        GpuModel("RTX4090", 25.0, 450.0, 24.0),
-        GpuModel("T4", 10.0, 70.0, 16.0),
-        GpuModel("A10", 20.0, 150.0, 24.0),
-        GpuModel("K80", 30.0, 150.0, 12.0),
-        GpuModel("P100", 30.0, 250.0, 16.0),
-        GpuModel("V100", 40.0, 300.0, 32.0),
-        GpuModel("A100", 55.0, 400.0, 40.0),
-        GpuModel("H100", 70.0, 700.0, 80.0),
-        GpuModel("H200", 75.0, 700.0, 141.0),
-    )
-}
-"""Board limits of the data sheets; idle draws are typical readings of an idle board and can be set per run."""
-
-
-@dataclass(frozen=True)
 class NodeGroup:
     """Equal nodes."""
 
@@ -279,8 +244,10 @@ class ClusterSpec:
         return sum(group.count * group.gpus for group in self.groups)
 
     @classmethod
-    def parse(cls, text: str, models: Mapping[str, GpuModel] = GPU_MODELS) -> ClusterSpec:
-        """Return the cluster that ``32x2:RTX3090[,4x8:A100]`` names: nodes x GPUs of each, and the model.
+    def parse(cls, text: str) -> ClusterSpec:
+        """Return the cluster that ``32x2:RTX3090[,4x8:A100-SXM4-80GB]`` names: nodes x GPUs of each, and the model.
+
+        A model goes by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``.
 
         Raises:
             DomainError: not of that form, an unknown model, or no GPU at all.
@@ -291,11 +258,9 @@ class ClusterSpec:
             if match is None:
                 raise DomainError(f"{part!r} is no node group; write NODESxGPUS:MODEL, such as 32x2:RTX3090")
             count, gpus, name = int(match[1]), int(match[2]), match[3]
-            if name not in models:
-                raise DomainError(f"unknown GPU model {name!r}; known: {', '.join(models)}")
             if not count or not gpus:
                 raise DomainError(f"{part!r} has no GPU")
-            groups.append(NodeGroup(count, gpus, models[name]))
+            groups.append(NodeGroup(count, gpus, gpu_model(name)))
         return cls(tuple(groups))
 
 

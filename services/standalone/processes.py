@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.core.domain.errors import DomainError
+from services.core.domain.gpus import gpu_model
 from services.kit.settings import SharedSettings
 from services.standalone.process import Process, StackError, http_ready
 
@@ -64,11 +66,11 @@ class Node:
 def parse_nodes(text: str | None) -> tuple[Node, ...]:
     """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in the grid zone DE.
 
-    Model and zone may be left out. None is this machine as one node if it has GPUs, else `2x4`; the empty text is no
-    node.
+    Model and zone may be left out; a model goes by any of its names in the GPU catalogue. None is this machine as one
+    node if it has GPUs, else `2x4`; the empty text is no node.
 
     Raises:
-        StackError: the text is not of that form, or names more than 64 nodes.
+        StackError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes.
     """
     if not text:
         return () if text == "" else (Node("node-1"),) if _has_gpu() else parse_nodes("2x4")
@@ -78,7 +80,11 @@ def parse_nodes(text: str | None) -> tuple[Node, ...]:
         if not match or not int(match[1]) or not int(match[2]):
             wanted = f"COUNTxGPUS[:MODEL][@ZONE][,...], such as 2x4:{DEFAULT_MODEL}@DE"
             raise StackError(f"nodes are written {wanted}; not {part!r}")
-        sizes += [(int(match[2]), match[3] or DEFAULT_MODEL, match[4])] * int(match[1])
+        try:
+            model = gpu_model(match[3] or DEFAULT_MODEL).name
+        except DomainError as error:
+            raise StackError(str(error)) from error
+        sizes += [(int(match[2]), model, match[4])] * int(match[1])
     if len(sizes) > 64:
         raise StackError(f"at most 64 nodes run on one machine, not {len(sizes)}")
     return tuple(Node(f"node-{number}", *size) for number, size in enumerate(sizes, start=1))

@@ -51,7 +51,7 @@ async def test_only_what_was_set_is_taken_back(
     controls = make()
     await controls.restore()
     assert await controls.enforce([order(0, mhz=705), order(1, w=150, gang="job_2.1")])
-    assert drawn(driver) == [139, 150, 200]
+    assert drawn(driver) == [141, 150, 200]
     later = make()
     assert later.in_force, "an agent that starts anew knows what the one before has set"
     with monkeypatch.context() as patch:
@@ -114,7 +114,7 @@ async def test_a_gang_that_is_refused_runs_on_at_the_defaults(
     assert status.refused == {LIMIT: f"device 1: {refusal}"}
     assert (status.power_limit_w, status.clock_mhz) == (None, 705), "the other setting holds"
     assert controls.value(LIMIT, 0) is None
-    assert drawn(driver) == [139, 139, 400]
+    assert drawn(driver) == [141, 141, 400]
     await controls.enforce([order(0, 1, w=150, mhz=705, revision=2)])
     assert asked == [0, 1, 0, 1], "but for what is asked anew"
 

@@ -8,12 +8,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from gpu_agent.devices.models import MODELS
+from gpu_agent.devices.response import Response
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
 from services.core.cycle.plan import Plan, ProfileControls
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.controls import ControlKind
+from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
@@ -25,7 +26,8 @@ from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World
 
-BOARD = MODELS["A100-SXM4-80GB"]
+BOARD = GPU_MODELS["A100-SXM4-80GB"]
+RESPONSE = Response(BOARD)
 LIMITS = [400.0, 357.0, 314.0, 271.0, 229.0, 186.0, 143.0, 100.0]
 STEP_S = 0.1
 
@@ -73,12 +75,12 @@ async def works(
 ) -> None:
     """Have the nodes say what the gang did at its present settings, as the board's model has it."""
     power_limit_w, _, revision = await set_of(world, gang)
-    clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, power_limit_w or 400.0)
+    clock_mhz = RESPONSE.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, power_limit_w or 400.0)
     for node, gpus in nodes.items():
         seen: dict[str, Any] = {
             "elapsed_s": 20.0,
-            "work": 20.0 / STEP_S * BOARD.relative_speed(clock_mhz) if node == "n1" else 0.0,
-            "gpu_energy_j": 20.0 * gpus * BOARD.power_w(0.9, clock_mhz),
+            "work": 20.0 / STEP_S * RESPONSE.relative_speed(clock_mhz) if node == "n1" else 0.0,
+            "gpu_energy_j": 20.0 * gpus * RESPONSE.power_w(0.9, clock_mhz),
             "marks": marks if node == "n1" else 0,
             "over": node == "n1",
             "local_batch": local_batch if node == "n1" else None,
@@ -120,21 +122,21 @@ async def test_a_gang_is_run_at_each_setting_and_the_next_round_knows_its_kind(w
     points = await world.fetch("SELECT value, step_time_s, power_w, local_batch FROM setting_points ORDER BY value")
     assert [row["value"] for row in points] == LIMITS[::-1]
     for row in points:
-        clock_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, row["value"])
-        assert row["step_time_s"] == pytest.approx(STEP_S / BOARD.relative_speed(clock_mhz))
-        assert row["power_w"] == pytest.approx(BOARD.power_w(0.9, clock_mhz))
+        clock_mhz = RESPONSE.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, row["value"])
+        assert row["step_time_s"] == pytest.approx(STEP_S / RESPONSE.relative_speed(clock_mhz))
+        assert row["power_w"] == pytest.approx(RESPONSE.power_w(0.9, clock_mhz))
         assert row["local_batch"] == 64.0
     assert policy.seen is not None
     (row,) = policy.seen.jobs.control_curve.tolist()
     curve = policy.seen.control_curve(0, 0, ControlKind.POWER_LIMIT)
     assert curve is not None
-    half_mhz = BOARD.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, 229.0)
-    assert curve.at(229.0)[0] == pytest.approx(BOARD.relative_speed(half_mhz), rel=0.05)
+    half_mhz = RESPONSE.clock_under_limit_mhz(0.9, BOARD.highest_clock_mhz, 229.0)
+    assert curve.at(229.0)[0] == pytest.approx(RESPONSE.relative_speed(half_mhz), rel=0.05)
     table = policy.seen.gangs[row][0]
     speed, power_w = table.at(table.gpus)
     at = table.gpus.tolist().index(4)
     assert speed[at, -1] == pytest.approx(1 / STEP_S), "what was measured stands as measured"
-    assert power_w[at, -1] == pytest.approx(4 * BOARD.power_w(0.9, BOARD.highest_clock_mhz))
+    assert power_w[at, -1] == pytest.approx(4 * RESPONSE.power_w(0.9, BOARD.highest_clock_mhz))
     (profile,) = await world.fetch("SELECT * FROM setting_profiles")
     assert profile["time_mape"] < 0.05
     assert profile["energy_mape"] < 0.05

@@ -12,10 +12,11 @@ from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, Rea
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
+from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult
-from services.simulator.recipes.measured import GPU_MODELS, profile
+from services.simulator.recipes.measured import profile
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
 from tests.support.workloads import START_S, a_trace, a_workload
 
@@ -192,11 +193,11 @@ def test_measured_models_answer_to_limits_of_every_board() -> None:
         curve = kind.settings[ControlKind.POWER_LIMIT]
         assert curve.values[-1] == pytest.approx(model.peak_w)
         assert curve.speed[-1] == 1.0
-        if board != "P100":
+        if model.chip != "P100":
             assert curve.power_w[-1] == pytest.approx(kind.gpu_power_w[0])
         speed, power = kind.factors_at({ControlKind.POWER_LIMIT: float(curve.values[0])})
         assert 0.4 < speed < 1.0
         assert 0.2 < power < 1.0
-    unmeasured = profile("gpt2", 8).truth("H200")
+    unmeasured = profile("gpt2", 8).truth("H200-SXM-141GB")
     assert unmeasured is not None
     assert unmeasured.factors_at({ControlKind.POWER_LIMIT: 300.0}) == (1.0, 1.0)

@@ -213,6 +213,9 @@ def test_nodes_are_read() -> None:
         Node("node-5", 1, "L4", "DE"),
     )
     assert parse_nodes("") == ()
+    assert parse_nodes("1x2:A100")[0].model == "A100-SXM4-40GB"
+    with pytest.raises(StackError, match=r"unknown GPU model 'B9000'; known: .*A100-SXM4-80GB"):
+        parse_nodes("2x4:B9000")
     for wrong in ("4", "0x4", "1x0", "2x4:", "x", "2x4,", "65x1", "2x4:A B", "2x4@", "2x4@-", "2x4@DE:L4"):
         with pytest.raises(StackError):
             parse_nodes(wrong)

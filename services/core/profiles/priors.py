@@ -1,20 +1,19 @@
 """What is believed of a job before its first point: its board, and the family of models it is of.
 
 Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
-Boards: limits and clocks from their data sheets, idle draw as measured where it was (V100 and P100: least draw in Zeus'
-tables; H200: our own), ``f0`` at 0.6 of the top clock (our reading: no source prints it). Speed is relative to a V100:
-T4 and A100 by Sia's step times, P100 by Zeus', the rest by dense throughput. Families: seconds per sample and
-shape set by hand after what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
+Boards: limits, clocks and idle draws of ``services.core.domain.gpus``, ``f0`` at 0.6 of the top clock (our reading: no
+source prints it), speed relative to a V100. Families: seconds per sample and shape set by hand after what Zeus' and
+Sia's tables show of their models; nothing in the repository fits them.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from services.core.domain.errors import DomainError
+from services.core.domain.gpus import likeliest_gpu_model
 from services.core.profiles.capped import CappedParameters
 from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.observations import Floats
@@ -63,17 +62,18 @@ class Family:
     demand: float
 
 
-BOARDS = {
-    "P100": Board(32.0, 250.0, 1_328.0, 0.6),
-    "V100": Board(36.0, 250.0, 1_530.0, 1.0),
-    "T4": Board(15.0, 70.0, 1_590.0, 0.4),
-    "RTX2080TI": Board(20.0, 250.0, 1_545.0, 0.8),
-    "RTX3090": Board(30.0, 350.0, 1_695.0, 1.1),
-    "A10": Board(20.0, 150.0, 1_695.0, 1.0),
-    "A100": Board(55.0, 400.0, 1_410.0, 2.0),
-    "H100": Board(70.0, 700.0, 1_980.0, 4.0),
-    "H200": Board(84.0, 700.0, 1_980.0, 4.5),
+RELATIVE_SPEED = {
+    "P100": 0.6,
+    "V100": 1.0,
+    "T4": 0.4,
+    "RTX2080TI": 0.8,
+    "RTX3090": 1.1,
+    "A10": 1.0,
+    "A100": 2.0,
+    "H100": 4.0,
+    "H200": 4.5,
 }
+"""By chip. T4 and A100 by Sia's step times, P100 by Zeus', the rest by dense throughput; a V100 is 1."""
 ANY_BOARD = Board(50.0, 350.0, 1_600.0, 1.5)
 FAMILIES = {
     "vision": Family(3e-3, 64.0, 0.2, 0.7, 0.1, 0.5, 0.8),
@@ -88,9 +88,11 @@ FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in 
 
 def board_of(gpu_model: str) -> Board:
     """Return a GPU model by any of its names ("NVIDIA A100-SXM4-40GB"); a middling board if unknown."""
-    name = re.sub(r"[^A-Z0-9]", "", gpu_model.upper())
-    known = sorted((key for key in BOARDS if key in name), key=len)
-    return BOARDS[known[-1]] if known else ANY_BOARD
+    known = likeliest_gpu_model(gpu_model)
+    if known is None:
+        return ANY_BOARD
+    speed = RELATIVE_SPEED.get(known.chip, ANY_BOARD.speed)
+    return Board(known.idle_w, known.peak_w, float(known.highest_clock_mhz), speed)
 
 
 def family_of(name: str) -> Family:

@@ -25,21 +25,22 @@ from functools import cache, partial
 
 import numpy as np
 
+from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.goodput import BestBatch, Floats, NoiseScale, StepTimes, best_batch
 from services.simulator.bundles import rows_of
 from services.simulator.recipes.measured import (
     REFERENCE_GPU,
     SIZES,
     SPEED_OF,
-    TAGS,
     WAITING_FRACTION,
     dynamic_fraction,
     power_w,
     profile,
     samples_to_train,
+    speed_tag,
     speeds,
 )
-from services.simulator.workload import GPU_MODELS, Behaviour, JobProfile
+from services.simulator.workload import Behaviour, JobProfile
 
 STAGES = 10
 Gang = tuple[str, int]
@@ -63,7 +64,7 @@ def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behavi
     """
     application = SPEED_OF[model]
     gpu_model = gpu_model if gpu_model in GPU_MODELS else REFERENCE_GPU
-    tag = TAGS.get(gpu_model, "rtx")
+    tag = speed_tag(gpu_model)
     at_once = speeds()[(application, "rtx", batch)][("one", 1)]
     base = int(noise_scales(application)[0].batch[0])
     unit = at_once * samples_to_train(application, base) / samples_to_train(application, total)
@@ -72,7 +73,7 @@ def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behavi
 
 @cache
 def goodputs(application: str, tag: str, stage: int) -> dict[Gang, BestBatch]:
-    """Return the best batch of every gang that was"""
+    """Return the best batch of every gang that was measured, by stage of the training."""
     noise = noise_scales(application)[stage]
     return {gang: best_batch(times, noise, gang[1]) for gang, times in steps(application, tag).items()}
 

@@ -23,7 +23,7 @@ H200 (``dgx-ext``), which differ in speed and in scaling.
 
 **Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
 ``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
-V100's idle is the least power in Zeus' table (36 W; P100: 33 W), the H200's is measured (84 W). The part of a step in
+idle draws and limits of both are those of ``services.core.domain.gpus``. The part of a step in
 which the GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``:
 boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 84 W (A100, 400 W) in the
 Perseus example of ml-energy/lowtime.
@@ -51,8 +51,9 @@ import numpy as np
 
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
+from services.core.domain.gpus import GPU_MODELS, GpuModel
 from services.simulator.bundles import rows_of
-from services.simulator.workload import ANY_MODEL, GPU_MODELS, Behaviour, Floats, Ints, JobProfile
+from services.simulator.workload import ANY_MODEL, Behaviour, Floats, Ints, JobProfile
 
 HOST_IDLE_W_PER_GPU = 30.0
 HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
@@ -62,10 +63,9 @@ SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
 MOST_GPUS = 1 << 20
 """More than any gang has."""
 REFERENCE_GPU = "RTX3090"
-TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
-"""Whose speed stands for a board; ``rtx`` for all others."""
-IDLE_W = {"V100": 36.0, "P100": 33.0, "H200": 83.8}
-LIMIT_W = {"V100": 250.0, "P100": 250.0, "H200": 700.0}
+_TAGS = {"T4": "aws", "A100": "dgx-ext", "H100": "dgx-ext", "H200": "dgx-ext"}
+POWER_BOARDS = {"V100": "V100-PCIE-32GB", "P100": "P100-PCIE-16GB", "H200": "H200-SXM-141GB"}
+"""The boards on which the power table's GPUs were measured."""
 SPEED_OF = {
     "shufflenet": "cifar10",
     "bert": "bert",
@@ -85,6 +85,11 @@ BATCHES = {
 POWER_OF = {"yolov3": "inception_v3"}
 POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
 """Where the batch of the power table is not that of the speed table: small, medium, large."""
+
+
+def speed_tag(gpu_model: str) -> str:
+    """Return the tag of Sia's tables whose speed stands for a board: ``rtx`` for all but four chips."""
+    return _TAGS.get(GPU_MODELS[gpu_model].chip, "rtx")
 
 
 @cache
@@ -110,20 +115,24 @@ def dynamic_fraction(model: str, batch: int) -> float:
         named = batches_of(model)
         batch = POWER_BATCHES[model][min(range(len(named)), key=lambda at: abs(np.log(named[at] / batch)))]
     rows = [row for row in rows_of("powers.csv") if row["model"] == name and row["gpu"] != "P100"]
-    rows = [row for row in rows if float(row["power_limit_w"]) == LIMIT_W[row["gpu"]]]
+    rows = [row for row in rows if float(row["power_limit_w"]) == _measured_board(row["gpu"]).peak_w]
     nearest = min(rows, key=lambda row: abs(np.log(float(row["batch"]) / batch)))
     return min(max(_fraction(float(nearest["power_w"]), nearest["gpu"]), 0.0), 1.0)
 
 
+def _measured_board(measured_gpu: str) -> GpuModel:
+    return GPU_MODELS[POWER_BOARDS[measured_gpu]]
+
+
 def _fraction(power_w: float, measured_gpu: str) -> float:
-    idle_w = IDLE_W[measured_gpu]
-    return (power_w - idle_w) / (LIMIT_W[measured_gpu] - idle_w)
+    board = _measured_board(measured_gpu)
+    return (power_w - board.idle_w) / (board.peak_w - board.idle_w)
 
 
 @cache
 def power_limits(model: str, batch: int, gpu_model: str) -> ControlCurve | None:
     """Return a model's speed and power by power limit on a board, nearest batch; None where nobody measured it."""
-    measured_gpu = "P100" if gpu_model == "P100" else "V100"
+    measured_gpu = "P100" if GPU_MODELS[gpu_model].chip == "P100" else "V100"
     rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
     if not rows:
         return None
@@ -143,7 +152,7 @@ def power_w(fraction: float, gpu_model: str) -> float:
 
 def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
     """Return a model at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
-    table = speeds()[(SPEED_OF[model], TAGS.get(gpu_model, "rtx"), batch)]
+    table = speeds()[(SPEED_OF[model], speed_tag(gpu_model), batch)]
     base = speeds()[(SPEED_OF[model], "rtx", batch)][("one", 1)]
     one = _column(table, "one", "spread")
     spread = _column(table, "spread", "one")

@@ -40,7 +40,7 @@ from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Behaviour, JobProfile, Workload
 
 TABLE_1 = ("shufflenet", "resnet50", "resnet50", "bert", "deepspeech2")
-BOARD = "V100"
+BOARD = "V100-SXM2-32GB"
 GPUS_PER_NODE = 8
 MAX_GPUS = 16
 SIZES = np.array([1, 2, 4, 8, 16], dtype=np.int64)

@@ -28,6 +28,7 @@ from functools import cache
 import numpy as np
 
 from services.core.cycle.graph_placing import extremes_s, mapper_of
+from services.core.domain.gpus import GPU_MODELS
 from services.core.parallel.architectures import ARCHITECTURES
 from services.core.parallel.iteration import Network
 from services.core.parallel.planner import plan_layout
@@ -36,7 +37,6 @@ from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.measured import HOST_W_PER_GPU, REFERENCE_GPU, median_fraction, power_w
 from services.simulator.workload import (
     ANY_MODEL,
-    GPU_MODELS,
     Behaviour,
     Floats,
     Ints,
@@ -130,7 +130,7 @@ def profile_of(model: str, gpus: int) -> JobProfile:
     """Return a model in its layout on so many GPUs; speed 1 is all of them on one node, however wide."""
     graph = plan_layout(model, gpus, tensor_parallel=1)
     size = np.array([gpus], dtype=np.int64)
-    boards = {board: power_w(median_fraction(), board) for board in (*GPU_MODELS,)}
+    boards = {board: power_w(median_fraction(), board) for board in GPU_MODELS}
     true = {board: Behaviour(size, np.ones(1), np.array([watts])) for board, watts in boards.items()}
     true[ANY_MODEL] = true[REFERENCE_GPU]
     whole_s = mapper_of(graph, gpus, Network()).model.whole_s

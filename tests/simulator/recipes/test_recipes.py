@@ -9,6 +9,7 @@ import pytest
 
 from reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
+from services.core.domain.gpus import GPU_MODELS
 from services.simulator.readers import TraceFormatError, read_jobs
 from services.simulator.recipes.green import MODELS
 from services.simulator.recipes.measured import (
@@ -19,7 +20,6 @@ from services.simulator.recipes.measured import (
     dynamic_fraction,
     profile,
 )
-from services.simulator.workload import GPU_MODELS
 
 START = "2023-01-01"
 

@@ -7,10 +7,11 @@ import pytest
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
+from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.grid import PerformanceTable
 from services.core.profiles.learn import mape
 from services.core.profiles.observations import Observations, PointError
-from services.core.profiles.priors import BOARDS, FAMILIES, board_of
+from services.core.profiles.priors import FAMILIES, board_of
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
 from tests.support.performance import grid, measured
 from tests.unit.core.profiles.test_capped import points
@@ -38,9 +39,9 @@ def errors(profile: JobProfile) -> tuple[float, float]:
 
 @pytest.mark.parametrize("axis", list(ControlKind))
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", GPU_MODELS)
 def test_every_board_has_a_sane_prior(name: str, family: str, axis: ControlKind) -> None:
-    board, profile = BOARDS[name], JobProfile.of(f"NVIDIA {name}-SXM", family, axis)
+    board, profile = board_of(name), JobProfile.of(f"NVIDIA {name}", family, axis)
     least = 0.3 * board.top_mhz if axis is ControlKind.CLOCK else board.idle_w + 0.2 * (board.peak_w - board.idle_w)
     settings = np.linspace(least, board.top_mhz if axis is ControlKind.CLOCK else board.peak_w, 40)
 
@@ -133,7 +134,7 @@ def test_profiles_by_power_limit_learn_too() -> None:
 
 @pytest.mark.parametrize("axis", list(ControlKind))
 def test_a_table_gives_what_each_job_gives(axis: ControlKind) -> None:
-    profiles = [JobProfile.of(board, family, axis) for board in BOARDS for family in FAMILIES]
+    profiles = [JobProfile.of(board, family, axis) for board in GPU_MODELS for family in FAMILIES]
     global_batch = np.array([64.0 * (1 + at % 5) for at in range(len(profiles))])
     sizes, settings = np.array([1.0, 2.0, 8.0, 32.0]), np.array([150.0, 300.0, 900.0])
 

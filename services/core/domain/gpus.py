@@ -1,0 +1,137 @@
+"""GPU models: the one table of boards that simulated devices, simulations and priors read.
+
+A row is a board, not a chip: the PCIe and the SXM board of one chip have other limits and clocks. A real device's own
+limits, clocks and memory come from its driver and are never looked up here.
+
+========================== ===========================================================================================
+figure                     source
+========================== ===========================================================================================
+``peak_w``, ``memory_gib`` NVIDIA's data sheet of the board: its power limit, not the most that was ever measured
+``lowest_limit_w``         the least limit that its driver takes; V100 PCIe and P100: the least one in Zeus' tables
+``highest_clock_mhz``      the boost clock of the data sheet; P100, RTX 3090, RTX A6000: the highest clock of the driver
+``lowest_clock_mhz``       the least clock that the driver locks it to
+``idle_w``                 by ``idle_source``. ``measured``: read from an idle board. ``bound``: the least draw in a
+                           table of measurements, which the idle draw does not exceed. ``typical``: what
+                           ``nvidia-smi`` usually shows of an idle board; not measured here
+========================== ===========================================================================================
+
+Measured or bounded idle draws:
+
+- H200, 83.8 W: measured for this project at the idle clock of 345 MHz (the first row of its training table). The same
+  board drew 133 W just after load, at the clocks it had worked at.
+- V100 PCIe, 36 W: the floor of Zeus' V100 table (``summary_power_v100.csv`` of its NSDI'23 artifact), where the
+  recommender NCF at its largest batch draws 34.8 to 37.6 W whatever the limit, in the median 36.2. Zeus' V100 is the
+  250 W board.
+- P100 PCIe, 33 W: the least draw in its P100 table (33.3 W).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from services.core.domain.errors import DomainError
+
+
+class IdleSource(StrEnum):
+    """Where an idle draw comes from; see the module."""
+
+    MEASURED = "measured"
+    BOUND = "bound"
+    TYPICAL = "typical"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A board.
+
+    Attributes:
+        name: The one name under which nodes, jobs and results know it.
+        chip: What it shares with the other boards of its kind, such as ``A100``.
+        idle_w: Draw while nothing runs on it, watts.
+        peak_w: Its power limit, watts.
+        lowest_limit_w: The least power limit that can be set, watts.
+        memory_gib: Device memory.
+        lowest_clock_mhz, highest_clock_mhz: The range of SM clocks that it can be locked to; it runs at the highest
+            by default.
+        idle_source: Where ``idle_w`` comes from.
+        aliases: Other names: the short one, and what NVML calls the board where that differs from ``name``.
+    """
+
+    name: str
+    chip: str
+    idle_w: float
+    peak_w: float
+    lowest_limit_w: float
+    memory_gib: float
+    lowest_clock_mhz: int
+    highest_clock_mhz: int
+    idle_source: IdleSource = IdleSource.TYPICAL
+    aliases: tuple[str, ...] = ()
+
+
+_BOUND, _MEASURED = IdleSource.BOUND, IdleSource.MEASURED
+_BOARDS = (
+    GpuModel("K80", "K80", 30, 150, 100, 12, 324, 875, aliases=("Tesla K80",)),
+    GpuModel("P100-PCIE-16GB", "P100", 33, 250, 125, 16, 544, 1328, _BOUND, ("P100",)),
+    GpuModel("V100-SXM2-32GB", "V100", 40, 300, 150, 32, 135, 1530, aliases=("V100", "V100-SXM2")),
+    GpuModel("V100-SXM2-16GB", "V100", 40, 300, 150, 16, 135, 1530),
+    GpuModel("V100-PCIE-32GB", "V100", 36, 250, 100, 32, 135, 1380, _BOUND, ("V100-PCIE",)),
+    GpuModel("V100-PCIE-16GB", "V100", 36, 250, 100, 16, 135, 1380, _BOUND),
+    GpuModel("T4", "T4", 10, 70, 60, 16, 300, 1590),
+    GpuModel("RTX2080Ti", "RTX2080TI", 20, 250, 100, 11, 300, 1545),
+    GpuModel("RTX3090", "RTX3090", 30, 350, 100, 24, 210, 2100),
+    GpuModel("RTX4090", "RTX4090", 25, 450, 150, 24, 210, 2520),
+    GpuModel("RTX-A6000", "RTXA6000", 22, 300, 100, 48, 210, 2100, aliases=("A6000",)),
+    GpuModel("A10", "A10", 20, 150, 100, 24, 210, 1695),
+    GpuModel("L4", "L4", 16, 72, 40, 24, 210, 2040),
+    GpuModel("A100-SXM4-40GB", "A100", 55, 400, 100, 40, 210, 1410, aliases=("A100", "A100-SXM4")),
+    GpuModel("A100-SXM4-80GB", "A100", 60, 400, 100, 80, 210, 1410, aliases=("A100-80GB",)),
+    GpuModel("A100-PCIE-40GB", "A100", 40, 250, 150, 40, 210, 1410, aliases=("A100-PCIE",)),
+    GpuModel("A100-PCIE-80GB", "A100", 45, 300, 150, 80, 210, 1410, aliases=("A100 80GB PCIe",)),
+    GpuModel("H100-SXM5-80GB", "H100", 70, 700, 200, 80, 345, 1980, aliases=("H100", "H100-SXM5", "H100 80GB HBM3")),
+    GpuModel("H100-PCIE-80GB", "H100", 50, 350, 200, 80, 210, 1755, aliases=("H100 PCIe",)),
+    GpuModel("H200-SXM-141GB", "H200", 83.8, 700, 200, 141, 345, 1980, _MEASURED, ("H200", "H200-SXM")),
+)
+GPU_MODELS: Mapping[str, GpuModel] = {board.name: board for board in _BOARDS}
+"""Every board by its name. The first one of a chip is the one that the chip's short name means."""
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"^(NVIDIA|TESLA|GEFORCE|QUADRO)+", "", re.sub(r"[^A-Z0-9]", "", name.upper()))
+
+
+_BY_NAME = {_bare(name): board for board in _BOARDS for name in (board.name, *board.aliases)}
+
+
+def find_gpu_model(name: str) -> GpuModel | None:
+    """Return a board by its name or an alias, whatever its case, separators and maker's prefix; None if unknown."""
+    return _BY_NAME.get(_bare(name))
+
+
+def gpu_model(name: str) -> GpuModel:
+    """Return a board by its name or an alias.
+
+    Raises:
+        DomainError: no board has that name; the message names those there are.
+    """
+    found = find_gpu_model(name)
+    if found is None:
+        raise DomainError(f"unknown GPU model {name!r}; known: {', '.join(GPU_MODELS)}")
+    return found
+
+
+@cache
+def likeliest_gpu_model(name: str) -> GpuModel | None:
+    """Return the board that a name most likely means: itself, else the usual board of the chip it names; else None.
+
+    For beliefs about a board of which only the driver's name is known, such as ``NVIDIA A100-SXM-64GB``.
+    """
+    bare = _bare(name)
+    if (found := _BY_NAME.get(bare)) is not None:
+        return found
+    chips = [board for board in _BOARDS if re.search(rf"{board.chip}(?!\d)", bare)]
+    return max(chips, key=lambda board: len(board.chip), default=None)
