@@ -112,5 +112,5 @@ def _decoded(cursor: str | None) -> float | None:
             return start_s
     except (ValueError, binascii.Error, struct.error):
         pass
-    detail = "The cursor is not one that this API gave out."
+    detail = "This is not a cursor of this list."
     raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)])

@@ -32,9 +32,9 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class ServiceTokenMiddleware:
-    """Let only the other services in.
+    """Refuse requests without the service token.
 
-    Paths under ``open_prefixes``, and those that ``open_paths`` matches whole, authenticate their callers themselves.
+    Paths under ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves.
     """
 
     def __init__(
@@ -51,9 +51,7 @@ class ServiceTokenMiddleware:
             if not self._is_open(path):
                 given = dict(scope["headers"]).get(b"authorization", b"")
                 if not hmac.compare_digest(given, self._expected):
-                    error = ProblemError(
-                        401, ProblemCode.UNAUTHENTICATED, "This service answers the other services only."
-                    )
+                    error = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service only answers other services.")
                     await problem_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
@@ -65,7 +63,7 @@ class ServiceTokenMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuse a body larger than ``max_bytes``, by its announced length at once and otherwise as it grows."""
+    """Refuse a body larger than ``max_bytes``: at once by its announced length, otherwise as it grows."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -91,8 +89,8 @@ class BodyLimitMiddleware:
                 raise error
             return message
 
-        # The framework turns what is raised while it reads a body into an answer of its own: put ours in its place.
-        async def honest_send(message: Message) -> None:
+        # The framework answers exceptions raised while it reads a body in its own way: send our answer instead.
+        async def checked_send(message: Message) -> None:
             nonlocal refused
             if seen <= self._max_bytes:
                 await send(message)
@@ -100,7 +98,7 @@ class BodyLimitMiddleware:
                 refused = True
                 await problem_response(error)(scope, receive, send)
 
-        await self._app(scope, limited_receive, honest_send)
+        await self._app(scope, limited_receive, checked_send)
 
 
 def create_service(
@@ -113,7 +111,7 @@ def create_service(
     open_paths: re.Pattern[str] | None = None,
     max_body_bytes: int = 16 * 1024 * 1024,
 ) -> FastAPI:
-    """Return an internal service's app; only callers with the service token get past the health checks."""
+    """Return an internal service's app; everything but the health checks needs the service token."""
     app = FastAPI(title=title, lifespan=lifespan)
     add_basics(app, readiness)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
@@ -124,7 +122,7 @@ def create_service(
 
 
 def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
-    """Give ``app`` problem handlers, ``/healthz`` (the process lives) and ``/readyz`` (so do its dependencies)."""
+    """Give ``app`` problem handlers, ``/healthz`` (the process is alive) and ``/readyz`` (so are its dependencies)."""
     install_problem_handlers(app)
 
     @app.get("/healthz", include_in_schema=False)
@@ -135,7 +133,7 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
     async def readyz() -> JSONResponse:
         try:
             await readiness()
-        except Exception as error:  # whatever a dependency raises, the answer is: not ready
+        except Exception as error:  # whatever a dependency raises, the process is not ready
             return JSONResponse({"status": "not ready", "detail": str(error) or type(error).__name__}, status_code=503)
         return JSONResponse({"status": "ready"})
 
@@ -147,7 +145,7 @@ def answer_unavailable(
     *,
     is_so: Callable[[Exception], bool] = lambda error: True,
 ) -> None:
-    """Answer 503 for those of ``errors`` which say that a dependency does not answer right now; ``is_so`` tells."""
+    """Answer 503 for those of ``errors`` for which ``is_so`` holds: ``what`` does not answer right now."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if not is_so(error):
@@ -171,13 +169,13 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=3,
-        # Longer than our clients keep a connection: else one is closed here just as a request is sent on it.
+        # Longer than our clients keep a connection: otherwise one could be closed here just as a request is sent on it.
         timeout_keep_alive=75,
     )
 
 
 def end_with_parent() -> None:
-    """Where the kernel cannot tie a child to its supervisor (macOS), watch for the supervisor's end from a thread."""
+    """End with the supervisor: where the kernel cannot see to that (macOS), a thread watches the parent process."""
     if sys.platform == "linux" or "WATTSHIFT_SUPERVISED" not in os.environ:
         return
     parent = os.getppid()

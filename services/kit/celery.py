@@ -1,9 +1,13 @@
-"""Celery as this project uses it: one queue a process, small JSON messages that name a row, delivered at least once.
+"""Celery as this project uses it: one queue per process, small JSON messages that name a row, delivered at least once.
 
 Tasks take ids, may run twice without harm, are enqueued after commit and have time limits; their results live in
 Postgres. A message is acknowledged when its task is over, so one whose worker died comes back after the visibility
 time-out; kombu looks for such messages every ``interval x throttle`` seconds, by default every hundred.
 """
+
+# Celery and billiard have no type stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUntypedFunctionDecorator=false
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
-        worker_enable_remote_control=False,  # nothing is told to workers but through their rows
+        worker_enable_remote_control=False,  # workers take instructions from their rows only
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -82,10 +86,10 @@ def queue_key(queue: str) -> str:
 
 
 def leave_process() -> NoReturn:
-    """End the pool's process that runs a task, and so the task, at once; the pool starts another.
+    """End the worker process that runs a task, and so the task, at once; the worker starts another.
 
-    For a task that nobody waits for any more: a solver in the middle of its work has no other way out. Programs that
-    the task runs end with it.
+    For a task whose result is not needed any more: a solver in the middle of its work cannot be stopped otherwise.
+    Programs that the task runs end with it.
     """
     for program in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -94,16 +98,16 @@ def leave_process() -> NoReturn:
 
 
 def prepare_worker(process: str, settings: SharedSettings) -> None:
-    """Give this process's worker the project's logging, and let it end with its supervisor."""
-    # Celery warns a worker that runs as root of what unpickled messages could do; ours are JSON.
+    """Give this process's worker the project's logging, and end it with its supervisor."""
+    # Celery warns workers that run as root about unpickling messages; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
 
     @setup_logging.connect(weak=False)
     def log_as_everyone(**_: Any) -> None:
         configure_logging(process, log_format=settings.log_format, level=settings.log_level)
-        get_logger().propagate = True  # the pool's own words, in our format
+        get_logger().propagate = True  # what the worker itself logs, in our format
         for chatty in (get_logger().name, "celery.worker.strategy", "celery.app.trace"):
-            logging.getLogger(chatty).setLevel(logging.WARNING)  # tasks say more themselves
+            logging.getLogger(chatty).setLevel(logging.WARNING)  # tasks log more themselves
         logging.getLogger("celery.worker.request").addFilter(_is_news)
 
     @worker_init.connect(weak=False)
@@ -114,5 +118,5 @@ def prepare_worker(process: str, settings: SharedSettings) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a record is more than Celery's surprise at a process that left by ``leave_process``."""
+    """Return False for Celery's report that a process ended by ``leave_process``, which is intended."""
     return not (isinstance(record.args, tuple) and any(human_status(EX_RECYCLE) in str(word) for word in record.args))

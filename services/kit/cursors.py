@@ -1,4 +1,4 @@
-"""Cursors: opaque to clients, and checked when they come back."""
+"""Cursors of paged lists: opaque to clients, and validated when sent back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_cursor(position: str) -> str:
 
 
 def read_cursor(cursor: str | None, pattern: str) -> str | None:
-    """Return the position in ``cursor``, which must match ``pattern`` as a whole; None where there is no cursor.
+    """Return the position in ``cursor``, which must match ``pattern`` in full; None without a cursor.
 
     Raises:
         ProblemError: 422, it is not a cursor of this list.
@@ -28,7 +28,7 @@ def read_cursor(cursor: str | None, pattern: str) -> str | None:
     except (binascii.Error, ValueError):
         position = None
     if position is None or re.fullmatch(pattern, position) is None:
-        detail = "The cursor is not one that this list gave out."
+        detail = "This is not a cursor of this list."
         raise ProblemError(
             422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
         )

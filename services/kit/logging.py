@@ -24,23 +24,23 @@ class Log:
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Note something only a developer asks for."""
+        """Log something that only developers need."""
         self._emit(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Note something that happened as it should."""
+        """Log something that happened as expected."""
         self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Note something an operator may want to look at."""
+        """Log something an operator may want to look at."""
         self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Note a failure."""
+        """Log a failure."""
         self._emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """Note a failure with the traceback of the exception being handled."""
+        """Log a failure with the traceback of the exception being handled."""
         self._emit(logging.ERROR, event, fields, exc_info=True)
 
 

@@ -70,7 +70,7 @@ def not_found(what: str) -> ProblemError:
 
 
 def unavailable(what: str) -> ProblemError:
-    """Return the problem of a dependency that does not answer right now; asking again is safe."""
+    """Return the problem of a dependency that does not answer right now."""
     return ProblemError(
         503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"}
     )
@@ -91,12 +91,14 @@ def _pointer(location: Sequence[int | str]) -> str:
 
 def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldError]:
     """Return Pydantic's errors as field pointers; at most 50 of them, so that an answer stays readable."""
-    said = ((e["loc"], str(e["msg"]).removeprefix("Value error, ")) for e in list(errors)[:50])  # Pydantic's own words
-    return [FieldError(pointer=_pointer(location), detail=detail) for location, detail in said]
+    return [
+        FieldError(pointer=_pointer(e["loc"]), detail=str(e["msg"]).removeprefix("Value error, "))
+        for e in list(errors)[:50]
+    ]
 
 
 def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:
-    """Return the problem of a request whose fields are wrong."""
+    """Return the problem of a request with invalid fields."""
     if any(e["type"] == "json_invalid" for e in errors):
         return ProblemError(400, ProblemCode.BODY_NOT_JSON, "The body is not valid JSON.", errors=field_errors(errors))
     found = field_errors(errors)
@@ -106,7 +108,7 @@ def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> Probl
 
 
 def as_problem(error: Exception) -> ProblemError:
-    """Return the problem an exception means to a client."""
+    """Return the problem that a client gets for an exception."""
     match error:
         case ProblemError():
             return error
@@ -124,7 +126,7 @@ def as_problem(error: Exception) -> ProblemError:
             return ProblemError(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
         case _:
             return ProblemError(
-                500, ProblemCode.INTERNAL, "Something went wrong on our side; the request id finds it in the log."
+                500, ProblemCode.INTERNAL, "An internal error occurred; the log has it under the request id."
             )
 
 
@@ -139,7 +141,7 @@ def problem_response(error: ProblemError, request_id: str | None = None) -> Resp
 
 
 def install_problem_handlers(app: FastAPI) -> None:
-    """Make every exception of ``app`` leave it as a problem document."""
+    """Answer every exception in ``app`` with a problem document."""
 
     async def handle(request: Request, error: Exception) -> Response:
         problem = as_problem(error)

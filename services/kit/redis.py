@@ -1,4 +1,4 @@
-"""Redis as this project uses it: hints that wake, streams that command."""
+"""Redis as this project uses it: hints that wake the scheduler, and streams of commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = Log(__name__)
 
 
 def connect(url: str) -> Redis:
-    """Return a client that rides out a restart of the server."""
-    return Redis.from_url(
+    """Return a client that retries through a restart of the server."""
+    return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         url,
         decode_responses=True,
         socket_timeout=10,
@@ -31,7 +31,7 @@ def connect(url: str) -> Redis:
 
 
 async def hint(redis: Redis, kind: str, **fields: Any) -> None:
-    """Wake the scheduler. A hint that cannot be given is dropped: the scheduler looks by itself every second."""
+    """Wake the scheduler. A hint that cannot be sent is dropped: the scheduler looks every second anyway."""
     try:
         await redis.xadd(HINTS_STREAM, {"kind": kind, **fields}, maxlen=HINTS_MAX_LENGTH, approximate=True)
     except RedisError as error:

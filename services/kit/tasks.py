@@ -1,4 +1,4 @@
-"""Background tasks of a process: how they go on, and how they end."""
+"""Background tasks of a process: repeated until cancelled, and ended reliably."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = Log(__name__)
 async def repeat(
     work: Callable[[], Awaitable[object]], every_s: float, *, failed: str, traceback: bool = False
 ) -> None:
-    """Do ``work`` again and again until cancelled, about so long apart: what fails is left to the next time.
+    """Call ``work`` repeatedly until cancelled; a call that fails is logged, and the next one tries again.
 
     Args:
-        work: One turn; cut off anywhere, it does no harm.
-        every_s: Between the end of a turn and the next, give or take a fifth, so that replicas do not march in step.
-        failed: What the log calls a turn that failed; mostly the database or the broker is away.
-        traceback: Whether the log is to say where.
+        work: One call, which may be cancelled at any point.
+        every_s: Between the end of a call and the next, give or take 20 %, so that replicas do not run in step.
+        failed: Event name for the log when a call fails, usually because the database or the broker is unreachable.
+        traceback: Whether to log the traceback too.
     """
     while True:
         try:
@@ -37,8 +37,8 @@ async def repeat(
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and return when they have ended.
 
-    A cancellation is asked for again until it is heard: redis-py, while it connects, was seen to swallow one (about one
-    in a hundred shutdowns right after a first command), and whoever then waits for the task waits for ever.
+    Cancellation is repeated until it takes effect: redis-py was seen to swallow one while it connects (about one in a
+    hundred shutdowns right after a first command), and waiting for the task would then never end.
     """
     pending = set(tasks)
     while pending:

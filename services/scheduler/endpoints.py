@@ -252,7 +252,7 @@ def _before(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not (cursor.isascii() and cursor.isdigit()) or int(cursor) > LARGEST_ROUND:
-        detail = "The cursor is not one that this API gave out."
+        detail = "This is not a cursor of this list."
         raise ProblemError(
             422, ProblemCode.INVALID_CURSOR, detail, errors=[FieldError(pointer="?cursor", detail=detail)]
         )

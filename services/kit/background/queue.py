@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import cast
 
-from celery import Celery
+from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 from redis.asyncio import Redis
 
 from services.kit.celery import queue_key
@@ -19,7 +21,7 @@ class TaskQueue:
     """The service's end of a queue."""
 
     def __init__(self, celery: Celery, redis: Redis, queue: str, task: str) -> None:
-        self._celery = celery
+        self._publish = cast("Callable[..., object]", celery.send_task)  # pyright: ignore[reportUnknownMemberType]
         self._redis = redis
         self._queue = queue
         self._task = task
@@ -31,7 +33,7 @@ class TaskQueue:
         """
         try:
             # Celery publishes synchronously.
-            sending = asyncio.to_thread(self._celery.send_task, self._task, args=[work_id])
+            sending = asyncio.to_thread(self._publish, self._task, args=[work_id])
             await asyncio.wait_for(sending, PUBLISH_WITHIN_S)
         except Exception as error:
             log.warning("work.not_enqueued", id=work_id, error=str(error) or type(error).__name__)

@@ -107,7 +107,7 @@ class WorkQueue:
             ProblemError: 422 for a cursor that is not one.
         """
         if cursor is not None and not self._id.fullmatch(cursor):
-            detail = "The cursor is not one that this list gave out."
+            detail = "This is not a cursor of this list."
             errors = [FieldError(pointer="?cursor", detail=detail)]
             raise ProblemError(422, ProblemCode.INVALID_CURSOR, detail, errors=errors)
         tenant_id = tenant if caller.is_operator else caller.tenant_id

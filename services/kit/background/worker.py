@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import ValidationError
 
 from services.contracts.background import WorkFailure, WorkFailureCode

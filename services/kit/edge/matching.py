@@ -16,7 +16,7 @@ SEGMENT = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._~:-]{0,254}")
 
 @dataclass(slots=True)
 class _Node(Generic[T]):
-    literals: dict[bytes, _Node[T]] = field(default_factory=dict)
+    literals: dict[bytes, _Node[T]] = field(default_factory=dict[bytes, "_Node[T]"])
     named: _Node[T] | None = None
     methods: dict[str, T] | None = None
 
