@@ -64,11 +64,14 @@ def _test(arguments: list[str]) -> None:
     parser.add_argument("--slow", action="store_true", help="also the slow tests")
     parser.add_argument("--chaos", action="store_true", help="also the long tests that kill processes")
     parser.add_argument("--bench", action="store_true", help="the benchmarks instead (all, or those named)")
+    parser.add_argument("--mutants", action="store_true", help="a mutation run instead: --mutants --help says more")
     options, rest = parser.parse_known_args(arguments)
     set_up()
     os.chdir(ROOT)
     if options.bench:
         _become([PYTHON, "-m", "tests.benchmarks", *rest])
+    if options.mutants:
+        _become([PYTHON, "-m", "tests.mutation", *rest])
     left_out = [f"not {marker}" for marker in ("slow", "chaos") if not getattr(options, marker)]
     # Most tests wait for processes: two at a time take half as long (three thrash two cores). In order, so that none
     # that waits for minutes is left for the end. Whoever names tests wants to watch them.

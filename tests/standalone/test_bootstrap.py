@@ -63,6 +63,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-m", "not chaos", "-x", "tests/kit"]),
         (["--slow", "--chaos"], ["-m", "pytest", "-n", "2", *BY_FILE]),
         (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),
+        (["--mutants", "--seed", "2"], ["-m", "tests.mutation", "--seed", "2"]),
     ],
 )
 def test_what_test_runs(handed_over: list[str], arguments: list[str], command: list[str]) -> None:
