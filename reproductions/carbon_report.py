@@ -24,13 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.learning.carbon import (
     BACKTEST_SHARE,
     HORIZON_H,
     HOUR_S,
-    Floats,
     History,
-    Ints,
     Tuned,
     greenest_regret,
     history_of,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.simulator.workload import Floats
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.simulator import bundles
 from services.simulator.bundles import BUNDLED_ZONES, GRIDS_BEGIN_S
 from services.simulator.readers.grids import read_grid
 from services.simulator.readers.jobs import read_raw
-from services.simulator.workload import Floats
 
 BUNDLES = Path(bundles.__file__).parent
 SEED = 20230101

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.simulator.workload import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 
 JOBS = 100
 SEED = 2023

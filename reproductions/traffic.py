@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 
 from reproductions.marked import fill
+from services.core.domain.arrays import Floats
 from services.core.policies.freesh.classes import CLASSES, PARTITIONS
 from services.core.profiles.traffic import (
     STEP_S,
@@ -30,7 +31,6 @@ from services.core.profiles.traffic import (
     WINDOWS,
     Backtest,
     Choice,
-    Floats,
     Forecaster,
     LastPeak,
     Traffic,

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.learning.carbon_intervals import QUANTILES, Grid, Intervals, inside, outside
 from services.learning.one_thread import one_thread
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Method = Literal["ridge", "persistence"]
 
 HOUR_S, DAY_H = 3600.0, 24

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from services.core.domain.arrays import Floats, Ints
 
 DAY_H, ROUGH_DAYS = 24, 13
 QUANTILES = (0.1, 0.9)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import (
     DAY_STEPS,
     HEAD_ROOM,
     STEPS_AHEAD,
     Backtest,
-    Floats,
     Forecaster,
     LastPeak,
     SeasonalNaive,

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.tree import DecisionTreeRegressor
 
-from services.core.profiles.recurrence import Floats, GroupTable, Ints, Predictions, Runs
+from services.core.domain.arrays import Floats, Ints
+from services.core.profiles.recurrence import GroupTable, Predictions, Runs
 
 TREES = 100
 

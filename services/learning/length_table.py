@@ -15,8 +15,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.profiles.recurrence import Bools, Floats, GroupTable, Ints, Predictions, Runs
+from services.core.profiles.recurrence import GroupTable, Predictions, Runs
 
 if TYPE_CHECKING:  # whoever serves tables does without scikit-learn
     from services.learning.forest import ForestModel

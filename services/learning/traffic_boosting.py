@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, Floats, Ints, Traffic
+from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, Traffic
 from services.core.profiles.traffic_features import LAGS, features, levels_qps, ratios
 from services.learning.one_thread import one_thread
 

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import STEPS_AHEAD, WINDOW_S, WINDOWS, Floats, Traffic
+from services.core.profiles.traffic import STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
 
 LATEST_SAMPLES = 2_000
 """Learned from at most so many moments, the latest."""

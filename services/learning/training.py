@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.core.profiles.recurrence import EarlierRuns, Evaluation, Floats, Runs, evaluate
+from services.core.domain.arrays import Floats
+from services.core.profiles.recurrence import EarlierRuns, Evaluation, Runs, evaluate
 from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 

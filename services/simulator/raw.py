@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
-from services.simulator.workload import Floats, Ints
 
 LINES_NAMED = 5
 """So many lines are named per reason; the others are counted."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -21,10 +21,6 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GpuModel, gpu_model
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 ANY_MODEL = "*"
 """The key of a profile's behaviour on GPU models it does not name."""

@@ -30,13 +30,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.raw import RawJobs
 from services.simulator.readers.jobs import read_raw
 from services.simulator.recipes import RECIPES
 from services.simulator.recipes.adaptive import noise_scales, steps
 from services.simulator.recipes.measured import samples_to_train
-from services.simulator.workload import ClusterSpec, Floats
+from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_trace
 
 HERE = Path(__file__).parent

@@ -26,10 +26,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers.jobs import read_raw
 from services.simulator.recipes import RECIPES
-from services.simulator.workload import ClusterSpec, Floats, Workload
+from services.simulator.workload import ClusterSpec, Workload
 from tests.support.workloads import a_trace
 
 HERE = Path(__file__).parent

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.profiles.grid import JobModel, PerformanceTable
 from services.core.profiles.learn import fit_energy, fit_throughput
-from services.core.profiles.observations import Floats
 from services.core.profiles.profile import JobProfile
 from tests.benchmarks.results import write_result
 from tests.support.performance import CLOCKS_MHZ, grid, measured

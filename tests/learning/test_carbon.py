@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carbon_service.providers.recorded import load
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.learning.carbon import (
     HORIZON_H,
     HOUR_S,
-    Floats,
     forecast,
     greenest_regret,
     history_of,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.profiles.energy import EnergyParameters, energy_j
-from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.observations import Observations
 from services.core.profiles.throughput import ThroughputParameters, times
 
 CLOCKS_MHZ = tuple(range(510, 1_531, 102))

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
 from services.core.policies.powerflow.choices import Choices, powers_of_two
 from services.core.policies.powerflow.controls import allocate_controls

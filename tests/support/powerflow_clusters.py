@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from services.core.cycle.plan import Plan, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import Gangs, Ints, Phase, Snapshot
+from services.core.cycle.snapshot import Gangs, Phase, Snapshot
+from services.core.domain.arrays import Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.profiles.capped import CappedModel

@@ -20,7 +20,8 @@ import numpy as np
 
 from services.core.cycle.blocks import ORDERS, aligned
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.snapshot import Bools, Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.placement import Placement
 
 

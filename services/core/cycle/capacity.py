@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import PREEMPTING, Bools, Ints, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, Snapshot
+from services.core.domain.arrays import Bools, Ints
 
 
 class Capacity:

@@ -13,7 +13,8 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Bools, Ints, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
+from services.core.domain.arrays import Bools, Ints
 
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 

@@ -19,7 +19,8 @@ from functools import lru_cache
 import numpy as np
 
 from services.core.cycle.placing import FreeDevices, consolidated
-from services.core.cycle.snapshot import Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Ints
 from services.core.domain.placement import Placement
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network

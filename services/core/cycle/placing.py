@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from services.core.cycle.blocks import MASK_BITS, FreeBlocks
-from services.core.cycle.snapshot import Bools, Ints, NodeTable, Snapshot
+from services.core.cycle.snapshot import NodeTable, Snapshot
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.placement import NodeShare, Placement
 

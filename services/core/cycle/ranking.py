@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.core.cycle.plan import Reason
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, Bools, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 

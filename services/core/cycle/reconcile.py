@@ -23,7 +23,8 @@ from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Ranking
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Ints, Snapshot, Trigger
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 
 FEW = 16

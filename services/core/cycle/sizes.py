@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Ints
 
 
 def model_gpus(snapshot: Snapshot) -> Ints:

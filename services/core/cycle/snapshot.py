@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -25,10 +25,6 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _UNKNOWN: Floats = np.empty(0)
 _UNCOUNTED: Ints = np.empty(0, dtype=np.int64)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
+from services.core.domain.arrays import Floats
 
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from services.core.parallel.graph import AllReduce, Floats, Ints, JobGraph, Stage
+from services.core.domain.arrays import Floats, Ints
+from services.core.parallel.graph import AllReduce, JobGraph, Stage
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.parallel.graph import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 from services.core.parallel.iteration import IterationModel
 from services.core.solvers.model import Backend, LinearModel, ModelBuilder, SolveStatus
 from services.core.solvers.solve import solve

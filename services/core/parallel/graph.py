@@ -11,12 +11,9 @@ from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Ints
 from services.core.domain.errors import DomainError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class AllReduce(StrEnum):

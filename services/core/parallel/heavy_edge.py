@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.parallel.edges import Edges
-from services.core.parallel.graph import Floats, Ints, JobGraph
+from services.core.parallel.graph import JobGraph
 
 
 def heavy_edge(graph: JobGraph, edges: Edges, servers: Ints) -> Ints | None:

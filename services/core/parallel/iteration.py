@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.parallel.graph import Floats, Ints, JobGraph
+from services.core.parallel.graph import JobGraph
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
+from services.core.domain.arrays import Ints
 from services.core.domain.errors import DomainError
 from services.core.parallel.edges import Edges, cut_bytes, edges_of
-from services.core.parallel.graph import Ints, JobGraph
+from services.core.parallel.graph import JobGraph
 from services.core.parallel.heavy_edge import heavy_edge
 from services.core.parallel.iteration import IterationModel, Network
 from services.core.parallel.refine import refine

@@ -19,9 +19,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.parallel.architectures import Architecture, architecture
-from services.core.parallel.graph import AllReduce, Floats, JobGraph, Stage
+from services.core.parallel.graph import AllReduce, JobGraph, Stage
 from services.core.parallel.iteration import IterationModel, Network
 from services.core.parallel.layers import Layer
 

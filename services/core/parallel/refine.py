@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.parallel.graph import Ints
+from services.core.domain.arrays import Ints
 from services.core.parallel.iteration import IterationModel
 
 WORK = 4_000_000

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, noise_of, solve
@@ -36,7 +37,7 @@ from services.core.profiles.learn import (
     refuse_strangers,
     where_of,
 )
-from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.observations import Observations
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
 

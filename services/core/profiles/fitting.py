@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from services.core.profiles.observations import Bools, Floats
+from services.core.domain.arrays import Bools, Floats
 
 Predict = Callable[[Floats], Floats]
 """(k, n_parameters) candidate parameters to (k, n_points) predictions, all > 0."""

@@ -16,10 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from services.core.domain.arrays import Floats, Ints
 
 CANDIDATES = 50
 """Batch sizes tried between the least and the largest, as in the authors' implementation."""

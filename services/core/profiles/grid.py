@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import CappedModel, step_and_energy, unpacked
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.learn import EnergyModel
-from services.core.profiles.observations import Floats
 from services.core.profiles.throughput import ThroughputParameters, times
 
 JobModel = EnergyModel | CappedModel

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.fitting import Problem, Solution, noise_of, solve
-from services.core.profiles.observations import Bools, Floats, Observations, PointError
+from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.terms import (
     Terms,
     energy_bounds,

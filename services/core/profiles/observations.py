@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
 
 COLUMN_OF = {ControlKind.CLOCK: "clock_mhz", ControlKind.POWER_LIMIT: "power_limit_w"}
 """What a setting is called where there is a column of it."""

@@ -12,11 +12,11 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
 from services.core.profiles.capped import CappedParameters
 from services.core.profiles.energy import EnergyParameters
-from services.core.profiles.observations import Floats
 from services.core.profiles.throughput import ThroughputParameters
 
 VOLTAGE_RISE = 1.3

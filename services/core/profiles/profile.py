@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import CappedModel, fit_capped
@@ -22,7 +23,7 @@ from services.core.profiles.learn import (
     fit_throughput,
     where_of,
 )
-from services.core.profiles.observations import Floats, Observations
+from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, board_of, family_of
 from services.core.profiles.throughput import ThroughputParameters
 

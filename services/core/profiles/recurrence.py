@@ -17,11 +17,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from services.core.domain.arrays import Bools, Floats, Ints
 
 EXACT = 0.01
 """A prediction that is off by less than this share of the truth counts as exact."""

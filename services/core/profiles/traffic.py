@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WINDOW_S, STEP_S = 5.0, 300.0
 WINDOWS = 60

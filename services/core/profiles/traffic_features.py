@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, WINDOW_S, Floats, Ints, Traffic
+from services.core.domain.arrays import Floats, Ints
+from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, WINDOW_S, Traffic
 
 LEVEL_STEPS, LAGS = 3, 6
 SPANS = (12, 36, DAY_STEPS)

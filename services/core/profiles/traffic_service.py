@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import HEAD_ROOM, STEPS_AHEAD, Backtest, Floats, Model, Traffic
+from services.core.profiles.traffic import HEAD_ROOM, STEPS_AHEAD, Backtest, Model, Traffic
 
 SERVICE = 0.95
 """A query short waits or is lost, one spare costs the power of an idle share of an instance: 0.95 says that the

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
 
 NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import Backend, Floats, Indices, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
 
 MAX_POINTS = 5_000_000
 CHUNK_POINTS = 50_000
@@ -46,7 +47,7 @@ def solve(model: LinearModel) -> Solution:
     return solution_of(model, SolveStatus.OPTIMAL, Backend.EXHAUSTIVE, values=best, bound=bound)
 
 
-def _points(numbers: Indices, counts: Indices) -> Floats:
+def _points(numbers: Ints, counts: Ints) -> Floats:
     """Return the points (len(numbers), len(counts)) of those numbers in lexicographic order, from the origin."""
     if not counts.size:
         return np.zeros((numbers.size, 0))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
+from services.core.domain.arrays import Floats
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus

@@ -12,11 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 T = TypeVar("T", bound=np.generic)
 
@@ -60,11 +57,11 @@ class LinearModel:
     costs: Floats
     lower: Floats
     upper: Floats
-    integer: Flags
+    integer: Bools
     row_lower: Floats
     row_upper: Floats
-    starts: Indices
-    columns: Indices
+    starts: Ints
+    columns: Ints
     coefficients: Floats
     offset: float = 0.0
 
@@ -92,7 +89,7 @@ class LinearModel:
         return self.row_lower.size
 
     @property
-    def row_of_entry(self) -> Indices:
+    def row_of_entry(self) -> Ints:
         """(entries,) the row each coefficient stands in."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
 
@@ -119,10 +116,10 @@ class ModelBuilder:
     _costs: list[Floats] = field(default_factory=list[Floats])
     _lower: list[Floats] = field(default_factory=list[Floats])
     _upper: list[Floats] = field(default_factory=list[Floats])
-    _integer: list[Flags] = field(default_factory=list[Flags])
+    _integer: list[Bools] = field(default_factory=list[Bools])
     _row_lower: list[Floats] = field(default_factory=list[Floats])
     _row_upper: list[Floats] = field(default_factory=list[Floats])
-    _entries: list[tuple[Indices, Indices, Floats]] = field(default_factory=list[tuple[Indices, Indices, Floats]])
+    _entries: list[tuple[Ints, Ints, Floats]] = field(default_factory=list[tuple[Ints, Ints, Floats]])
     _variables: int = 0
     _rows: int = 0
 
@@ -134,7 +131,7 @@ class ModelBuilder:
         upper: ArrayLike = np.inf,
         cost: ArrayLike = 0.0,
         integer: ArrayLike = False,
-    ) -> Indices:
+    ) -> Ints:
         """Add ``count`` variables and return their columns; each argument is one value or one per variable."""
         whole = _spread(integer, count).astype(np.bool_)
         low, high = _spread(lower, count), _spread(upper, count)
@@ -154,7 +151,7 @@ class ModelBuilder:
         *,
         lower: ArrayLike = -np.inf,
         upper: ArrayLike = np.inf,
-    ) -> Indices:
+    ) -> Ints:
         """Add ``count`` constraints and return their rows.
 
         Args:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.solvers import cbc, exhaustive, gurobi, highs
-from services.core.solvers.model import Backend, Floats, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
 
 
 def solve(

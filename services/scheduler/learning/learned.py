@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION, job_group
 from services.db.database import Database

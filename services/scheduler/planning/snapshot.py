@@ -15,18 +15,8 @@ from pydantic import ValidationError
 from services.contracts.nodes import PowerState
 from services.contracts.parallel import ParallelLayout
 from services.core.cycle.services import without_devices
-from services.core.cycle.snapshot import (
-    Bools,
-    Floats,
-    Gangs,
-    Ints,
-    JobTable,
-    NodeTable,
-    Phase,
-    Service,
-    Snapshot,
-    Trigger,
-)
+from services.core.cycle.snapshot import Gangs, JobTable, NodeTable, Phase, Service, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId

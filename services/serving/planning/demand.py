@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from services.contracts.serving import DemandForecast, PoolPartition
-from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDOW_S, WINDOWS, Floats, Ints, Traffic
+from services.core.domain.arrays import Floats, Ints
+from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
 
 HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS

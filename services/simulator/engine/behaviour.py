@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.cycle.snapshot import Curves, Gangs
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
@@ -17,9 +17,6 @@ from services.core.parallel.mapping import Method
 from services.simulator.engine.options import EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Settings = tuple[tuple[ControlKind, float], ...]
 """What is set on a gang's devices, by kind; nothing at the defaults."""
 Shares = tuple[int, ...]

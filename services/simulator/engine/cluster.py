@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.core.cycle.snapshot import NodeTable
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.ids import NodeId
 from services.core.domain.placement import Placement
 from services.simulator.workload import ClusterSpec
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class Nodes:

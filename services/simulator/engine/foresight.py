@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import Predictor, Runs
-from services.simulator.workload import Floats, Ints, Workload
+from services.simulator.workload import Workload
 
 
 class Foresight:

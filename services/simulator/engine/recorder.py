@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Bools, Floats
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import I, LiveJobs
 from services.simulator.engine.result import JobColumns, Series
 from services.simulator.workload import Workload
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 class Recorder:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.core.accounting.completion import completion_times
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.units import J_PER_KWH
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import numpy as np
 from services.core.cycle.plan import Control, Plan, Preempt, Start
 from services.core.cycle.policy import Policy
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import Floats, Ints, Snapshot, Trigger
+from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.units import J_PER_KWH

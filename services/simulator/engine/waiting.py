@@ -15,12 +15,11 @@ import heapq
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import F, I, LiveJobs
 
-Ints = NDArray[np.int64]
 Key = tuple[float | str, ...]
 Kind = tuple[int | bytes, ...]
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
 from services.core.policies.bounds.carbon import CarbonBound, CarbonBoundProblem, Work, carbon_bound
-from services.simulator.workload import CarbonTrace, ClusterSpec, Floats, Workload
+from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 LARGEST = 3_000_000
 """Pairs of a class of work and an hour; more would take minutes and gigabytes."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 from services.simulator.raw import Grid, ReadReport, TraceFormatError
 from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
-from services.simulator.workload import Floats
 
 SIGNALS = {
     "direct": Signal.AVERAGE_DIRECT,

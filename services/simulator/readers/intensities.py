@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.simulator.raw import ReadReport
 from services.simulator.readers.grids import columns_of, read_grid
 from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
-from services.simulator.workload import Floats
 
 
 @dataclass(frozen=True)

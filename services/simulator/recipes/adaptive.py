@@ -25,8 +25,9 @@ from functools import cache, partial
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.gpus import GPU_MODELS
-from services.core.profiles.goodput import BestBatch, Floats, NoiseScale, StepTimes, best_batch
+from services.core.profiles.goodput import BestBatch, NoiseScale, StepTimes, best_batch
 from services.simulator.bundles import rows_of
 from services.simulator.recipes.measured import (
     REFERENCE_GPU,

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Ints
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import REFERENCE_GPU, batches_of
 from services.simulator.recipes.recipe import reference_work_s, workload
-from services.simulator.workload import Ints, Workload
+from services.simulator.workload import Workload
 
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 CATEGORIES: tuple[tuple[str, ...], ...] = (

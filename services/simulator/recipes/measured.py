@@ -49,11 +49,12 @@ from functools import cache
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS, GpuModel
 from services.simulator.bundles import rows_of
-from services.simulator.workload import ANY_MODEL, Behaviour, Floats, Ints, JobProfile
+from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 
 HOST_IDLE_W_PER_GPU = 30.0
 HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU

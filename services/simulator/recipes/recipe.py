@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs
-from services.simulator.workload import Floats, Ints, JobProfile, Workload
+from services.simulator.workload import JobProfile, Workload
 
 
 @dataclass(frozen=True)

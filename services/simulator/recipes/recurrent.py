@@ -28,6 +28,7 @@ from functools import cache
 import numpy as np
 
 from services.core.cycle.graph_placing import extremes_s, mapper_of
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.gpus import GPU_MODELS
 from services.core.parallel.architectures import ARCHITECTURES
 from services.core.parallel.iteration import Network
@@ -35,15 +36,7 @@ from services.core.parallel.planner import plan_layout
 from services.core.profiles.recurrence import Runs
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.measured import HOST_W_PER_GPU, REFERENCE_GPU, median_fraction, power_w
-from services.simulator.workload import (
-    ANY_MODEL,
-    Behaviour,
-    Floats,
-    Ints,
-    JobProfile,
-    Recurrence,
-    Workload,
-)
+from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile, Recurrence, Workload
 
 TRACE_JOBS, HISTORY_JOBS = 758_223, 606_578
 LARGEST_GROUP = 215

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.core.domain.arrays import Ints
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import (
@@ -27,7 +28,7 @@ from services.simulator.recipes.measured import (
     speeds,
 )
 from services.simulator.recipes.recipe import workload
-from services.simulator.workload import ANY_MODEL, Ints, JobProfile, Workload
+from services.simulator.workload import ANY_MODEL, JobProfile, Workload
 
 BIN_W = 5.0
 SIA_MAX_GPUS = 64

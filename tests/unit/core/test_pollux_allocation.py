@@ -10,7 +10,7 @@ import pytest
 
 from services.core.cycle.plan import Start
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import Floats
+from services.core.domain.arrays import Floats
 from services.core.policies.pollux import allocate
 from services.core.policies.pollux.allocate import least_cost_sizes
 from services.core.policies.pollux.config import PolluxConfig

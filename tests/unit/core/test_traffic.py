@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import (
     DAY_STEPS,
     STEP_S,
     STEPS_AHEAD,
-    Floats,
     LastPeak,
     SeasonalNaive,
     Traffic,

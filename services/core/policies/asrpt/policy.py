@@ -31,7 +31,8 @@ from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import QUEUED, Ints, Snapshot
+from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.parallel.mapping import Method

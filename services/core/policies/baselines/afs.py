@@ -36,7 +36,8 @@ from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Ranking, every_job, order_by, rank, rank_waiting, waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.parameters import Parameter, check_parameters
 from services.core.policies.powerflow.choices import powers_of_two

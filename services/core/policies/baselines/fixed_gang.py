@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Ints
 from services.core.policies.parameters import Parameter
 
 Gang = Literal["min", "max"]

@@ -22,7 +22,8 @@ import numpy as np
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters

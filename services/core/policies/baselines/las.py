@@ -20,7 +20,8 @@ import numpy as np
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
 from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Bools, Floats, Ints, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes

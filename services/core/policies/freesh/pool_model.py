@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.policies.freesh.pools import Bools, Floats, Ints, NegativeRates, PoolProblem
+from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.policies.freesh.pools import NegativeRates, PoolProblem
 from services.core.solvers.model import LinearModel, ModelBuilder
 
 STRICTLY = 1e-6

@@ -14,17 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
-from services.core.policies.freesh.pools import (
-    Floats,
-    Ints,
-    NegativeRates,
-    PoolPlan,
-    PoolProblem,
-    Shortfall,
-    energy_j,
-    switching_j,
-)
+from services.core.policies.freesh.pools import NegativeRates, PoolPlan, PoolProblem, Shortfall, energy_j, switching_j
 from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus
 from services.core.solvers.solve import solve
 

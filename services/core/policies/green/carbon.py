@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Bools, Floats
+from services.core.domain.arrays import Bools, Floats
 from services.core.domain.carbon import CarbonCurve
 
 

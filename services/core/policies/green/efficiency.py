@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats, Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 
 LEAST_DEGRADATION = 1e-9

@@ -26,7 +26,8 @@ from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.ranking import Ranking, every_job, order_by, waiting, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Bools, Floats, Ints, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.carbon.wait_awhile import hour_comes_s
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting

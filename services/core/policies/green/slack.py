@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Bools, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.policies.carbon.wait_awhile import hour_has_come
 
 

@@ -17,7 +17,7 @@ import heapq
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 
 EXACT_CELLS = 30_000_000
 """Jobs x GPUs x sizes that are tried in about a third of a second."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.cycle.placing import FreeDevices, fewest_nodes
-from services.core.cycle.snapshot import Bools, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.placement import Placement
 
 

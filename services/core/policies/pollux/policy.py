@@ -23,7 +23,8 @@ from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.ranking import Ranking, order_by, wishes_first
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.policies.pollux.allocate import least_cost_sizes
 from services.core.policies.pollux.config import PolluxConfig
 from services.core.policies.pollux.memory import PolluxMemory, dump_memory, load_memory

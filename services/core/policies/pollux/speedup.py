@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Bools, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 
 LEAST = 1e-3
 """Added to every speedup, so that a job without GPUs has a finite cost."""

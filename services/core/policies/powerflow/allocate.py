@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from services.core.cycle.snapshot import Bools, Floats, Ints
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.policies.powerflow.choices import Choices
 
 FIRST, FREE, PAID, NEVER = range(4)

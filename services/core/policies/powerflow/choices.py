@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.snapshot import Floats, Ints
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 
 

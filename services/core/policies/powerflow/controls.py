@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from services.core.cycle.snapshot import Bools, Floats, Ints
+from services.core.domain.arrays import Bools, Floats, Ints
 
 
 def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Floats | None = None) -> Ints:

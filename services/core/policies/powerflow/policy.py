@@ -28,7 +28,8 @@ from services.core.cycle.plan import Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import Preemption, reconcile
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig

@@ -13,7 +13,8 @@ import numpy as np
 
 from services.core.cycle.ranking import order_by, wishes_first
 from services.core.cycle.sizes import model_gpus, possible_sizes
-from services.core.cycle.snapshot import Bools, Floats, Ints, Phase, Snapshot
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
 from services.core.policies.powerflow.choices import Choices, powers_of_two

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Reason, Start, set_to
-from services.core.cycle.snapshot import PREEMPTING, Bools, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.policies.powerflow.allocate import known_work_s

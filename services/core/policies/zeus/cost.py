@@ -5,7 +5,8 @@ Source: You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of
 
 from __future__ import annotations
 
-from services.core.domain.control_curves import ControlCurve, Floats
+from services.core.domain.arrays import Floats
+from services.core.domain.control_curves import ControlCurve
 
 
 def cost_per_work(curve: ControlCurve, eta: float) -> Floats:
