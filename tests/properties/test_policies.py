@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import JobTable, Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import JobTable, Phase, RoundHints, Snapshot, Trigger
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import story
 from tests.support.strategies import snapshots
@@ -135,7 +135,8 @@ def test_a_plan_without_reasons_has_the_same_starts_and_stops(
     name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
 ) -> None:
     plans = two_rounds(name, parameters, first, second)
-    quiet = two_rounds(name, parameters, replace(first, reasons=False), replace(second, reasons=False))
+    hints = RoundHints(reasons=False)
+    quiet = two_rounds(name, parameters, replace(first, hints=hints), replace(second, hints=hints))
 
     for plan, without in zip(plans, quiet, strict=True):
         assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Ranking
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan
 from tests.support.strategies import snapshots

@@ -11,7 +11,7 @@ from services.contracts.commands import SetDevices, StartGang
 from services.core.cycle.plan import Plan, Reason, SetClock, SetPowerLimit
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
-from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.scheduler import loop
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.relay import Relay
@@ -27,7 +27,7 @@ class Setter(Fifo):
         self.wants: dict[str, tuple[float | None, int | None]] = {}
         self.seen: Snapshot | None = None
 
-    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         self.seen = snapshot
         plan, memory = super().decide(snapshot, memory)
         actions: list[Any] = list(plan.actions)

@@ -8,7 +8,7 @@ import pytest
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
-from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from tests.scheduler.world import World
 
 
@@ -18,7 +18,7 @@ class Impatient(Fifo):
     after_s = 3_600.0
     rounds = 0
 
-    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Decide as FIFO."""
         self.rounds += 1
         plan, memory = super().decide(snapshot, memory)

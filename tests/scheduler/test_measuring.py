@@ -16,7 +16,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
-from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
 from services.kit.identity import identity_headers
 from services.scheduler import loop
@@ -39,7 +39,7 @@ class Profiler(Fifo):
         super().__init__(FifoConfig())
         self.seen: Snapshot | None = None
 
-    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         self.seen = snapshot
         plan, memory = super().decide(snapshot, memory)
         going = [action.job_id for action in plan.actions] + [

@@ -14,7 +14,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
-from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult
 from services.simulator.recipes.measured import profile
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile, Workload
@@ -36,7 +36,7 @@ class Scripted(Fifo):
         self.seen: list[Snapshot] = []
         self.shown: dict[float, tuple[float, ...]] = {}
 
-    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return FIFO's plan with the next lines of the script."""
         plan, memory = super().decide(snapshot, memory)
         self.seen.append(snapshot)

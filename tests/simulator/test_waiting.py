@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from services.core.cycle import run_cycle as rounds
 from services.core.cycle.plan import Hold
 from services.core.cycle.policy import Policy
-from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.snapshot import NO_HINTS, Snapshot
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.engine.live import F, LiveJobs
+from services.simulator.engine.live import FloatRow, LiveJobs
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import ClusterSpec, Workload
 from tests.support.workloads import a_profile, a_wave, a_workload
@@ -62,8 +62,8 @@ def test_a_round_of_contenders_is_a_round_of_all(
 ) -> None:
     def both(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
         result = rounds.run_cycle(policy, snapshot, memory)
-        everybody = rounds.run_cycle(policy, replace(snapshot, contenders=None), memory)
-        told = rounds.run_cycle(policy, replace(snapshot, contenders=None, reasons=True), memory)
+        everybody = rounds.run_cycle(policy, replace(snapshot, hints=replace(snapshot.hints, contenders=None)), memory)
+        told = rounds.run_cycle(policy, replace(snapshot, hints=NO_HINTS), memory)
         assert everybody == result
         assert tuple(action for action in told.plan.actions if type(action) is not Hold) == result.plan.actions
         assert told.memory == result.memory
@@ -80,8 +80,8 @@ def test_a_long_queue_is_not_ranked(name: str) -> None:
     seen: list[int] = []
 
     def counting(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
-        assert snapshot.contenders is not None
-        seen.append(snapshot.contenders.size)
+        assert snapshot.hints.contenders is not None
+        seen.append(snapshot.hints.contenders.size)
         return rounds.run_cycle(policy, snapshot, memory)
 
     jobs = a_workload([(0.0, 600.0, size) for size in [1] * 50 + [2] * 50])
@@ -104,7 +104,7 @@ def test_jobs_that_lost_work_stand_behind_those_that_are_now_shorter() -> None:
         waiting.remove(slot)
         waiting.stops(slot)
         waiting.comes_back(slot)
-    live.floats[F.REMAINING, :2] = 900.0
+    live.floats[FloatRow.REMAINING, :2] = 900.0
     waiting.refreshed()
 
     assert waiting.contenders(1) == pytest.approx([2, 3])

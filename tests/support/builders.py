@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.snapshot import JobTable, NodeTable, Phase, Service, Snapshot, Trigger
+from services.core.cycle.snapshot import JobTable, NodeTable, Phase, ServiceInstance, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
@@ -219,12 +219,12 @@ def with_services(snapshot: Snapshot, *names: str, only_on: Collection[str] | No
     """
     nodes, jobs = snapshot.nodes, snapshot.jobs
     allowed = np.array([only_on is None or node_id in only_on for node_id in nodes.ids], dtype=np.bool_)
-    services: list[Service] = []
+    services: list[ServiceInstance] = []
     for name in names:
         job = jobs.index[JobId(name)]
         gpus = int(jobs.min_gpus[job])
         suits = nodes.schedulable & (nodes.gpus >= gpus) & jobs.eligible[job, nodes.gpu_model]
-        services.append(Service(JobId(name), gpus, allowed & suits))
+        services.append(ServiceInstance(JobId(name), gpus, allowed & suits))
     return replace(snapshot, services=tuple(services))
 
 

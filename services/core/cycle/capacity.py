@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
+from services.core.cycle.ranking import stopping
 from services.core.cycle.sizes import model_gpus
-from services.core.cycle.snapshot import PREEMPTING, Snapshot
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Ints
 
 
@@ -25,19 +26,17 @@ class Capacity:
         self._snapshot = snapshot
         self._uniform = len(snapshot.gpu_models) == 1 and nodes.all_schedulable
         self.total: Ints = model_gpus(snapshot)
-        which = slice(None) if snapshot.contenders is None else snapshot.contenders
-        stopping = jobs.phase[which] == PREEMPTING
-        stops = bool(np.count_nonzero(stopping))
+        goes = stopping(snapshot)
         if self._uniform:
             self.free: list[int] = [int(nodes.free_gpus.sum())]
-            self.releasing: list[int] = [int(jobs.gpus[which][stopping].sum()) if stops else 0]
+            self.releasing: list[int] = [int(jobs.gpus[goes].sum()) if goes.size else 0]
             return
         taking, n_models = nodes.schedulable, self.total.size
         free = np.bincount(nodes.gpu_model[taking], weights=nodes.free_gpus[taking], minlength=n_models)
         self.free = free.astype(np.int64).tolist()
         self.releasing = [0] * n_models
-        if stops:
-            goes = (jobs.phase == PREEMPTING) & (self.held > 0)
+        if goes.size:
+            goes = goes[self.held[goes] > 0]
             releasing = np.bincount(self.model[goes], weights=self.held[goes], minlength=n_models)
             self.releasing = releasing.astype(np.int64).tolist()
 

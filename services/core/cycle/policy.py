@@ -1,8 +1,11 @@
-"""The protocol between the round and the policies."""
+"""What a policy is; the round, the scheduler and the simulator know nothing else of policies.
+
+Besides ``Policy``, a class may meet one of the optional protocols here, and so say something more of itself.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
@@ -33,4 +36,43 @@ class Policy(Protocol[Memory]):
 
     def load(self, stored: dict[str, Any]) -> Memory:
         """Return the memory that ``dump`` wrote; unknown or missing keys fall back to ``initial``'s."""
+        ...
+
+
+class StatelessPolicy:
+    """The memory methods of a policy that remembers nothing; its memory is None."""
+
+    def initial(self) -> None:
+        """Return no memory."""
+
+    def dump(self, memory: None) -> dict[str, Any]:
+        """Return no memory as JSON values."""
+        del memory
+        return {}
+
+    def load(self, stored: dict[str, Any]) -> None:
+        """Return no memory, whatever was stored."""
+        del stored
+
+
+@runtime_checkable
+class PowerLimited(Protocol):
+    """A policy that keeps the cluster within a power limit; optional."""
+
+    def power_limit_w(self, snapshot: Snapshot) -> float:
+        """Return what the cluster may draw, watts; inf for no limit."""
+        ...
+
+    def power_error_w(self, snapshot: Snapshot) -> float:
+        """Return by how much the gangs may draw more than the models predict, by the models' stated error, watts."""
+        ...
+
+
+@runtime_checkable
+class PlacesGangs(Protocol):
+    """A policy that chooses its own way of placing gangs, whatever the cluster's; optional."""
+
+    @property
+    def placement(self) -> str:
+        """The way it places gangs: a name in ``placers.PLACERS``."""
         ...

@@ -1,20 +1,40 @@
-"""Orders: what a policy hands to the round, and how ties end."""
+"""Orders: what a policy hands to the round, and how ties end.
+
+A caller may let a round leave out what it would not use (``RoundHints``). Only the functions here look at that, so that
+policies read the same, and decide the same, with and without hints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
-from services.core.cycle.plan import Reason
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.cycle.plan import Action, Hold, Reason
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are sorted sooner than sifted."""
+
+
+class Preemption(Enum):
+    """Whether running jobs may be stopped for better-ranked ones."""
+
+    NEVER = "never"
+    """The policy lets every job run to its end."""
+    LATER = "later"
+    """Not in this round, but in the next active one; a job that will then displace others has that as its reason."""
+    NOW = "now"
+
+    @classmethod
+    def at(cls, trigger: Trigger) -> Preemption:
+        """Return what a preemptive policy may do in a round with this trigger."""
+        return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
 
 
 @dataclass(frozen=True)
@@ -27,22 +47,30 @@ class Ranking:
         order: (n_ranked,) indices into the snapshot's job table, each at most once.
         gpus: (n_ranked,) the size each of them should have, on its job's grid.
         unranked: Why the other jobs wait.
-        expected_s: When the policy expects to rank some of those, UTC seconds, by index.
+        expects: Called where reasons are read: indices of other jobs, and when the policy expects to rank them, UTC
+            seconds, NaN: unknown; (n,) each.
     """
 
     order: Ints
     gpus: Ints
     unranked: Reason = Reason.WAITING_FOR_ROUND
-    expected_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    expects: Callable[[], tuple[Ints, Floats]] | None = None
 
     def __post_init__(self) -> None:
         if self.order.shape != self.gpus.shape or self.order.ndim != 1:
             raise DomainError("a ranking needs one size per job")
 
-    def expecting(self, others: Ints, start_s: Floats) -> Ranking:
-        """Return the ranking with when these other jobs are expected to be ranked, UTC seconds, NaN: unknown: (n,)."""
+    def expecting(self, expects: Callable[[], tuple[Ints, Floats]]) -> Ranking:
+        """Return the ranking with the times at which other jobs are expected to be ranked."""
+        return replace(self, expects=expects)
+
+    def expected_s(self) -> dict[int, float]:
+        """Return when other jobs are expected to be ranked, UTC seconds, by index; without those of unknown time."""
+        if self.expects is None:
+            return {}
+        others, start_s = self.expects()
         known = np.isfinite(start_s)
-        return replace(self, expected_s=dict(zip(others[known].tolist(), start_s[known].tolist(), strict=True)))
+        return dict(zip(others[known].tolist(), start_s[known].tolist(), strict=True))
 
 
 def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | None = None) -> Ints:
@@ -75,12 +103,40 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
     return np.lexsort((by_id, *reverse))
 
 
+def gives_reasons(snapshot: Snapshot) -> bool:
+    """Whether the round has to say why each job waits."""
+    return snapshot.hints.reasons
+
+
+def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, ...]:
+    """Return a plan's actions, without the holds if the round gives no reasons."""
+    if snapshot.hints.reasons:
+        return tuple(actions)
+    return tuple(action for action in actions if not isinstance(action, Hold))
+
+
+def without_indices(snapshot: Snapshot) -> RoundHints:
+    """Return the round's hints for a snapshot of other jobs, to which indices of these jobs mean nothing."""
+    return replace(snapshot.hints, contenders=None, newly_waiting=None)
+
+
 def waiting(snapshot: Snapshot) -> Ints:
-    """Return the indices of the jobs a round that stops nobody ranks: those that wait, and those that are stopping."""
-    if snapshot.contenders is not None:
-        return snapshot.contenders
+    """Return the indices of the jobs that a round without stops ranks: those that wait, and those that are stopping.
+
+    Where the round gives no reasons, queued jobs that certainly get nothing may be left out.
+    """
+    if snapshot.hints.contenders is not None:
+        return snapshot.hints.contenders
     phase = snapshot.jobs.phase
     return np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
+
+
+def stopping(snapshot: Snapshot) -> Ints:
+    """Return the indices of the jobs that are stopping."""
+    phase, sorted_out = snapshot.jobs.phase, snapshot.hints.contenders
+    if sorted_out is None:
+        return np.flatnonzero(phase == PREEMPTING)
+    return sorted_out[phase[sorted_out] == PREEMPTING]
 
 
 def every_job(snapshot: Snapshot) -> Ints:
@@ -88,48 +144,77 @@ def every_job(snapshot: Snapshot) -> Ints:
     return np.arange(len(snapshot.jobs))
 
 
+def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
+    """Return the indices of the jobs that a policy has to rank in this round.
+
+    Those are all jobs where running ones may be stopped, and those of ``waiting`` otherwise. A round whose successor
+    may stop jobs ranks all too if it gives reasons: it then says who will displace others.
+    """
+    if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.hints.reasons):
+        return every_job(snapshot)
+    return waiting(snapshot)
+
+
+def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:
+    """Return what changes a queue that a policy keeps itself.
+
+    Args:
+        snapshot: The cluster.
+        known: Returns the jobs of the policy's queue; called only if they have to be compared with the snapshot.
+
+    Returns:
+        The indices of the jobs that wait and are not in the queue, and the jobs of the queue that no longer wait.
+    """
+    if snapshot.hints.newly_waiting is not None:
+        return snapshot.hints.newly_waiting.tolist(), set()
+    ids = snapshot.jobs.ids
+    queued: list[int] = np.flatnonzero(snapshot.jobs.phase == QUEUED).tolist()
+    in_queue = known()
+    new = [job for job in queued if ids[job] not in in_queue]
+    return new, in_queue.difference(ids[job] for job in queued)
+
+
+def ranks_whole_queue(snapshot: Snapshot) -> bool:
+    """Whether a strict queue is to be ranked down to its end, and not only to the first job that finds no room.
+
+    So it is where the round gives reasons, and with several GPU models or tenants' quotas, for then a job that does
+    not fit stops only some of those behind it.
+    """
+    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or bool(snapshot.tenant_gpu_quota)
+
+
 def rank(
     snapshot: Snapshot,
     which: Ints,
     sizes: Ints,
     *keys: Floats | Ints | Bools,
+    preemption: Preemption,
+    backfill: bool = True,
     unranked: Reason = Reason.WAITING_FOR_ROUND,
 ) -> Ranking:
     """Return these jobs by users' priorities and then as ``order_by``.
 
+    A round that stops no job and gives no reasons leaves out those that certainly get nothing before it sorts the rest
+    (``_within_reach``).
+
     Args:
         snapshot: The cluster.
-        which: (n_which,) indices of the wanted jobs.
+        which: (n_which,) indices of the wanted jobs, some or all of ``contenders``.
         sizes: (n_which,) the sizes they are ranked at.
         keys: As for ``order_by``; each (n_which,).
+        preemption: As the plan is made with (``reconcile``).
+        backfill: Whether a job that does not fit lets those below it start.
         unranked: Why the other jobs wait.
     """
+    if which.size < 2:
+        return Ranking(which, sizes, unranked)
+    if which.size > FEW and preemption is not Preemption.NOW and not snapshot.hints.reasons:
+        reach = _within_reach(snapshot, which, keys[0], sizes, backfill)
+        if reach is not None:
+            which, sizes, keys = which[reach], sizes[reach], tuple(key[reach] for key in keys)
     order = order_by(snapshot.jobs.ids, *keys, which=which)
     order = wishes_first(order, snapshot.jobs.priority[which])
     return Ranking(which[order], sizes[order], unranked)
-
-
-def rank_waiting(
-    snapshot: Snapshot,
-    waits: Ints,
-    sizes: Ints,
-    *keys: Floats | Ints | Bools,
-    backfill: bool = True,
-    unranked: Reason = Reason.WAITING_FOR_ROUND,
-) -> Ranking:
-    """Return some or all of the ``waiting`` jobs as ``rank`` does, for a round that stops nobody.
-
-    Those that hold devices go on, wherever they rank. Where nobody reads reasons, jobs that certainly get nothing in
-    this round are left out before they are sorted (``_within_reach``); ``backfill`` says whether a job that does not
-    fit lets those below it start.
-    """
-    if waits.size < 2:
-        return Ranking(waits, sizes, unranked)
-    if waits.size > FEW and not snapshot.reasons:
-        reach = _within_reach(snapshot, waits, keys[0], sizes, backfill)
-        if reach is not None:
-            waits, sizes, keys = waits[reach], sizes[reach], tuple(key[reach] for key in keys)
-    return rank(snapshot, waits, sizes, *keys, unranked=unranked)
 
 
 def _within_reach(
@@ -145,7 +230,7 @@ def _within_reach(
         return None
     if jobs.priority[waits].any() or not jobs.eligible[waits].all():
         return None
-    room = int(snapshot.nodes.free_gpus.sum() + jobs.gpus[waiting(snapshot)].sum())  # the queued hold none
+    room = int(snapshot.nodes.free_gpus.sum() + jobs.gpus[stopping(snapshot)].sum())
     if not backfill:
         possible = sizes <= snapshot.total_gpus  # a wider one never blocks
         if int(possible.sum()) <= room + 1:

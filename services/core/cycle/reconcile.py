@@ -12,7 +12,6 @@ same ranking, arrives at the same claims and starts what has become free.
 from __future__ import annotations
 
 import math
-from enum import Enum
 from functools import lru_cache
 
 import numpy as np
@@ -22,29 +21,14 @@ from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Ranking
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.cycle.ranking import Preemption, Ranking, gives_reasons
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
-
-
-class Preemption(Enum):
-    """Whether running jobs may be stopped for better-ranked ones."""
-
-    NEVER = "never"
-    """The policy lets every job run to its end."""
-    LATER = "later"
-    """Not in this round, but in the next active one; a job that will then displace others is told so."""
-    NOW = "now"
-
-    @classmethod
-    def at(cls, trigger: Trigger) -> Preemption:
-        """Return what a preemptive policy may do in a round with this trigger."""
-        return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
 
 
 def reconcile(
@@ -70,8 +54,11 @@ def reconcile(
             ones, and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
+    explained = gives_reasons(snapshot)
+    sifted = preemption is not Preemption.NOW and not explained
+    if sifted and not ranking.order.size:
+        return Plan(snapshot.version, ())
     capacity = Capacity(snapshot)
-    sifted = preemption is not Preemption.NOW and not snapshot.reasons
     if sifted:
         ranking = _waiting_only(snapshot, ranking, capacity, backfill)
     ranked = Ranked(snapshot, ranking, capacity)
@@ -83,12 +70,12 @@ def reconcile(
         filler.fill(None if sifted else ranked.waiting())
     starts, declined = _starts(snapshot, ranked, filler, place or PLACERS[snapshot.placement])
     preempts = _preempts(snapshot, ranked, filler.verdicts()) if preemption is Preemption.NOW else []
-    if not snapshot.reasons:
+    if not explained:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
-    expected_s = dict(ranking.expected_s)
+    expected_s = ranking.expected_s()
     if preemption is Preemption.LATER:
         later = _those_for_the_next_round(snapshot, ranked, capacity, reasons)
         reasons.update(dict.fromkeys(later, Reason.WAITING_FOR_ROUND))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, Service, Snapshot, Trigger
+from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, ServiceInstance, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -91,7 +91,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         measures=stored.get("measures", False),
         measuring=None if stored.get("measuring") is None else frozenset(map(JobId, stored["measuring"])),
         services=tuple(
-            Service(JobId(job_id), gpus, np.array(nodes, dtype=np.bool_))
+            ServiceInstance(JobId(job_id), gpus, np.array(nodes, dtype=np.bool_))
             for job_id, gpus, nodes in stored.get("services", [])
         ),
         services_gpus=stored.get("services_gpus", 0),

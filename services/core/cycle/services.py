@@ -26,7 +26,8 @@ import numpy as np
 from services.core.cycle.blocks import ORDERS, FreeBlocks
 from services.core.cycle.placing import FreeDevices, mask_of
 from services.core.cycle.plan import Action, Hold, Preempt, Reason, Start
-from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, Service, Snapshot
+from services.core.cycle.ranking import with_holds, without_indices
+from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
 from services.core.domain.placement import NodeShare, Placement
 
 Device = tuple[int, int]
@@ -42,7 +43,7 @@ def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
     placing = _Placing(snapshot)
     for service in snapshot.services:
         placing.serve(service)
-    return (*placing.preempts, *placing.starts, *(placing.holds if snapshot.reasons else ())), placing.shown()
+    return with_holds(snapshot, (*placing.preempts, *placing.starts, *placing.holds)), placing.shown()
 
 
 def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
@@ -98,7 +99,7 @@ class _Placing:
         for gangs in self._on.values():
             gangs.sort(key=lambda job: (-jobs.priority[job], jobs.submitted_s[job], jobs.ids[job]), reverse=True)
 
-    def serve(self, service: Service) -> None:
+    def serve(self, service: ServiceInstance) -> None:
         """Start a service, or reserve what it waits for."""
         if not service.nodes.any():
             self.holds.append(Hold(service.job_id, Reason.NO_ELIGIBLE_NODE))
@@ -121,14 +122,13 @@ class _Placing:
             nodes=without_devices(snapshot.nodes, self._taken),
             tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
             measured_w=float("nan") if taken else snapshot.measured_w,
-            contenders=None,
-            newly_waiting=None,
             services=(),
             services_gpus=snapshot.services_gpus + taken,
             services_w=snapshot.services_w + taken * self._expected_w(),
+            hints=without_indices(snapshot),
         )
 
-    def _is_within_quota(self, service: Service) -> bool:
+    def _is_within_quota(self, service: ServiceInstance) -> bool:
         """Whether the tenant may hold the service beside all it holds now; if not, its other jobs make room for it."""
         tenant = self._snapshot.jobs.tenants[self._snapshot.jobs.index[service.job_id]]
         limit = self._quota.get(tenant)
@@ -138,7 +138,7 @@ class _Placing:
             self._quota[tenant] = limit - service.gpus
         return self._held[tenant] + service.gpus <= limit
 
-    def _start(self, service: Service) -> bool:
+    def _start(self, service: ServiceInstance) -> bool:
         nodes, count = self._snapshot.nodes, self._free.count
         fits: list[int] = np.flatnonzero(service.nodes & (count >= service.gpus)).tolist()
         if not fits:
@@ -149,7 +149,7 @@ class _Placing:
         self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.STANDING_SERVICE))
         return True
 
-    def _reserve(self, service: Service) -> Reason:
+    def _reserve(self, service: ServiceInstance) -> Reason:
         """Take a service's devices off one node, as far as they are to be had, and return why it waits."""
         nodes = self._snapshot.nodes
         usable: list[int] = np.flatnonzero(service.nodes & nodes.schedulable).tolist()

@@ -212,8 +212,8 @@ class NodeTable:
 
 
 @dataclass(frozen=True)
-class Service:
-    """A standing service that waits: a job of fixed size that is placed before any policy decides.
+class ServiceInstance:
+    """A service instance that waits: a job of fixed size that is placed before any policy decides.
 
     Attributes:
         job_id: Its row in the job table says the rest.
@@ -227,6 +227,31 @@ class Service:
 
 
 @dataclass(frozen=True)
+class RoundHints:
+    """What a round may leave out because of how it was asked for: a simulation holds millions of rounds.
+
+    A plan's starts and stops are the same with and without hints (``tests/simulator/test_waiting.py``). Only
+    ``services.core.cycle.ranking`` reads them; live rounds have none.
+
+    Attributes:
+        reasons: Whether the reasons why jobs wait are read. If not, a plan holds only starts and stops.
+        contenders: (n,) indices of the jobs to rank in a round that stops no job and gives no reasons: every job that
+            is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
+            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
+            (``PolicyEntry.keeps_queue``). None: not sorted out.
+        newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
+            own queue; given only where jobs cease to wait by a start alone. None: not sorted out.
+    """
+
+    reasons: bool = True
+    contenders: Ints | None = None
+    newly_waiting: Ints | None = None
+
+
+NO_HINTS = RoundHints()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Everything a policy may know.
 
@@ -255,17 +280,11 @@ class Snapshot:
         measuring: The jobs whose gangs are being measured so; None: not told.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
-        reasons: Whether anybody reads why jobs wait. Without, a plan holds only starts and stops, which are the same.
-        contenders: (n,) indices of the jobs to rank in a round that stops nobody and gives no reasons: every job that
-            is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
-            declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
-            (``PolicyEntry.keeps_queue``). None: not sorted out.
-        newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
-            own queue; given only where nobody ceases to wait but by a start. None: not sorted out.
-        services: The standing services that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
+        services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
             that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
-        services_gpus: Devices that services hold or were promised, on nodes that the table has.
+        services_gpus: Devices that service instances hold or have reserved, on nodes that the table has.
         services_w: What those draw with their share of the host, watts; not in ``measured_w``.
+        hints: What the round may leave out.
     """
 
     version: int
@@ -289,12 +308,10 @@ class Snapshot:
     measures: bool = False
     measuring: frozenset[JobId] | None = None
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
-    reasons: bool = True
-    contenders: Ints | None = None
-    newly_waiting: Ints | None = None
-    services: tuple[Service, ...] = ()
+    services: tuple[ServiceInstance, ...] = ()
     services_gpus: int = 0
     services_w: float = 0.0
+    hints: RoundHints = NO_HINTS
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
         """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.domain.errors import DomainError
 from services.core.domain.arrays import Floats
-
+from services.core.domain.errors import DomainError
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from services.contracts.nodes import PowerState
 from services.contracts.parallel import ParallelLayout
 from services.core.cycle.services import without_devices
-from services.core.cycle.snapshot import Gangs, JobTable, NodeTable, Phase, Service, Snapshot, Trigger
+from services.core.cycle.snapshot import Gangs, JobTable, NodeTable, Phase, ServiceInstance, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.controls import ControlKind
@@ -382,11 +382,13 @@ def _services_w(nodes: list[Any], hosts: Mapping[str, float], held: Mapping[str,
     return drawn_w
 
 
-def _waiting_services(rows: list[Any], nodes: list[Any], table: NodeTable, eligible: Bools) -> tuple[Service, ...]:
+def _waiting_services(
+    rows: list[Any], nodes: list[Any], table: NodeTable, eligible: Bools
+) -> tuple[ServiceInstance, ...]:
     """Return the standing services that wait, oldest first."""
     waiting = [at for at, row in enumerate(rows) if row["service"] is not None and row["state"] == "queued"]
     waiting.sort(key=lambda at: (rows[at]["submitted_s"], rows[at]["id"]))
-    services: list[Service] = []
+    services: list[ServiceInstance] = []
     for at in waiting:
         terms, gpus = rows[at]["service"], rows[at]["min_gpus"]
         zone, labels = terms.get("zone"), terms.get("node_labels", {})
@@ -397,7 +399,7 @@ def _waiting_services(rows: list[Any], nodes: list[Any], table: NodeTable, eligi
             for row in nodes
         )
         may_run = np.fromiter(place, np.bool_, len(nodes)) & table.schedulable & eligible[at, table.gpu_model]
-        services.append(Service(JobId(rows[at]["id"]), gpus, may_run))
+        services.append(ServiceInstance(JobId(rows[at]["id"]), gpus, may_run))
     return tuple(services)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from services.core.cycle.policy import Policy, PowerLimited
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.kit.logging import Log
 
@@ -44,10 +45,9 @@ class PowerWatch:
         unrest = self._interval_s * LONGEST_UNREST
         return now_s - self._changed_s >= self._settle_s or now_s - self._measured_s >= unrest
 
-    def note(self, snapshot: Snapshot, policy: Any, *, changed: bool, now_s: float) -> None:
+    def note(self, snapshot: Snapshot, policy: Policy[Any], *, changed: bool, now_s: float) -> None:
         """Take note of a round that was held: what it saw, and whether it changed what gangs draw."""
-        limit_of = getattr(policy, "power_limit_w", None)
-        limit_w = limit_of(snapshot) if limit_of is not None else math.inf
+        limit_w = policy.power_limit_w(snapshot) if isinstance(policy, PowerLimited) else math.inf
         self._limited = math.isfinite(limit_w)
         self._looked_s = now_s
         if changed:

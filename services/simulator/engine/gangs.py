@@ -17,13 +17,13 @@ from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, RELEASE, STAGE, STEP, Events
 from services.simulator.engine.foresight import Foresight
-from services.simulator.engine.live import F, I, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import Workload
 
-SETTING_ROWS = {ControlKind.POWER_LIMIT: F.POWER_LIMIT, ControlKind.CLOCK: F.CLOCK}
+SETTING_ROWS = {ControlKind.POWER_LIMIT: FloatRow.POWER_LIMIT, ControlKind.CLOCK: FloatRow.CLOCK}
 
 
 class Gangs:
@@ -75,19 +75,19 @@ class Gangs:
         self._waiting.remove(slot)
         model, awake_at_s = self._nodes.take(placement, now_s, self._options.boot_s)
         ints = live.ints
-        row = ints.item(I.ROW, slot)
+        row = ints.item(IntRow.ROW, slot)
         stage, stages = self._stage_of(slot, model)
-        run = self._behaviours.run(ints.item(I.CURVE, slot), model, placement, stage=stage)
+        run = self._behaviours.run(ints.item(IntRow.CURVE, slot), model, placement, stage=stage)
         run_from = awake_at_s + run.restart_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
-        column[F.SINCE] = column[F.ACCOUNTED] = now_s
-        column[F.GRID] = self.integral
-        column[F.RUN_FROM : F.KEPT + 1] = (
-            run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency, run_from, column[F.SET_DONE],
+        column[FloatRow.SINCE] = column[FloatRow.ACCOUNTED] = now_s
+        column[FloatRow.GRID] = self.integral
+        column[FloatRow.RUN_FROM : FloatRow.KEPT + 1] = (
+            run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency, run_from, column[FloatRow.SET_DONE],
         )  # fmt: skip
-        column[F.NOW] = math.nan if known is None else known
-        ints[I.PHASE : I.MEASURED + 1, slot] = STARTING, gpus, known is not None
+        column[FloatRow.NOW] = math.nan if known is None else known
+        ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = STARTING, gpus, known is not None
         live.placements[slot] = placement
         self.power_w += run.draw_w
         self._foresee(slot, stage, stages)
@@ -98,54 +98,54 @@ class Gangs:
     def set(self, action: Control) -> None:
         """Set a gang's devices, or begin to measure it at every setting."""
         slot, kind = self._live.slot[action.job_id], action.kind
-        row = self._live.ints.item(I.ROW, slot)
+        row = self._live.ints.item(IntRow.ROW, slot)
         self._measurements.end(row, kind)
         if not isinstance(action, ProfileControls):
             self._put(slot, kind, action.value)
             return
-        profile = self._live.ints.item(I.CURVE, slot)
+        profile = self._live.ints.item(IntRow.CURVE, slot)
         line = self._measurements.begin(row, profile, self._model_of(slot), kind, action.window_s)
         if line is not None:
-            self._events.push(max(self.now_s, self._live.floats.item(F.RUN_FROM, slot)), STEP, row, line)
+            self._events.push(max(self.now_s, self._live.floats.item(FloatRow.RUN_FROM, slot)), STEP, row, line)
 
     def step(self, slot: int, line: int) -> None:
         """Take the next step of a measurement; at the end of a curve it is known, and policies are asked."""
-        row = self._live.ints.item(I.ROW, slot)
+        row = self._live.ints.item(IntRow.ROW, slot)
         while (step := self._measurements.next(row, line)) is not None:
             self._put(slot, step.kind, step.value)
             if step.value is not None:
                 self._events.push(self.now_s + step.window_s, STEP, row, line)
                 return
-            profile = self._live.ints.item(I.CURVE, slot)
+            profile = self._live.ints.item(IntRow.CURVE, slot)
             self._measurements.learn(profile, self._model_of(slot), step.kind)
             self.learned = True
 
     def preempt(self, slot: int) -> None:
         """Stop a gang with its grace."""
         live = self._live
-        checkpoint_s = self._workload.profiles[live.ints.item(I.CURVE, slot)].checkpoint_s
+        checkpoint_s = self._workload.profiles[live.ints.item(IntRow.CURVE, slot)].checkpoint_s
         held_s = min(checkpoint_s, self._options.grace_s)
         self.stop(slot, held_s, keeps_work=checkpoint_s <= self._options.grace_s)
-        self._recorder.preemptions[live.ints.item(I.ROW, slot)] += 1
+        self._recorder.preemptions[live.ints.item(IntRow.ROW, slot)] += 1
 
     def stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
         """End a gang's work now, and its hold on its devices in a while."""
         live = self._live
-        self._measurements.end(live.ints.item(I.ROW, slot))
-        if live.ints.item(I.PHASE, slot) != PREEMPTING:
-            if live.ints.item(I.MEASURED, slot) == 0:
-                ran_s = self.now_s - live.floats.item(F.RUN_FROM, slot)
+        self._measurements.end(live.ints.item(IntRow.ROW, slot))
+        if live.ints.item(IntRow.PHASE, slot) != PREEMPTING:
+            if live.ints.item(IntRow.MEASURED, slot) == 0:
+                ran_s = self.now_s - live.floats.item(FloatRow.RUN_FROM, slot)
                 if ran_s >= self._options.min_profile_s:
                     live.measured(slot)
             kept = math.inf if keeps_work else self._kept(slot)
             self.settle(slot)
-            if kept < live.floats.item(F.SET_DONE, slot):
-                live.floats[F.SET_DONE, slot] = kept
-        live.floats[F.SPEED, slot] = 0.0
+            if kept < live.floats.item(FloatRow.SET_DONE, slot):
+                live.floats[FloatRow.SET_DONE, slot] = kept
+        live.floats[FloatRow.SPEED, slot] = 0.0
         self._waiting.stops(slot)
-        live.ints[I.PHASE, slot] = PREEMPTING
-        live.ints[I.GENERATION, slot] += 1
-        row, generation = live.ints.item(I.ROW, slot), live.ints.item(I.GENERATION, slot)
+        live.ints[IntRow.PHASE, slot] = PREEMPTING
+        live.ints[IntRow.GENERATION, slot] += 1
+        row, generation = live.ints.item(IntRow.ROW, slot), live.ints.item(IntRow.GENERATION, slot)
         self._events.push(self.now_s + after_s, RELEASE, row, generation)
 
     def release(self, slot: int) -> Sequence[int]:
@@ -153,9 +153,9 @@ class Gangs:
         live = self._live
         self.settle(slot)
         idle = self._give_back(slot)
-        live.floats[F.SPEED : F.GPU_DRAW + 1, slot] = 0.0
-        live.floats[F.POWER_LIMIT : F.CLOCK + 1, slot] = math.nan
-        live.ints[I.PHASE : I.MEASURED + 1, slot] = QUEUED, 0, 0
+        live.floats[FloatRow.SPEED : FloatRow.GPU_DRAW + 1, slot] = 0.0
+        live.floats[FloatRow.POWER_LIMIT : FloatRow.CLOCK + 1, slot] = math.nan
+        live.ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = QUEUED, 0, 0
         live.placements[slot] = None
         self._waiting.comes_back(slot)
         return idle
@@ -163,8 +163,8 @@ class Gangs:
     def complete(self, slot: int) -> Sequence[int]:
         """End a job whose work is done; return the nodes that nobody uses now."""
         self.settle(slot)
-        self._measurements.end(self._live.ints.item(I.ROW, slot))
-        row = self._live.ints.item(I.ROW, slot)
+        self._measurements.end(self._live.ints.item(IntRow.ROW, slot))
+        row = self._live.ints.item(IntRow.ROW, slot)
         self._recorder.ended(row, self.now_s)
         if self._foresight is not None:
             self._foresight.ended(row)
@@ -175,26 +175,26 @@ class Gangs:
     def settle(self, slot: int) -> None:
         """Write down what a gang did so far."""
         spent = self._live.settle(slot, self.now_s, self.integral)
-        self._recorder.spent(self._live.ints.item(I.ROW, slot), *spent)
+        self._recorder.spent(self._live.ints.item(IntRow.ROW, slot), *spent)
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
         """Settle what a gang did so far, and time it anew at its present setting and stage."""
         live, column = self._live, self._live.floats[:, slot]
-        since_s, left_off_s = float(column[F.SINCE]), float(column[F.RUN_FROM])
+        since_s, left_off_s = float(column[FloatRow.SINCE]), float(column[FloatRow.RUN_FROM])
         if self.now_s > left_off_s:
-            column[F.KEPT] = self._kept(slot)
+            column[FloatRow.KEPT] = self._kept(slot)
         self.settle(slot)
-        column[F.SINCE] = since_s
+        column[FloatRow.SINCE] = since_s
         stage, stages = self._stage_of(slot, self._model_of(slot), begins=stage_begins)
         run = self._run_of(slot, stage)
-        self.power_w += run.draw_w - float(column[F.DRAW])
+        self.power_w += run.draw_w - float(column[FloatRow.DRAW])
         run_from = max(left_off_s, self.now_s)
-        column[F.RUN_FROM : F.EFFICIENCY + 1] = (
+        column[FloatRow.RUN_FROM : FloatRow.EFFICIENCY + 1] = (
             run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency,
         )  # fmt: skip
-        if live.ints[I.MEASURED, slot]:
+        if live.ints[IntRow.MEASURED, slot]:
             live.measured(slot)
-        live.ints[I.GENERATION, slot] += 1
+        live.ints[IntRow.GENERATION, slot] += 1
         self._foresee(slot, stage, stages)
 
     def _put(self, slot: int, kind: ControlKind, value: float | None) -> None:
@@ -209,29 +209,29 @@ class Gangs:
         """
         if not self._tunes:
             return FIXED_BATCH, 0
-        stages = self._behaviours.stages(self._live.ints.item(I.CURVE, slot), model)
-        share = float(self._live.floats[F.SET_DONE, slot] / self._live.floats[F.WORK, slot])
+        stages = self._behaviours.stages(self._live.ints.item(IntRow.CURVE, slot), model)
+        share = float(self._live.floats[FloatRow.SET_DONE, slot] / self._live.floats[FloatRow.WORK, slot])
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
     def _foresee(self, slot: int, stage: int, stages: int) -> None:
         """Note when the job, at its present speed, will end, or reach its next stage."""
         floats, ints = self._live.floats, self._live.ints
         last = stage + 1 >= stages
-        upto = floats.item(F.WORK, slot) if last else floats.item(F.WORK, slot) * (stage + 1) / stages
-        left = upto - floats.item(F.SET_DONE, slot)
-        time_s = floats.item(F.RUN_FROM, slot) + left / floats.item(F.SPEED, slot)
+        upto = floats.item(FloatRow.WORK, slot) if last else floats.item(FloatRow.WORK, slot) * (stage + 1) / stages
+        left = upto - floats.item(FloatRow.SET_DONE, slot)
+        time_s = floats.item(FloatRow.RUN_FROM, slot) + left / floats.item(FloatRow.SPEED, slot)
         kind = COMPLETE if last else STAGE
-        self._events.push(time_s, kind, ints.item(I.ROW, slot), ints.item(I.GENERATION, slot))
+        self._events.push(time_s, kind, ints.item(IntRow.ROW, slot), ints.item(IntRow.GENERATION, slot))
 
     def _kept(self, slot: int) -> float:
         """Return the work a gang's last checkpoint holds; it writes one whenever it has run so long."""
         column = self._live.floats[:, slot]
         every = self._options.checkpoint_every_s
-        at_s = math.floor(max(self.now_s - float(column[F.BEGAN]), 0.0) / every) * every
-        since_change_s = at_s - float(column[F.RUN_FROM] - column[F.BEGAN])
+        at_s = math.floor(max(self.now_s - float(column[FloatRow.BEGAN]), 0.0) / every) * every
+        since_change_s = at_s - float(column[FloatRow.RUN_FROM] - column[FloatRow.BEGAN])
         if since_change_s < 0:
-            return float(column[F.KEPT])
-        return float(column[F.SET_DONE]) + since_change_s * float(column[F.SPEED])
+            return float(column[FloatRow.KEPT])
+        return float(column[FloatRow.SET_DONE]) + since_change_s * float(column[FloatRow.SPEED])
 
     def _run_of(self, slot: int, stage: int) -> Run:
         live = self._live
@@ -239,7 +239,9 @@ class Gangs:
         assert placement is not None
         rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
         settings = tuple((kind, value) for kind, value in rows.items() if value == value)
-        return self._behaviours.run(live.ints.item(I.CURVE, slot), self._model_of(slot), placement, settings, stage)
+        return self._behaviours.run(
+            live.ints.item(IntRow.CURVE, slot), self._model_of(slot), placement, settings, stage
+        )
 
     def _model_of(self, slot: int) -> int:
         placement = self._live.placements[slot]
@@ -250,5 +252,5 @@ class Gangs:
         live = self._live
         placement = live.placements[slot]
         assert placement is not None
-        self.power_w -= live.floats.item(F.DRAW, slot)
+        self.power_w -= live.floats.item(FloatRow.DRAW, slot)
         return self._nodes.give_back(placement)

@@ -17,7 +17,7 @@ from services.core.domain.placement import Placement
 from services.simulator.workload import Workload
 
 
-class F:
+class FloatRow:
     """Rows of the table of floats; plain integers, because an enum's members are slow to reach.
 
     Rows that are written together stand together: an element costs as much as a slice.
@@ -55,7 +55,7 @@ class F:
     COUNT = 29
 
 
-class I:  # noqa: E742
+class IntRow:
     """Rows of the table of integers."""
 
     MIN = 0
@@ -72,35 +72,35 @@ class I:  # noqa: E742
 
 
 SHOWN_FLOATS = {
-    "submitted_s": F.SUBMITTED,
-    "waiting_since_s": F.SINCE,
-    "deadline_s": F.DEADLINE,
-    "attained_gpu_s": F.ATTAINED,
-    "energy_j": F.ENERGY,
-    "carbon_gco2": F.CARBON,
-    "gpu_power_w": F.POWER,
-    "efficiency_base": F.BASE,
-    "efficiency_now": F.NOW,
-    "progress": F.PROGRESS,
-    "remaining_s": F.REMAINING,
-    "power_limit_w": F.POWER_LIMIT,
-    "clock_mhz": F.CLOCK,
+    "submitted_s": FloatRow.SUBMITTED,
+    "waiting_since_s": FloatRow.SINCE,
+    "deadline_s": FloatRow.DEADLINE,
+    "attained_gpu_s": FloatRow.ATTAINED,
+    "energy_j": FloatRow.ENERGY,
+    "carbon_gco2": FloatRow.CARBON,
+    "gpu_power_w": FloatRow.POWER,
+    "efficiency_base": FloatRow.BASE,
+    "efficiency_now": FloatRow.NOW,
+    "progress": FloatRow.PROGRESS,
+    "remaining_s": FloatRow.REMAINING,
+    "power_limit_w": FloatRow.POWER_LIMIT,
+    "clock_mhz": FloatRow.CLOCK,
 }
 SHOWN_INTS = {
-    "phase": I.PHASE,
-    "min_gpus": I.MIN,
-    "max_gpus": I.MAX,
-    "step_gpus": I.STEP,
-    "gpus": I.GPUS,
-    "priority": I.PRIORITY,
-    "speed_curve": I.CURVE,
-    "control_curve": I.CURVE,
+    "phase": IntRow.PHASE,
+    "min_gpus": IntRow.MIN,
+    "max_gpus": IntRow.MAX,
+    "step_gpus": IntRow.STEP,
+    "gpus": IntRow.GPUS,
+    "priority": IntRow.PRIORITY,
+    "speed_curve": IntRow.CURVE,
+    "control_curve": IntRow.CURVE,
 }
 """What of the tables a snapshot shows, by the column's name there."""
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(F.SUBMITTED, F.SINCE + 1), slice(I.MIN, I.ROW + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.ROW + 1)
 """What a job brings along, kept by workload row; the rest is the same for all."""
-SETTLED = slice(F.SINCE, F.SET_DONE + 1)
+SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 
 
 class LiveJobs:
@@ -108,10 +108,11 @@ class LiveJobs:
 
     Attributes:
         count: Live jobs.
-        floats: (F.COUNT, capacity). ``SET_`` rows are what a job had at ``ACCOUNTED``, when it last got or lost GPUs or
-            was set; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at ``SPEED`` since
-            ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before ``RUN_FROM`` held.
-        ints: (I.COUNT, capacity).
+        floats: (FloatRow.COUNT, capacity). ``SET_`` rows are what a job had at ``ACCOUNTED``, when it last got or lost
+            GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at
+            ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before
+            ``RUN_FROM`` held.
+        ints: (IntRow.COUNT, capacity).
         placements: Where each job sits.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
@@ -124,8 +125,8 @@ class LiveJobs:
         n = len(workload)
         zeros = np.zeros(n, dtype=np.int64)
         self.count = 0
-        self.floats: Floats = np.zeros((F.COUNT, capacity))
-        self.ints: Ints = np.zeros((I.COUNT, capacity), dtype=np.int64)
+        self.floats: Floats = np.zeros((FloatRow.COUNT, capacity))
+        self.ints: Ints = np.zeros((IntRow.COUNT, capacity), dtype=np.int64)
         self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
         self.preemptible: Bools = np.ones(capacity, dtype=np.bool_)
         self.ids: list[JobId] = []
@@ -136,8 +137,8 @@ class LiveJobs:
         self._whole = self._all_rows()
         self._columns: dict[int, dict[str, Any]] = {}
         self._all_eligible = bool(eligible.all())
-        self._new = np.zeros(F.COUNT)
-        self._new[[F.POWER, F.BASE, F.NOW, F.POWER_LIMIT, F.CLOCK]] = np.nan
+        self._new = np.zeros(FloatRow.COUNT)
+        self._new[[FloatRow.POWER, FloatRow.BASE, FloatRow.NOW, FloatRow.POWER_LIMIT, FloatRow.CLOCK]] = np.nan
         deadline_s = np.full(n, np.inf) if workload.deadline_s is None else workload.deadline_s
         submitted_s, work_s = workload.submitted_s, workload.work_s
         self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
@@ -170,7 +171,7 @@ class LiveJobs:
     def leave(self, slot: int) -> None:
         """Drop the job in a slot; the last job takes its place."""
         last = self.count - 1
-        row = self.ints.item(I.ROW, slot)
+        row = self.ints.item(IntRow.ROW, slot)
         self.profiled.pop(row, None)
         del self.slot[self.ids[slot]]
         moved, tenant, placement = self.ids.pop(), self.tenants.pop(), self.placements.pop()
@@ -192,16 +193,20 @@ class LiveJobs:
             integral: ``Grid.integral(now_s)``.
         """
         column = self.floats[:, slot].tolist()
-        seconds = now_s - column[F.ACCOUNTED]
-        gpus = self.ints.item(I.GPUS, slot)
-        energy_j = column[F.DRAW] * seconds
-        carbon = column[F.DRAW] * (integral - column[F.GRID]) / 3.6e6
+        seconds = now_s - column[FloatRow.ACCOUNTED]
+        gpus = self.ints.item(IntRow.GPUS, slot)
+        energy_j = column[FloatRow.DRAW] * seconds
+        carbon = column[FloatRow.DRAW] * (integral - column[FloatRow.GRID]) / 3.6e6
         gpu_s = gpus * seconds
-        done = column[F.SET_DONE] + column[F.SPEED] * max(now_s - column[F.RUN_FROM], 0.0)
-        spent = column[F.SET_ATTAINED] + gpu_s, column[F.SET_ENERGY] + energy_j, column[F.SET_CARBON] + carbon
-        gpu_energy_j = column[F.SET_GPU_ENERGY] + column[F.GPU_DRAW] * seconds
+        done = column[FloatRow.SET_DONE] + column[FloatRow.SPEED] * max(now_s - column[FloatRow.RUN_FROM], 0.0)
+        spent = (
+            column[FloatRow.SET_ATTAINED] + gpu_s,
+            column[FloatRow.SET_ENERGY] + energy_j,
+            column[FloatRow.SET_CARBON] + carbon,
+        )
+        gpu_energy_j = column[FloatRow.SET_GPU_ENERGY] + column[FloatRow.GPU_DRAW] * seconds
         self.floats[SETTLED, slot] = (
-            now_s, *spent, now_s, integral, *spent, gpu_energy_j, min(done, column[F.WORK]),
+            now_s, *spent, now_s, integral, *spent, gpu_energy_j, min(done, column[FloatRow.WORK]),
         )  # fmt: skip
         return gpu_s, energy_j, carbon
 
@@ -209,34 +214,34 @@ class LiveJobs:
         """Bring what a snapshot shows up to this moment: figures of holders, starts done, profiles observed."""
         n = self.count
         f, i = self.floats[:, :n], self.ints[:, :n]
-        phase = i[I.PHASE]
-        started = (phase == STARTING) & (f[F.RUN_FROM] <= now_s)
+        phase = i[IntRow.PHASE]
+        started = (phase == STARTING) & (f[FloatRow.RUN_FROM] <= now_s)
         phase[started] = RUNNING
-        held_s = now_s - f[F.ACCOUNTED]
-        gpus = i[I.GPUS]
-        f[F.ATTAINED] = f[F.SET_ATTAINED] + gpus * held_s
-        f[F.ENERGY] = f[F.SET_ENERGY] + f[F.DRAW] * held_s
-        f[F.CARBON] = f[F.SET_CARBON] + f[F.DRAW] * ((integral - f[F.GRID]) / 3.6e6)
-        done = f[F.SET_DONE] + f[F.SPEED] * np.maximum(now_s - f[F.RUN_FROM], 0.0)
-        share = np.minimum(done / f[F.WORK], 1.0)
-        f[F.PROGRESS] = share
-        f[F.REMAINING] = f[F.PREDICTED] * (1.0 - share)
-        ran = f[F.ATTAINED] >= 1.0
-        gpu_energy = f[F.SET_GPU_ENERGY] + f[F.GPU_DRAW] * held_s
-        np.divide(gpu_energy, f[F.ATTAINED], out=f[F.POWER], where=ran)
-        fresh = (phase == RUNNING) & (i[I.MEASURED] == 0) & (now_s - f[F.RUN_FROM] >= min_profile_s)
+        held_s = now_s - f[FloatRow.ACCOUNTED]
+        gpus = i[IntRow.GPUS]
+        f[FloatRow.ATTAINED] = f[FloatRow.SET_ATTAINED] + gpus * held_s
+        f[FloatRow.ENERGY] = f[FloatRow.SET_ENERGY] + f[FloatRow.DRAW] * held_s
+        f[FloatRow.CARBON] = f[FloatRow.SET_CARBON] + f[FloatRow.DRAW] * ((integral - f[FloatRow.GRID]) / 3.6e6)
+        done = f[FloatRow.SET_DONE] + f[FloatRow.SPEED] * np.maximum(now_s - f[FloatRow.RUN_FROM], 0.0)
+        share = np.minimum(done / f[FloatRow.WORK], 1.0)
+        f[FloatRow.PROGRESS] = share
+        f[FloatRow.REMAINING] = f[FloatRow.PREDICTED] * (1.0 - share)
+        ran = f[FloatRow.ATTAINED] >= 1.0
+        gpu_energy = f[FloatRow.SET_GPU_ENERGY] + f[FloatRow.GPU_DRAW] * held_s
+        np.divide(gpu_energy, f[FloatRow.ATTAINED], out=f[FloatRow.POWER], where=ran)
+        fresh = (phase == RUNNING) & (i[IntRow.MEASURED] == 0) & (now_s - f[FloatRow.RUN_FROM] >= min_profile_s)
         for slot in np.flatnonzero(fresh).tolist():
             self.measured(slot)
 
     def measured(self, slot: int) -> None:
         """Note that a job's efficiency at its present size is known."""
-        row, gpus = int(self.ints[I.ROW, slot]), int(self.ints[I.GPUS, slot])
-        efficiency = float(self.floats[F.EFFICIENCY, slot])
-        self.ints[I.MEASURED, slot] = 1
-        self.floats[F.NOW, slot] = efficiency
+        row, gpus = int(self.ints[IntRow.ROW, slot]), int(self.ints[IntRow.GPUS, slot])
+        efficiency = float(self.floats[FloatRow.EFFICIENCY, slot])
+        self.ints[IntRow.MEASURED, slot] = 1
+        self.floats[FloatRow.NOW, slot] = efficiency
         self.profiled.setdefault(row, {})[gpus] = efficiency
-        if gpus == self.ints[I.MIN, slot]:
-            self.floats[F.BASE, slot] = efficiency
+        if gpus == self.ints[IntRow.MIN, slot]:
+            self.floats[FloatRow.BASE, slot] = efficiency
 
     def table(self) -> JobTable:
         """Return the live jobs as a snapshot shows them: views, valid until the next event."""

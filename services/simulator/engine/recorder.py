@@ -6,7 +6,7 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.ids import JobId
-from services.simulator.engine.live import I, LiveJobs
+from services.simulator.engine.live import IntRow, LiveJobs
 from services.simulator.engine.result import JobColumns, Series
 from services.simulator.workload import Workload
 
@@ -50,10 +50,10 @@ class Recorder:
     def sample(self, now_s: float, intensity: float, sums: list[float], live: LiveJobs) -> None:
         """Note the cluster; ``sums``: energy (J), carbon (g), idle energy (J), idle carbon (g) so far."""
         n = live.count
-        gpus = live.ints[I.GPUS, :n]
+        gpus = live.ints[IntRow.GPUS, :n]
         holds = gpus > 0
         holding = int(holds.sum())
-        high = int(self._high[live.ints[I.CURVE, :n][holds]].sum())
+        high = int(self._high[live.ints[IntRow.CURVE, :n][holds]].sum())
         held = float(gpus.sum())
         self._samples.append(
             (now_s, *sums[:3], intensity, held, float(n - holding), float(high), float(holding - high))

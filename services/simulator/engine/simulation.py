@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Control, Plan, Preempt, Start
-from services.core.cycle.policy import Policy
+from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
@@ -41,7 +41,7 @@ from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.grid import Grid
-from services.simulator.engine.live import F, I, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
@@ -97,8 +97,7 @@ class Simulation:
         self._replans = entry is not None and entry.replans
         waits_by = () if entry is None else entry.waits_by
         tunes = entry is not None and entry.tunes_batch
-        self._limit_of: Callable[[Snapshot], float] | None = getattr(policy, "power_limit_w", None)
-        self._error_of: Callable[[Snapshot], float] = getattr(policy, "power_error_w", lambda _: 0.0)
+        self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
         self.options = options
         self.workload = workload.rigid() if options.rigid else workload
@@ -110,7 +109,7 @@ class Simulation:
         eligible = eligible_models(self.workload, models)
         self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, max(self.nodes.gpus))
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network))
-        placement = getattr(getattr(policy, "config", None), "placement", options.placement)  # some place by themselves
+        placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
         self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
         kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
@@ -201,7 +200,7 @@ class Simulation:
         slot = self.live.arrive(row)
         if self._foresight is not None:
             share = self._foresight.at_arrival(row, self.gangs.now_s)
-            self.live.floats[F.PREDICTED : F.REMAINING + 1, slot] *= share
+            self.live.floats[FloatRow.PREDICTED : FloatRow.REMAINING + 1, slot] *= share
         return slot
 
     def snapshot(self, trigger: Trigger) -> Snapshot:
@@ -209,29 +208,31 @@ class Simulation:
         self._version += 1
         stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
         snapshot = Snapshot(
-            self._version,
-            self.gangs.now_s,
-            trigger,
-            self.nodes.models,
-            self.live.table(),
-            self.nodes.table(),
-            self.grid.outlook(self.gangs.now_s),
-            {},
-            self._curves,
-            self._measurements.curves,
-            self._settable,
-            self._tables.shown(self._measurements.curves) if self._replans else (),
-            self.nodes.idle_w_of,
-            self._next_active_s,
-            self.options.placement,
-            self._graphs,
-            self.network,
+            version=self._version,
+            now_s=self.gangs.now_s,
+            trigger=trigger,
+            gpu_models=self.nodes.models,
+            jobs=self.live.table(),
+            nodes=self.nodes.table(),
+            carbon=self.grid.outlook(self.gangs.now_s),
+            tenant_gpu_quota={},
+            speed_curves=self._curves,
+            control_curves=self._measurements.curves,
+            settable=self._settable,
+            gangs=self._tables.shown(self._measurements.curves) if self._replans else (),
+            idle_w=self.nodes.idle_w_of,
+            next_active_s=self._next_active_s,
+            placement=self.options.placement,
+            graphs=self._graphs,
+            network=self.network,
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
             measures=True,
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
-            reasons=False,
-            contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
-            newly_waiting=self._waiting.newly(),
+            hints=RoundHints(
+                reasons=False,
+                contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
+                newly_waiting=self._waiting.newly(),
+            ),
         )
         return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)
 
@@ -269,10 +270,10 @@ class Simulation:
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)
-        if self._limit_of is not None:
+        if self._limited is not None:
             power_w = self.gangs.power_w + self.nodes.idle_w
-            if not self._above.held(power_w, self._limit_of(self.snapshot(trigger))):
-                self._above.stated(power_w, self._error_of(self.snapshot(trigger)))
+            if not self._above.held(power_w, self._limited.power_limit_w(self.snapshot(trigger))):
+                self._above.stated(power_w, self._limited.power_error_w(self.snapshot(trigger)))
 
     def _carry_out(self, plan: Plan) -> None:
         for action in plan.actions:
@@ -304,7 +305,7 @@ class Simulation:
             _, kind, _, subject, generation = event
             if kind in (RELEASE, COMPLETE, STAGE):
                 slot = live.slot.get(self.recorder.ids[subject])
-                if slot is None or live.ints.item(I.GENERATION, slot) != generation:
+                if slot is None or live.ints.item(IntRow.GENERATION, slot) != generation:
                     continue
                 if kind == STAGE:
                     gangs.retime(slot, stage_begins=True)
@@ -346,7 +347,7 @@ class Simulation:
         for slot in range(live.count):
             placement = live.placements[slot]
             if placement is not None and any(share.node_id == node_id for share in placement.shares):
-                self.recorder.failures[live.ints.item(I.ROW, slot)] += 1
+                self.recorder.failures[live.ints.item(IntRow.ROW, slot)] += 1
                 self.gangs.stop(slot, self.options.lease_s, keeps_work=False)
         repair_s = self.options.lease_s + float(self._random.exponential(self.options.node_repair_s))
         self._events.push(self.gangs.now_s + repair_s, RECOVER, node)

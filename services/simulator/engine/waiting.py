@@ -18,14 +18,14 @@ import numpy as np
 
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
-from services.simulator.engine.live import F, I, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
 Key = tuple[float | str, ...]
 Kind = tuple[int | bytes, ...]
 
 FEW = 64
 """More jobs than this are found sooner by their phase."""
-COLUMNS = {"submitted_s": F.SUBMITTED, "remaining_s": F.REMAINING}
+COLUMNS = {"submitted_s": FloatRow.SUBMITTED, "remaining_s": FloatRow.REMAINING}
 
 
 class Waiting:
@@ -45,7 +45,7 @@ class Waiting:
     def add(self, slot: int) -> None:
         """Take in a job that waits from now on."""
         job_id = self._live.ids[slot]
-        size = self._live.ints.item(I.MIN, slot)
+        size = self._live.ints.item(IntRow.MIN, slot)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self._key[job_id] = ()
         if self._new is not None:
@@ -56,7 +56,7 @@ class Waiting:
     def remove(self, slot: int) -> None:
         """Let go of a job that starts."""
         del self._key[self._live.ids[slot]]
-        size = self._live.ints.item(I.MIN, slot)
+        size = self._live.ints.item(IntRow.MIN, slot)
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]
@@ -99,7 +99,7 @@ class Waiting:
         if self._new is not None:
             found: list[int] = []
         elif self._columns:
-            gpus = self._live.ints[I.GPUS]
+            gpus = self._live.ints[IntRow.GPUS]
             room = free_gpus + sum(int(gpus[at]) for at in stopping)
             found = [slot[job_id] for kind, heap in self._kinds.items() for job_id in self._first(heap, kind, room)]
         elif len(self._key) <= FEW:
@@ -124,7 +124,11 @@ class Waiting:
         live = self._live
         floats = live.floats
         figures = (float(floats[column, slot]) for column in self._columns)
-        key = (-int(live.ints[I.PRIORITY, slot]), *(math.inf if each != each else each for each in figures), job_id)
-        kind: Kind = (*live.ints[I.MIN : I.STEP + 1, slot].tolist(), live.eligible[slot].tobytes())
+        key = (
+            -int(live.ints[IntRow.PRIORITY, slot]),
+            *(math.inf if each != each else each for each in figures),
+            job_id,
+        )
+        kind: Kind = (*live.ints[IntRow.MIN : IntRow.STEP + 1, slot].tolist(), live.eligible[slot].tobytes())
         self._key[job_id] = key
         heapq.heappush(self._kinds.setdefault(kind, []), key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Trigger
 from services.core.domain.ids import JobId
-from services.core.policies.baselines.fifo import Fifo, FifoConfig, FifoMemory
+from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.policies.baselines.las import Las, LasConfig, LasMemory
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
 from tests.support.harness import Harness
@@ -20,8 +20,8 @@ def waiting(name: str, minutes: float, **columns: object) -> JobRow:
 def test_fifo_starts_in_order_of_submission_and_blocks_behind_the_head() -> None:
     jobs = [a_job("run", gpus=2), waiting("slim", 3), waiting("wide", 5, min_gpus=3), waiting("first", 9)]
 
-    plan = run_cycle(Fifo(FifoConfig()), a_snapshot(jobs), FifoMemory()).plan
-    filled = run_cycle(Fifo(FifoConfig(backfill=True)), a_snapshot(jobs), FifoMemory()).plan
+    plan = run_cycle(Fifo(FifoConfig()), a_snapshot(jobs), None).plan
+    filled = run_cycle(Fifo(FifoConfig(backfill=True)), a_snapshot(jobs), None).plan
 
     assert story(plan) == {
         "first": "start n0:2",
@@ -38,15 +38,15 @@ def test_fifo_starts_in_order_of_submission_and_blocks_behind_the_head() -> None
 def test_fifo_never_preempts_and_can_run_jobs_at_their_widest() -> None:
     jobs = [a_job("run", gpus=3, submitted_s=NOON_S), waiting("a", 9, max_gpus=3)]
 
-    assert story(run_cycle(Fifo(FifoConfig()), a_snapshot(jobs), FifoMemory()).plan) == {"a": "start n0:3"}
-    wide = run_cycle(Fifo(FifoConfig(gang="max")), a_snapshot(jobs), FifoMemory()).plan
+    assert story(run_cycle(Fifo(FifoConfig()), a_snapshot(jobs), None).plan) == {"a": "start n0:3"}
+    wide = run_cycle(Fifo(FifoConfig(gang="max")), a_snapshot(jobs), None).plan
     assert story(wide) == {"a": "hold not_enough_free_gpus"}
 
 
 def test_users_wishes_come_before_submission() -> None:
     jobs = [waiting("a", 9), waiting("b", 1, priority=2)]
 
-    plan = run_cycle(Fifo(FifoConfig()), a_snapshot(jobs, [a_node(gpus=1)]), FifoMemory()).plan
+    plan = run_cycle(Fifo(FifoConfig()), a_snapshot(jobs, [a_node(gpus=1)]), None).plan
 
     assert story(plan) == {"b": "start n0:0", "a": "hold not_enough_free_gpus"}
 

@@ -11,7 +11,7 @@ from services.core.cycle.plan import Start
 from services.core.cycle.ranking import Ranking, order_by, wishes_first
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
-from services.core.cycle.snapshot import Trigger
+from services.core.cycle.snapshot import RoundHints, Trigger
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.policies.registry import build_policy
@@ -92,6 +92,6 @@ def test_sifting_before_sorting_changes_no_start(name: str, parameters: dict[str
     policy = build_policy(name, parameters)
 
     whole = run_cycle(policy, snapshot, policy.initial()).plan.actions
-    sifted = run_cycle(policy, replace(snapshot, reasons=False), policy.initial()).plan.actions
+    sifted = run_cycle(policy, replace(snapshot, hints=RoundHints(reasons=False)), policy.initial()).plan.actions
 
     assert sifted == tuple(action for action in whole if isinstance(action, Start))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.cycle.validate import check_plan
 from tests.support.builders import a_job, a_node, a_snapshot, story

@@ -29,9 +29,9 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.graph_placing import COMM_HEAVY, extremes_s, is_heavy, mapper_of, seats
 from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
-from services.core.cycle.ranking import Ranking
-from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.cycle.ranking import Preemption, Ranking, queue_changes, ranks_whole_queue
+from services.core.cycle.reconcile import reconcile
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
@@ -119,23 +119,23 @@ class Asrpt:
         """Return the memory of a policy that has seen no job."""
         return AsrptMemory()
 
+    @property
+    def placement(self) -> str:
+        """The way it places gangs."""
+        return self.config.placement
+
     def decide(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[Plan, AsrptMemory]:
         """Move the virtual machine up to now, and start what the queue's order and the free GPUs allow."""
         machine, queue = self._moved(snapshot, memory)
-        if not queue and not snapshot.reasons:
-            again_s = self._look_again_s(snapshot, machine, queue, {})
-            return Plan(snapshot.version, (), look_again_s=again_s), AsrptMemory(machine, queue)
         line, behind = self._line(snapshot, queue)
         placer = _Placer(snapshot, self.config, memory.offers, {job.job_id: job.length_s for job in line})
-        plan = Plan(snapshot.version, ())
-        if line or snapshot.reasons:
-            index = snapshot.jobs.index
-            which = [index[job.job_id] for job in line]
-            nowhere = [job for job in which if self._fits_nowhere(snapshot, job)]
-            placer.declined.update((snapshot.jobs.ids[job], Reason.NO_ELIGIBLE_NODE) for job in nowhere)
-            order = np.array([job for job in which if job not in nowhere], dtype=np.int64)
-            ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang, order), Reason.SHORTER_FIRST)
-            plan = reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
+        index = snapshot.jobs.index
+        which = [index[job.job_id] for job in line]
+        nowhere = [job for job in which if self._fits_nowhere(snapshot, job)]
+        placer.declined.update((snapshot.jobs.ids[job], Reason.NO_ELIGIBLE_NODE) for job in nowhere)
+        order = np.array([job for job in which if job not in nowhere], dtype=np.int64)
+        ranking = Ranking(order, fixed_sizes(snapshot, self.config.gang, order), Reason.SHORTER_FIRST)
+        plan = reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=placer, backfill=False)
         started = {action.job_id for action in plan.actions if isinstance(action, Start)}
         if started:
             queue = behind
@@ -173,15 +173,7 @@ class Asrpt:
     def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
         """Return machine and queue now: with the jobs that began to wait, without those that no longer do."""
         queue = memory.queue
-        gone: set[JobId] = set()
-        if snapshot.newly_waiting is not None:
-            new: list[int] = snapshot.newly_waiting.tolist()
-        else:
-            ids = snapshot.jobs.ids
-            queued: list[int] = np.flatnonzero(snapshot.jobs.phase == QUEUED).tolist()
-            known = memory.machine.job_ids().union(job.job_id for job in queue)
-            new = [job for job in queued if ids[job] not in known]
-            gone = known.difference(ids[job] for job in queued)
+        new, gone = queue_changes(snapshot, lambda: memory.machine.job_ids().union(job.job_id for job in queue))
         machine, ended = memory.machine.run(self._arrivals(snapshot, new), snapshot.now_s)
         for job in ended:
             queue = queue.with_item(job)
@@ -208,13 +200,13 @@ class Asrpt:
     def _line(self, snapshot: Snapshot, queue: Heap[EndedJob]) -> tuple[list[EndedJob], Heap[EndedJob]]:
         """Return the jobs of the queue that may start in this round, in order, and the queue behind them.
 
-        On one GPU model and without quotas those are the first ones that fit together; else, and where everybody is to
-        be told why it waits, all of them.
+        Those are the first ones that fit together, unless all must be ranked (``ranks_whole_queue``).
         """
         line: list[EndedJob] = []
-        everybody = snapshot.reasons or len(snapshot.gpu_models) > 1 or bool(snapshot.tenant_gpu_quota)
-        if everybody:
+        if ranks_whole_queue(snapshot):
             return sorted(queue), Heap()
+        if not queue:
+            return line, queue
         index, total = snapshot.jobs.index, snapshot.total_gpus
         room = sum(Capacity(snapshot).room)
         while queue:

@@ -33,8 +33,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Ranking, every_job, order_by, rank, rank_waiting, waiting, wishes_first
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, rank, wishes_first
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -91,11 +91,11 @@ class Afs:
         jobs = snapshot.jobs
         length = lengths(snapshot)
         if snapshot.trigger is Trigger.PASSIVE:
-            which = every_job(snapshot) if snapshot.reasons else waiting(snapshot)
+            which = contenders(snapshot, Preemption.LATER)
             ids = map(jobs.ids.__getitem__, which.tolist())
             targets = np.fromiter(map(memory.targets.get, ids, repeat(0)), np.int64, which.size)
             keys, sizes = (length[which], jobs.submitted_s[which]), possible_sizes(snapshot, targets, which)
-            ranking = (rank if snapshot.reasons else rank_waiting)(snapshot, which, sizes, *keys)
+            ranking = rank(snapshot, which, sizes, *keys, preemption=Preemption.LATER)
             return reconcile(snapshot, ranking, preemption=Preemption.LATER), memory
         order = wishes_first(order_by(jobs.ids, length, jobs.submitted_s), jobs.priority)
         sizes = self._shares(snapshot, order, length)

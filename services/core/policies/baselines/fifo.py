@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.policy import StatelessPolicy
+from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
@@ -30,12 +31,7 @@ class FifoConfig:
         check_parameters(self)
 
 
-@dataclass(frozen=True)
-class FifoMemory:
-    """FIFO remembers nothing."""
-
-
-class Fifo:
+class Fifo(StatelessPolicy):
     """Jobs in order of submission; users' priorities come first. Never preempts."""
 
     name = "fifo"
@@ -43,23 +39,9 @@ class Fifo:
     def __init__(self, config: FifoConfig) -> None:
         self.config = config
 
-    def initial(self) -> FifoMemory:
-        """Return the empty memory."""
-        return FifoMemory()
-
-    def decide(self, snapshot: Snapshot, memory: FifoMemory) -> tuple[Plan, FifoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the starts that free devices allow, in order of submission."""
-        waits, backfill = waiting(snapshot), self.config.backfill
-        sizes = fixed_sizes(snapshot, self.config.gang, waits)
-        ranking = rank_waiting(snapshot, waits, sizes, snapshot.jobs.submitted_s[waits], backfill=backfill)
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
-
-    def dump(self, memory: FifoMemory) -> dict[str, Any]:
-        """Return the memory as JSON values: none."""
-        del memory
-        return {}
-
-    def load(self, stored: dict[str, Any]) -> FifoMemory:
-        """Return the empty memory, whatever was stored."""
-        del stored
-        return FifoMemory()
+        waits, never, backfill = waiting(snapshot), Preemption.NEVER, self.config.backfill
+        sizes, submitted_s = fixed_sizes(snapshot, self.config.gang, waits), snapshot.jobs.submitted_s[waits]
+        ranking = rank(snapshot, waits, sizes, submitted_s, preemption=never, backfill=backfill)
+        return reconcile(snapshot, ranking, preemption=never, backfill=backfill), memory

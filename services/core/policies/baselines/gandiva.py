@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, contenders, rank
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
@@ -73,14 +73,14 @@ class Gandiva:
     def decide(self, snapshot: Snapshot, memory: GandivaMemory) -> tuple[Plan, GandivaMemory]:
         """Return whose turn it is, and whom to move."""
         jobs = snapshot.jobs
-        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
-        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        preemption = Preemption.at(snapshot.trigger)
+        which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
         turn = self._turns(snapshot, memory)
         since = np.where(turn == HAD_SLICE, -jobs.waiting_since_s, jobs.waiting_since_s)  # who ran longest is last
         keys = turn[which], since[which], jobs.submitted_s[which]
-        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys)
-        plan = reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger))
+        ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
+        plan = reconcile(snapshot, ranking, preemption=preemption)
         waits = (jobs.phase == Phase.QUEUED) | (jobs.phase == Phase.PREEMPTING)
         started = {action.job_id for action in plan.actions if isinstance(action, Start)}
         moving = {job_id for job_id, wait in zip(jobs.ids, waits.tolist(), strict=True) if wait} & memory.moving

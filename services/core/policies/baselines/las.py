@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, contenders, every_job, rank
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import PolicyConfigError
@@ -87,10 +87,10 @@ class Las:
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
         """Return the plan of discretised LAS; jobs are promoted in active rounds only."""
         jobs = snapshot.jobs
-        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
-        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        preemption = Preemption.at(snapshot.trigger)
+        which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
-        ids = map(jobs.ids.__getitem__, which.tolist()) if only_waiting else jobs.ids
+        ids = map(jobs.ids.__getitem__, which.tolist())
         started = np.fromiter(map(memory.started_s.get, ids, repeat(np.inf)), np.float64, which.size)
         if snapshot.trigger is Trigger.ACTIVE:
             holds = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
@@ -98,8 +98,8 @@ class Las:
             memory = self._following(snapshot, memory, started, sizes)
         served = served_since_promotion(snapshot, memory, which)
         keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
-        ranking = (rank_waiting if only_waiting else rank)(snapshot, which, sizes, *keys)
-        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+        ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
+        return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def dump(self, memory: LasMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

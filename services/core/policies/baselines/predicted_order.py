@@ -26,11 +26,11 @@ import numpy as np
 
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.policy import StatelessPolicy
+from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.baselines.shortest import Forgetful, NoMemory
 from services.core.policies.parameters import Parameter, check_parameters
 
 Key = Literal["duration", "workload", "submission"]
@@ -50,7 +50,7 @@ class PredictedOrderConfig:
         check_parameters(self)
 
 
-class PredictedOrder(Forgetful):
+class PredictedOrder(StatelessPolicy):
     """One of the five, by its key and by whether it backfills."""
 
     def __init__(self, config: PredictedOrderConfig, name: str, key: Key, *, backfill: bool) -> None:
@@ -59,7 +59,12 @@ class PredictedOrder(Forgetful):
         self._key = key
         self._backfill = backfill
 
-    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+    @property
+    def placement(self) -> str:
+        """The way it places gangs."""
+        return self.config.placement
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the starts that free devices allow, in order."""
         waits, jobs = waiting(snapshot), snapshot.jobs
         sizes = fixed_sizes(snapshot, self.config.gang, waits)
@@ -70,9 +75,9 @@ class PredictedOrder(Forgetful):
             "workload": (predicted_s * sizes, predicted_s, submitted_s),  # two lengths may round to one workload
             "submission": (submitted_s,),
         }[self._key]
-        ranking = rank_waiting(snapshot, waits, sizes, *keys, backfill=self._backfill)
-        place = PLACERS[self.config.placement]
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, place=place, backfill=self._backfill), memory
+        never, place = Preemption.NEVER, PLACERS[self.placement]
+        ranking = rank(snapshot, waits, sizes, *keys, preemption=never, backfill=self._backfill)
+        return reconcile(snapshot, ranking, preemption=never, place=place, backfill=self._backfill), memory
 
 
 def in_order(name: str, key: Key, *, backfill: bool) -> Callable[[PredictedOrderConfig], PredictedOrder]:

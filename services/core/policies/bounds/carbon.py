@@ -36,18 +36,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
-from services.core.solvers.model import (
-    Backend,
-    Floats,
-    Indices,
-    LinearModel,
-    ModelBuilder,
-    Solution,
-    SolveStatus,
-)
+from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
 
 W_PER_KW = 1_000.0
@@ -143,8 +136,8 @@ class CarbonBound:
     carbon_gco2: float | None
     busy_energy_kwh: float | None
     idle_energy_kwh: float | None
-    work_index: Indices
-    step_index: Indices
+    work_index: Ints
+    step_index: Ints
     gpu_hours: Floats
     shortfall_gpu_hours: Floats
     note: str = ""
@@ -174,7 +167,7 @@ def carbon_bound(
     return _bound(problem, solution, work_of, step_of, short)
 
 
-def _windows(problem: CarbonBoundProblem) -> tuple[Indices, Indices]:
+def _windows(problem: CarbonBoundProblem) -> tuple[Ints, Ints]:
     """Return the first step of each class's window and the step after its last, (classes,) both."""
     starts = problem.curve.times_s
     ends = np.append(starts[1:], problem.curve.end_s)
@@ -193,7 +186,7 @@ def _deadlines_s(problem: CarbonBoundProblem) -> Floats:
     return np.array([end_s if item.deadline_s is None else item.deadline_s for item in problem.work])
 
 
-def _columns(problem: CarbonBoundProblem) -> tuple[Indices, Indices, Floats]:
+def _columns(problem: CarbonBoundProblem) -> tuple[Ints, Ints, Floats]:
     """Return class, step and upper bound of each variable: one wherever a class's window meets a step with GPUs."""
     starts = problem.curve.times_s
     ends = np.append(starts[1:], problem.curve.end_s)
@@ -211,13 +204,13 @@ def _columns(problem: CarbonBoundProblem) -> tuple[Indices, Indices, Floats]:
     return work_of[kept], step_of[kept], upper[kept]
 
 
-def _gco2_per_gpu_hour(problem: CarbonBoundProblem, work_of: Indices, step_of: Indices) -> Floats:
+def _gco2_per_gpu_hour(problem: CarbonBoundProblem, work_of: Ints, step_of: Ints) -> Floats:
     """Return what a GPU-hour adds over the idling it replaces; gCO2, (variables,)."""
     power_w = np.array([item.power_w for item in problem.work])[work_of] - problem.idle_power_w
     return problem.pue * problem.curve.intensity_gco2_per_kwh[step_of] * power_w / W_PER_KW
 
 
-def _model(problem: CarbonBoundProblem, work_of: Indices, step_of: Indices, upper: Floats) -> LinearModel:
+def _model(problem: CarbonBoundProblem, work_of: Ints, step_of: Ints, upper: Floats) -> LinearModel:
     idle_kwh = problem.pue * problem.idle_power_w / W_PER_KW * problem.capacity_gpu_hours
     builder = ModelBuilder()
     columns = builder.add_variables(work_of.size, upper=upper, cost=_gco2_per_gpu_hour(problem, work_of, step_of))
@@ -227,7 +220,7 @@ def _model(problem: CarbonBoundProblem, work_of: Indices, step_of: Indices, uppe
     return builder.build(offset=float(idle_kwh @ problem.curve.intensity_gco2_per_kwh))
 
 
-def _most_work(problem: CarbonBoundProblem, work_of: Indices, step_of: Indices, upper: Floats) -> LinearModel:
+def _most_work(problem: CarbonBoundProblem, work_of: Ints, step_of: Ints, upper: Floats) -> LinearModel:
     builder = ModelBuilder()
     columns = builder.add_variables(work_of.size, upper=upper, cost=-1.0)
     wanted = np.array([item.gpu_hours for item in problem.work])
@@ -236,15 +229,15 @@ def _most_work(problem: CarbonBoundProblem, work_of: Indices, step_of: Indices, 
     return builder.build()
 
 
-def _add_capacity(builder: ModelBuilder, problem: CarbonBoundProblem, step_of: Indices, columns: Indices) -> None:
+def _add_capacity(builder: ModelBuilder, problem: CarbonBoundProblem, step_of: Ints, columns: Ints) -> None:
     builder.add_rows(problem.curve.times_s.size, step_of, columns, 1.0, upper=problem.capacity_gpu_hours)
 
 
 def _bound(
     problem: CarbonBoundProblem,
     solution: Solution,
-    work_of: Indices,
-    step_of: Indices,
+    work_of: Ints,
+    step_of: Ints,
     short: NDArray[np.float64],
     status: SolveStatus | None = None,
 ) -> CarbonBound:

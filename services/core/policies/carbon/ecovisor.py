@@ -12,11 +12,11 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.cycle.policy import StatelessPolicy
+from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.reconcile import reconcile
+from services.core.cycle.snapshot import QUEUED, Floats, Ints, Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.baselines.shortest import Forgetful, NoMemory
 from services.core.policies.carbon.window import percentile
 from services.core.policies.parameters import Parameter, check_parameters
 
@@ -55,7 +55,7 @@ class EcovisorConfig:
         check_parameters(self)
 
 
-class Ecovisor(Forgetful):
+class Ecovisor(StatelessPolicy):
     """Jobs start in order of submission while the grid is below a threshold. Never preempts."""
 
     name = "ecovisor"
@@ -63,7 +63,7 @@ class Ecovisor(Forgetful):
     def __init__(self, config: EcovisorConfig) -> None:
         self.config = config
 
-    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the starts that the threshold and free devices allow."""
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
         curve = snapshot.carbon.curve
@@ -75,8 +75,13 @@ class Ecovisor(Forgetful):
             starts = waits[(jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)]
         sizes, backfill = fixed_sizes(snapshot, config.gang, starts), config.backfill
         keys, why = jobs.submitted_s[starts], Reason.GREENER_HOURS
-        ranking = rank_waiting(snapshot, starts, sizes, keys, backfill=backfill, unranked=why)
-        if snapshot.reasons:  # at the latest: later thresholds depend on hours that are not foretold yet
+        never = Preemption.NEVER
+        ranking = rank(snapshot, starts, sizes, keys, preemption=never, backfill=backfill, unranked=why)
+
+        def latest_s() -> tuple[Ints, Floats]:
+            """Return when the others start at the latest: later thresholds depend on hours not yet predicted."""
             later = np.setdiff1d(waits, starts)
-            ranking = ranking.expecting(later, jobs.submitted_s[later] + longest_s)
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
+            return later, jobs.submitted_s[later] + longest_s
+
+        ranking = ranking.expecting(latest_s)
+        return reconcile(snapshot, ranking, preemption=never, backfill=backfill), memory

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Ints, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import JobId
@@ -85,10 +85,10 @@ class Gaia:
         now = start_s <= snapshot.now_s
         due, backfill, why = waits[now], config.backfill, Reason.GREENER_HOURS
         sizes, keys = fixed_sizes(snapshot, config.gang, due), (start_s[now], jobs.submitted_s[due])
-        ranking = rank_waiting(snapshot, due, sizes, *keys, backfill=backfill, unranked=why)
-        if snapshot.reasons:
-            ranking = ranking.expecting(waits[~now], start_s[~now])
-        return reconcile(snapshot, ranking, preemption=Preemption.NEVER, backfill=backfill), memory
+        never = Preemption.NEVER
+        ranking = rank(snapshot, due, sizes, *keys, preemption=never, backfill=backfill, unranked=why)
+        ranking = ranking.expecting(lambda: (waits[~now], start_s[~now]))
+        return reconcile(snapshot, ranking, preemption=never, backfill=backfill), memory
 
     def dump(self, memory: GaiaMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

@@ -20,12 +20,12 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import every_job, rank, rank_waiting, waiting
-from services.core.cycle.reconcile import Preemption, reconcile
-from services.core.cycle.snapshot import QUEUED, Bools, Floats, Snapshot, Trigger
+from services.core.cycle.policy import StatelessPolicy
+from services.core.cycle.ranking import Preemption, contenders, rank
+from services.core.cycle.reconcile import reconcile
+from services.core.cycle.snapshot import QUEUED, Bools, Floats, Ints, Snapshot
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.baselines.shortest import Forgetful, NoMemory
 from services.core.policies.carbon.window import steps_ahead
 from services.core.policies.parameters import Parameter, check_parameters
 
@@ -51,7 +51,7 @@ class WaitAwhileConfig:
         check_parameters(self)
 
 
-class WaitAwhile(Forgetful):
+class WaitAwhile(StatelessPolicy):
     """Jobs run in the greenest hours before their deadlines. Preempts in active rounds."""
 
     name = "wait-awhile"
@@ -59,11 +59,11 @@ class WaitAwhile(Forgetful):
     def __init__(self, config: WaitAwhileConfig) -> None:
         self.config = config
 
-    def decide(self, snapshot: Snapshot, memory: NoMemory) -> tuple[Plan, NoMemory]:
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the plan that runs the jobs whose hour it is, least slack first."""
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
-        only_waiting = snapshot.trigger is Trigger.PASSIVE and not snapshot.reasons
-        which = waiting(snapshot) if only_waiting else every_job(snapshot)
+        preemption = Preemption.at(snapshot.trigger)
+        which = contenders(snapshot, preemption)
         submitted_s, due_s = jobs.submitted_s[which], jobs.deadline_s[which]
         remaining_s, progress = jobs.remaining_s[which], jobs.progress[which]
         left_s = np.where(np.isnan(remaining_s), config.unknown_s, remaining_s)
@@ -74,11 +74,14 @@ class WaitAwhile(Forgetful):
         runs = hour_has_come(curve, now_s, left_s, deadline_s)
         keys, why = ((deadline_s - left_s)[runs], submitted_s[runs]), Reason.GREENER_HOURS
         sizes = fixed_sizes(snapshot, config.gang, which[runs])
-        ranking = (rank_waiting if only_waiting else rank)(snapshot, which[runs], sizes, *keys, unranked=why)
-        if snapshot.reasons:
+        ranking = rank(snapshot, which[runs], sizes, *keys, preemption=preemption, unranked=why)
+
+        def expected() -> tuple[Ints, Floats]:
+            """Return when the hours of those that wait come."""
             held = np.flatnonzero(~runs & (jobs.phase[which] == QUEUED))
-            ranking = ranking.expecting(which[held], hour_comes_s(curve, now_s, left_s[held], deadline_s[held]))
-        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+            return which[held], hour_comes_s(curve, now_s, left_s[held], deadline_s[held])
+
+        return reconcile(snapshot, ranking.expecting(expected), preemption=preemption), memory
 
 
 def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Bools:

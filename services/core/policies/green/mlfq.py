@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Plan, Reason
-from services.core.cycle.ranking import Ranking, every_job, order_by, waiting, wishes_first
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, order_by, wishes_first
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
-from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.carbon.wait_awhile import hour_comes_s
@@ -58,7 +58,8 @@ class Green:
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
         """Return Algorithm 1's plan in an active round, and the last ranking's in a passive one."""
-        if snapshot.trigger is Trigger.ACTIVE:
+        preemption = Preemption.at(snapshot.trigger)
+        if preemption is Preemption.NOW:
             order, gangs, memory = active_ranking(snapshot, memory, self.config)
         else:
             order, gangs = passive_ranking(snapshot, memory, self.config)
@@ -71,9 +72,9 @@ class Green:
             wished = wishes_first(np.arange(order.size), snapshot.jobs.priority[order])
             order, gangs = order[wished], gangs[wished]
         ranking = Ranking(order, gangs, reason)
-        if memory.held and snapshot.reasons:
-            ranking = ranking.expecting(*_released_s(snapshot, memory, self.config))
-        return reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger)), memory
+        if memory.held:
+            ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
+        return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -141,23 +142,22 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     """Return all jobs best first (n_ranked,) by the last active ranking, and their sizes in that order (n_ranked,).
 
     Jobs that came since stand behind the upper queue in order of submission, as long as the gangs ahead of the lower
-    queue keep within theta; the rest of them come last. Where nobody reads reasons, those that hold devices may be
-    left out: only arrivals among several that wait have to be told apart by what ranks before them.
+    queue keep within theta; the rest of them come last.
     """
-    if not snapshot.reasons:
-        waits = waiting(snapshot)
-        if waits.size < 2:
-            return waits, _awaited_gangs(snapshot, memory, waits)
-        rank = _rank(snapshot, memory, waits)
-        if int(rank.min()) >= 0:
-            order = waits[np.argsort(rank)]
-            return order, _awaited_gangs(snapshot, memory, order)
+    order = contenders(snapshot, Preemption.LATER)
+    if order.size > 1:
+        rank = _rank(snapshot, memory, order)
+        if int(rank.min()) < 0:
+            return _with_arrivals(snapshot, memory, config)
+        order = order[np.argsort(rank)]
+    return order, _present_gangs(snapshot, memory, order)
+
+
+def _with_arrivals(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
+    """Return ``passive_ranking`` with jobs that came since: what ranks before them, waiting or not, says where."""
     everyone = every_job(snapshot)
     rank, gangs = _rank(snapshot, memory, everyone), _present_gangs(snapshot, memory, everyone)
     arrived = rank < 0
-    if not arrived.any():
-        order = np.argsort(rank)
-        return order, gangs[order]
     arrivals = _by_submission(snapshot, arrived)
     ahead = ~arrived & (rank < memory.ahead)
     before = int(gangs[ahead].sum()) + np.cumsum(gangs[arrivals]) - gangs[arrivals]

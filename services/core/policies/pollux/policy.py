@@ -20,8 +20,8 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placing import consolidated
 from services.core.cycle.plan import Plan, Preempt
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking, order_by, wishes_first
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints

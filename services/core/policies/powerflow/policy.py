@@ -25,8 +25,8 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Ranking
-from services.core.cycle.reconcile import Preemption, reconcile
+from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -79,7 +79,7 @@ class Powerflow:
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
         ranking = ranking_of(snapshot, view, sizes, room)
         shown = _on_their_models(snapshot, view)
-        plan = reconcile(shown, ranking, preemption=Preemption.at(snapshot.trigger), place=PLACERS[config.placement])
+        plan = reconcile(shown, ranking, preemption=Preemption.at(snapshot.trigger), place=PLACERS[self.placement])
         if active:
             ranked: list[int] = ranking.order.tolist()
             ids = map(snapshot.jobs.ids.__getitem__, ranked)
@@ -95,12 +95,17 @@ class Powerflow:
         actions = (*plan.actions, *(each.action for each in begin))
         return replace(plan, actions=actions), begun(snapshot, memory, begin, config)
 
+    @property
+    def placement(self) -> str:
+        """The way it places gangs."""
+        return self.config.placement
+
     def power_limit_w(self, snapshot: Snapshot) -> float:
-        """Return what the cluster may draw by this policy, watts; inf for no limit."""
+        """Return what the cluster may draw, watts; inf for no limit."""
         return limit_w(snapshot, self.config)
 
     def power_error_w(self, snapshot: Snapshot) -> float:
-        """Return by how much the gangs may draw more than the models say, by the models' stated error, watts."""
+        """Return by how much the gangs may draw more than the models predict, by the models' stated error, watts."""
         return stated_error_w(snapshot, Tables(snapshot, self.config))
 
     def dump(self, memory: PowerflowMemory) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Reason, Start, set_to
+from services.core.cycle.ranking import with_holds
 from services.core.cycle.snapshot import PREEMPTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
@@ -115,7 +116,7 @@ def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> t
         kept.get(each.job_id, Hold(each.job_id, Reason.POWER_LIMIT)) if isinstance(each, Start) else each
         for each in plan.actions
     )
-    return tuple(each for each in actions if snapshot.reasons or not isinstance(each, Hold))
+    return with_holds(snapshot, actions)
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
