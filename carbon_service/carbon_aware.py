@@ -14,7 +14,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from carbon_service.curve import as_curve, window_means
+from carbon_service.curve import as_curve
 from carbon_service.endpoints import Service
 from carbon_service.repository import at
 from carbon_service.service import CarbonService, Knowledge
@@ -257,6 +257,7 @@ def _windows(known: Knowledge, location: str, start_s: float, end_s: float, wind
         raise ProblemError(501, ProblemCode.NO_FORECAST, detail)
     starts_s = np.array([max(step.start_s, start_s) for step in steps if step.end_s > start_s], dtype=np.float64)
     starts_s = starts_s[starts_s + window_s <= end_s + 1e-6]
+    means = as_curve(steps).means(starts_s, window_s) if starts_s.size else starts_s
     minutes = window_s / 60
     return [
         ForecastPoint(
@@ -265,7 +266,7 @@ def _windows(known: Knowledge, location: str, start_s: float, end_s: float, wind
             duration=int(minutes) if minutes.is_integer() else minutes,
             value=round(float(value), 6),
         )
-        for begins_s, value in zip(starts_s, window_means(as_curve(steps), starts_s, window_s), strict=True)
+        for begins_s, value in zip(starts_s, means, strict=True)
     ]
 
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carbon_service.providers.protocol import Feed, Point
 from services.core.domain.carbon import CarbonCurve
@@ -113,17 +112,5 @@ def as_curve(steps: Sequence[Step]) -> CarbonCurve:
         times_s=np.array([step.start_s for step in steps], dtype=np.float64),
         intensity_gco2_per_kwh=np.array([step.gco2_per_kwh for step in steps], dtype=np.float64),
         end_s=steps[-1].end_s if steps else 0.0,
+        estimated=np.array([step.kind is not Kind.MEASURED or step.is_estimated for step in steps], dtype=np.bool_),
     )
-
-
-def window_means(curve: CarbonCurve, starts_s: NDArray[np.float64], window_s: float) -> NDArray[np.float64]:
-    """Return the time-weighted mean over ``window_s`` from each start; windows must lie within the curve.
-
-    Args:
-        curve: The intensities.
-        starts_s: (n,) UTC seconds.
-        window_s: Length of a window, > 0.
-    """
-    edges = np.append(curve.times_s, curve.end_s)
-    integral = np.concatenate(([0.0], np.cumsum(np.diff(edges) * curve.intensity_gco2_per_kwh)))
-    return (np.interp(starts_s + window_s, edges, integral) - np.interp(starts_s, edges, integral)) / window_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from services.contracts.schema import Instant, Message
 from services.core.domain.signal import Signal
 
 if TYPE_CHECKING:
-    from services.core.domain.carbon import CarbonOutlook
+    from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 
 Clock = Literal["real", "grid"]
 """In whose seconds a length of time is given: everyone's, or the grid's, which run faster while a recording is
@@ -27,6 +28,31 @@ class IntensityPoint(Message):
     end_at: Instant
     gco2_per_kwh: float
     is_estimated: bool = False
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the value is anything but a measurement."""
+        return self.is_estimated
+
+
+def curve_of(points: Sequence[IntensityPoint]) -> CarbonCurve:
+    """Return contiguous steps, each of which ends where the next begins, as the core's curve, in UTC seconds.
+
+    Only measured values that the provider did not estimate itself count as known.
+
+    Raises:
+        DomainError: there are no points, or they are not in order of time.
+    """
+    import numpy as np  # here: the command line reads these contracts and is installed without NumPy
+
+    from services.core.domain.carbon import CarbonCurve
+
+    return CarbonCurve(
+        times_s=np.array([point.start_at.timestamp() for point in points], dtype=np.float64),
+        intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in points], dtype=np.float64),
+        end_s=points[-1].end_at.timestamp() if points else 0.0,
+        estimated=np.array([point.is_estimate for point in points], dtype=np.bool_),
+    )
 
 
 class CurrentIntensity(Message):
@@ -58,10 +84,15 @@ class IntensityHistory(Message):
 
 
 class ForecastPoint(IntensityPoint):
-    """An intensity foretold."""
+    """A predicted intensity."""
 
     p10: float | None = Field(default=None, description="One in ten was below it in the backtest; null if none tells.")
     p90: float | None = Field(default=None, description="One in ten was above it in the backtest; null if none tells.")
+
+    @property
+    def is_estimate(self) -> bool:
+        """True."""
+        return True
 
 
 class IntensityForecast(Message):
@@ -130,6 +161,11 @@ class OutlookPoint(IntensityPoint):
         "`persistence`: the same hour of the day before."
     )
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the value is anything but a measurement."""
+        return self.is_estimated or self.kind != "measured"
+
 
 class IntensityOutlook(Message):
     """History, now and forecast as one curve of contiguous steps: each begins where the one before ends."""
@@ -147,16 +183,9 @@ class IntensityOutlook(Message):
 
     def as_domain(self) -> CarbonOutlook:
         """Return the outlook as policies and the ledger compute with it, in UTC seconds."""
-        import numpy as np  # here: the command line reads these contracts and is installed without NumPy
+        from services.core.domain.carbon import CarbonOutlook
 
-        from services.core.domain.carbon import CarbonCurve, CarbonOutlook
-
-        curve = CarbonCurve(
-            times_s=np.array([point.start_at.timestamp() for point in self.points], dtype=np.float64),
-            intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in self.points], dtype=np.float64),
-            end_s=self.points[-1].end_at.timestamp(),
-        )
-        return CarbonOutlook(zone=self.zone, signal=self.signal, curve=curve, stale=self.is_stale)
+        return CarbonOutlook(zone=self.zone, signal=self.signal, curve=curve_of(self.points), stale=self.is_stale)
 
 
 class ZoneSource(Message):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
-from services.contracts.carbon import Clock, IntensityPoint
+from services.contracts.carbon import Clock, IntensityPoint, curve_of
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
@@ -67,11 +66,7 @@ class IntensitySeries(Message):
 
     def as_curve(self) -> CarbonCurve:
         """Return the steps in UTC seconds."""
-        return CarbonCurve(
-            times_s=np.array([point.start_at.timestamp() for point in self.points]),
-            intensity_gco2_per_kwh=np.array([point.gco2_per_kwh for point in self.points]),
-            end_s=self.points[-1].end_at.timestamp(),
-        )
+        return curve_of(self.points)
 
 
 class _CarbonBoundTerms(SolveOptions):

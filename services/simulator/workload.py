@@ -297,19 +297,15 @@ class CarbonTrace:
     Attributes:
         zone: Such as ``SE``.
         signal: What the intensities measure.
-        times_s: (n,) UTC seconds, strictly increasing.
-        intensity_gco2_per_kwh: (n,) in force from each time to the next.
-        end_s: When the last value stops holding.
-        forecast: What policies are told of the hours ahead.
+        curve: The true intensity.
+        forecast: What policies know of the hours ahead.
         issued: The forecasts of ``ForecastKind.FILE``.
         notes: Gaps filled, rows dropped, the source and its licence; for people.
     """
 
     zone: str
     signal: Signal
-    times_s: Floats
-    intensity_gco2_per_kwh: Floats
-    end_s: float
+    curve: CarbonCurve
     forecast: ForecastKind = ForecastKind.PERFECT
     issued: IssuedForecasts | None = None
     notes: tuple[str, ...] = ()
@@ -317,8 +313,3 @@ class CarbonTrace:
     def __post_init__(self) -> None:
         if self.forecast is ForecastKind.FILE and self.issued is None:
             raise DomainError("a trace with issued forecasts needs them")
-        self.curve()
-
-    def curve(self) -> CarbonCurve:
-        """Return the true intensity as a step curve."""
-        return CarbonCurve(self.times_s, self.intensity_gco2_per_kwh, self.end_s)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbon_service.curve import Kind, Step, as_curve, filled, window_means
+from carbon_service.curve import Kind, Step, as_curve, filled
 from carbon_service.forecast import ahead, is_stale, merged, persistence
 from carbon_service.providers.protocol import Feed, ForecastIssue, Point
 
@@ -120,6 +120,6 @@ def test_the_curve_is_contiguous_and_covers_now(
 
 def test_windows_are_weighted_by_time() -> None:
     curve = as_curve([Step(0, 10, 100.0, Kind.MEASURED), Step(10, 30, 40.0, Kind.MEASURED)])
-    means = window_means(curve, np.array([0.0, 5.0, 10.0]), 20.0)
+    means = curve.means(np.array([0.0, 5.0, 10.0]), 20.0)
     assert means == pytest.approx([70.0, 55.0, 40.0])
     assert means[1] == pytest.approx(curve.mean(5.0, 25.0))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.core.domain.carbon import Signal
+from services.core.domain.carbon import CarbonCurve, Signal
 from services.simulator.workload import (
     ANY_MODEL,
     Behaviour,
@@ -60,7 +60,7 @@ def a_trace(
     """Return a grid by the hour, gCO2/kWh."""
     times = start_s + 3_600.0 * np.arange(len(hourly))
     values = np.array(hourly, dtype=np.float64)
-    return CarbonTrace("XX", Signal.AVERAGE_DIRECT, times, values, float(times[-1]) + 3_600.0, forecast)
+    return CarbonTrace("XX", Signal.AVERAGE_DIRECT, CarbonCurve(times, values, float(times[-1]) + 3_600.0), forecast)
 
 
 def a_wave(days: int) -> CarbonTrace:

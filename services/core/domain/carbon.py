@@ -1,48 +1,161 @@
-"""Carbon intensity over time: a step curve and what a policy may ask of it."""
+"""Carbon intensity over time: a step curve and what one may ask of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.signal import Signal
+
+_ALL_KNOWN: Bools = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True)
 class CarbonCurve:
     """Intensity as a step function: ``intensity_gco2_per_kwh[i]`` holds from ``times_s[i]`` until ``times_s[i + 1]``.
 
+    Before the first step its value holds, and after the last step that one's; both are then estimates.
+
     Attributes:
         times_s: (n,) UTC seconds, strictly increasing, n >= 1.
         intensity_gco2_per_kwh: (n,) finite; marginal signals may be negative.
         end_s: When the last value stops holding.
+        estimated: (n,) whether the step is anything but a measurement; no step is unless given.
+
+    Raises:
+        DomainError: the arrays do not fit this description.
     """
 
-    times_s: NDArray[np.float64]
-    intensity_gco2_per_kwh: NDArray[np.float64]
+    times_s: Floats
+    intensity_gco2_per_kwh: Floats
     end_s: float
+    estimated: Bools = field(default_factory=lambda: _ALL_KNOWN)
 
     def __post_init__(self) -> None:
         times, values = self.times_s, self.intensity_gco2_per_kwh
-        if times.ndim != 1 or times.shape != values.shape or times.size == 0:
+        if self.estimated is _ALL_KNOWN:
+            object.__setattr__(self, "estimated", np.zeros(times.shape, dtype=np.bool_))
+        if times.ndim != 1 or not times.shape == values.shape == self.estimated.shape or times.size == 0:
             raise DomainError("a carbon curve needs one intensity per time and at least one of both")
         if not (np.all(np.isfinite(values)) and np.all(np.diff(times) > 0) and self.end_s > times[-1]):
             raise DomainError("a carbon curve needs finite intensities at strictly increasing times")
 
+    @property
+    def start_s(self) -> float:
+        """When the first step begins, UTC seconds."""
+        return self._columns[0][0]
+
+    @property
+    def edges_s(self) -> Floats:
+        """Where steps begin and end, UTC seconds: (n + 1,)."""
+        return np.append(self.times_s, self.end_s)
+
+    @property
+    def lengths_s(self) -> Floats:
+        """How long each step lasts: (n,)."""
+        return np.diff(self.edges_s)
+
+    @cached_property
+    def _columns(self) -> tuple[list[float], list[float], list[float]]:
+        """Begin, value, and the integral up to the beginning of each step, as lists: one number is found faster there.
+
+        The integral has one entry more, up to the end.
+        """
+        integral = np.append(0.0, np.cumsum(self.intensity_gco2_per_kwh * self.lengths_s))
+        return self.times_s.tolist(), self.intensity_gco2_per_kwh.tolist(), integral.tolist()
+
+    def step_at(self, time_s: float) -> int:
+        """Return the index of the step in force at ``time_s``: the first before the curve, the last after it."""
+        return max(bisect_right(self._columns[0], time_s) - 1, 0)
+
     def at(self, time_s: float) -> float:
-        """Return the intensity in force at ``time_s``; the first and the last value extend beyond the ends."""
-        index = int(np.searchsorted(self.times_s, time_s, side="right")) - 1
-        return float(self.intensity_gco2_per_kwh[max(index, 0)])
+        """Return the intensity in force at ``time_s``, gCO2/kWh."""
+        return self._columns[1][self.step_at(time_s)]
+
+    def integral(self, time_s: float) -> float:
+        """Return the integral of the intensity from the curve's beginning to ``time_s``, (gCO2/kWh) s.
+
+        Emissions of a constant power over ``[a, b)`` are ``P * (integral(b) - integral(a))``, with
+
+            integral(t) = sum over steps i before t of c[i] * (times[i+1] - times[i])  +  c[last] * (t - times[last])
+
+        Where intensities are positive it is negative before the curve.
+        """
+        times, values, integral = self._columns
+        step = max(bisect_right(times, time_s) - 1, 0)
+        return integral[step] + values[step] * (time_s - times[step])
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Return the time-weighted mean over ``[start_s, end_s)``, clipped to the curve; gCO2/kWh."""
-        edges = np.clip(np.append(self.times_s, self.end_s), start_s, end_s)
-        weights = np.diff(edges)
+        """Return the time-weighted mean over ``[start_s, end_s)``, gCO2/kWh; of an empty window the value at its start.
+
+        Source: GREEN section 4.2: the mean times energy is what a constant power emits.
+        """
+        weights = self._seconds_within(start_s, end_s)
         total = weights.sum()
         return float(weights @ self.intensity_gco2_per_kwh / total) if total > 0 else self.at(start_s)
+
+    def is_estimated(self, start_s: float, end_s: float) -> bool:
+        """Return whether any part of ``[start_s, end_s)`` is an estimate; of an empty window whether its start is."""
+        if start_s < self.start_s or max(start_s, end_s) > self.end_s:
+            return True
+        within = self._seconds_within(start_s, end_s) > 0
+        return bool(self.estimated[within].any() if within.any() else self.estimated[self.step_at(start_s)])
+
+    def means(self, starts_s: Floats, length_s: float) -> Floats:
+        """Return the time-weighted mean over ``[start, start + length_s)`` for each start, gCO2/kWh: (n,) to (n,).
+
+        Args:
+            starts_s: (n,) UTC seconds, n >= 1.
+            length_s: Of each window, > 0.
+        """
+        begins, ends, intensity = self.steps(float(starts_s.min()), float(starts_s.max()) + length_s)
+        edges, integral = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(intensity * (ends - begins)))
+        until: Floats = np.interp(starts_s + length_s, edges, integral)
+        since: Floats = np.interp(starts_s, edges, integral)
+        return (until - since) / length_s
+
+    def steps(self, start_s: float, end_s: float) -> tuple[Floats, Floats, Floats]:
+        """Return the steps within ``[start_s, end_s)``, cut at both ends.
+
+        Returns:
+            begins: (n,) UTC seconds; the first is ``start_s``.
+            ends: (n,) UTC seconds; the last is ``end_s``.
+            intensity: (n,) gCO2/kWh.
+        """
+        inside = self.times_s[(self.times_s > start_s) & (self.times_s < end_s)]
+        begins = np.append(start_s, inside)
+        ends = np.append(inside, end_s)
+        return begins, ends, self.intensity_gco2_per_kwh[self._steps_at(begins)]
+
+    def cut(self, start_s: float, end_s: float) -> CarbonCurve:
+        """Return the curve over ``[start_s, end_s)`` alone, which is not empty."""
+        begins, _, intensity = self.steps(start_s, end_s)
+        estimated = self.estimated[self._steps_at(begins)] | (begins < self.start_s)
+        if end_s > self.end_s:
+            estimated[-1] = True
+        return CarbonCurve(begins, intensity, end_s, estimated)
+
+    def percentile(self, start_s: float, end_s: float, percent: float) -> float:
+        """Return the least value at or below which the grid spends ``percent`` of the time of a window, gCO2/kWh."""
+        begins, ends, intensity = self.steps(start_s, end_s)
+        order = np.argsort(intensity, kind="stable")
+        spent: Floats = np.cumsum((ends - begins)[order])
+        at = int(np.searchsorted(spent, percent / 100.0 * float(spent[-1])))
+        return float(intensity[order][min(at, order.size - 1)])
+
+    def _steps_at(self, times_s: Floats) -> Ints:
+        return np.clip(np.searchsorted(self.times_s, times_s, side="right") - 1, 0, None)
+
+    def _seconds_within(self, start_s: float, end_s: float) -> Floats:
+        """Return how much of each step lies in a window, whose ends the first and the last step reach out to: (n,)."""
+        edges = self.edges_s
+        edges[0], edges[-1] = min(edges[0], start_s), max(edges[-1], end_s)
+        return np.diff(np.clip(edges, start_s, max(start_s, end_s)))
 
 
 @dataclass(frozen=True)

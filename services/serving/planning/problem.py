@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from services.contracts.carbon import IntensityForecast
+from services.contracts.carbon import IntensityForecast, curve_of
 from services.contracts.pools import (
     PoolLocation,
     PoolMode,
@@ -20,7 +20,6 @@ from services.contracts.pools import (
     RunningInstances,
 )
 from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolPlace, PoolSpec, ServerMode
-from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.pools import PoolPlan
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
@@ -123,11 +122,7 @@ def _place_gpus(place: PoolPlace, modes: Sequence[ServerMode], nodes: Sequence[N
 
 def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
     """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends it goes on as it is there."""
-    curve = CarbonCurve(
-        np.array([point.start_at.timestamp() for point in forecast.points]),
-        np.array([point.gco2_per_kwh for point in forecast.points]),
-        forecast.points[-1].end_at.timestamp(),
-    )
+    curve = curve_of(forecast.points)
     starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
     return PlaceIntensity(
         zone=forecast.zone,

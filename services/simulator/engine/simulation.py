@@ -380,7 +380,7 @@ class Simulation:
             rounds=self.rounds,
             active_rounds=self.active_rounds,
             unrunnable=self._unrunnable,
-            beyond_trace_s=max(self.gangs.now_s - self.grid.trace.end_s, 0.0),
+            beyond_trace_s=max(self.gangs.now_s - self.grid.trace.curve.end_s, 0.0),
             gpus=sum(self.nodes.gpus),
             above=self._above.figures(self.gangs.now_s - self._began_s),
         )

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
 from services.core.policies.bounds.carbon import CarbonBound, CarbonBoundProblem, Work, carbon_bound
@@ -87,11 +86,7 @@ def bound_of(
     """
     need = need_of(workload, cluster)
     power_w = _tiered(need, tiers)
-    curve = grid.curve()
     begin_s = float(workload.submitted_s[0]) // bin_s * bin_s
-    inside = (curve.times_s > begin_s) & (curve.times_s < end_s)
-    times = np.append(begin_s, curve.times_s[inside])
-    cut = CarbonCurve(times, np.array([curve.at(time) for time in times]), end_s)
     release = np.floor(workload.submitted_s / bin_s) * bin_s
     if horizon_s is None:
         deadline = np.full(len(workload), end_s)
@@ -106,7 +101,7 @@ def bound_of(
     ]
     gpus = float(cluster.gpus)
     idle_w = sum(group.count * group.gpus * group.model.idle_w for group in cluster.groups) / gpus + host_idle_w
-    problem = CarbonBoundProblem(cut, np.array(gpus), work, idle_power_w=idle_w)
+    problem = CarbonBoundProblem(grid.curve.cut(begin_s, end_s), np.array(gpus), work, idle_power_w=idle_w)
     if problem.cells > LARGEST:
         raise DomainError(
             f"a bound of {problem.cells} unknowns is too large to solve: name a shorter horizon of shifting"

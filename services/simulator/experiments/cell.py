@@ -47,7 +47,7 @@ def grid_of(trace: Trace, zone: str, signal: str, forecast: str = "perfect") -> 
     """Return the grid from the day before the trace to some days after it, where the data reach."""
     whole = read_carbon(zone, signal=signal)
     begin_s = utc_s(trace.start, "start")
-    days = min(trace.days + trace.tail_days, (whole.end_s - begin_s) / 86_400.0)
+    days = min(trace.days + trace.tail_days, (whole.curve.end_s - begin_s) / 86_400.0)
     return read_carbon(zone, start=trace.start, days=days, signal=signal, forecast=forecast)
 
 

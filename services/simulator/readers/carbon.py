@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from services.core.domain.carbon import Signal
+from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
 from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
 from services.simulator.raw import Grid, TraceFormatError
@@ -91,7 +92,7 @@ def cut(grid: Grid, start_s: float | None, days: float | None) -> CarbonTrace:
         if length_s > LONGEST_GAP_S:
             raise TraceFormatError(f"{grid.zone} has a gap of {length_s / 3600:.0f} h after {when}: too long to bridge")
         notes.append(f"gap of {length_s / 3600:.2f} h after {when}: the value before it held over it")
-    return CarbonTrace(grid.zone, grid.signal, times, values, end_s, notes=tuple(notes))
+    return CarbonTrace(grid.zone, grid.signal, CarbonCurve(times, values, end_s), notes=tuple(notes))
 
 
 def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
@@ -115,14 +116,12 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
             raise TraceFormatError(f"no issued forecasts are bundled for {trace.zone}; name a file of them")
         issued = _meeting(found, trace)
         notes = (*notes, *report.sentences())
-    return CarbonTrace(
-        trace.zone, trace.signal, trace.times_s, trace.intensity_gco2_per_kwh, trace.end_s, kind, issued, notes
-    )
+    return replace(trace, forecast=kind, issued=issued, notes=notes)
 
 
 def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:
     reach_s = issued.step_s * issued.intensity_gco2_per_kwh.shape[1]
-    kept = (issued.starts_s + reach_s > trace.times_s[0]) & (issued.issued_s < trace.end_s)
+    kept = (issued.starts_s + reach_s > trace.curve.start_s) & (issued.issued_s < trace.curve.end_s)
     if not kept.any():
         raise TraceFormatError("no forecast was issued for the time simulated")
     return IssuedForecasts(

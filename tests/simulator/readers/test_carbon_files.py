@@ -27,15 +27,15 @@ def write(folder: Path, text: str) -> Path:
 def test_electricity_maps_has_two_families(tmp_path: Path, signal: str, first: float) -> None:
     trace = read_carbon(write(tmp_path, EM), signal=signal)
 
-    assert (trace.zone, trace.intensity_gco2_per_kwh[0], len(trace.times_s)) == ("SE", first, 24)
-    assert trace.end_s - trace.times_s[0] == 86_400
+    assert (trace.zone, trace.curve.intensity_gco2_per_kwh[0], len(trace.curve.times_s)) == ("SE", first, 24)
+    assert trace.curve.end_s - trace.curve.start_s == 86_400
     assert "1 values are estimates of the provider (4.2 %)" in trace.notes
 
 
 def test_electricity_maps_newer_column_names(tmp_path: Path) -> None:
     text = EM.replace("Carbon intensity", "Carbon Intensity").replace("(Life cycle)", "(LCA)").replace("id", "ID", 1)
 
-    assert read_carbon(write(tmp_path, text), signal="lifecycle").intensity_gco2_per_kwh[0] == 100.0
+    assert read_carbon(write(tmp_path, text), signal="lifecycle").curve.intensity_gco2_per_kwh[0] == 100.0
     with pytest.raises(TraceFormatError, match="no marginal intensity"):
         read_carbon(write(tmp_path, text), signal="marginal")
 
@@ -55,7 +55,7 @@ def test_electricity_maps_newer_column_names(tmp_path: Path) -> None:
 def test_other_sources_come_in_grams(tmp_path: Path, text: str, signal: str, expected: float) -> None:
     trace = read_carbon(write(tmp_path, text), signal=signal)
 
-    assert trace.intensity_gco2_per_kwh.tolist() == pytest.approx([expected])
+    assert trace.curve.intensity_gco2_per_kwh.tolist() == pytest.approx([expected])
 
 
 def test_signals_are_never_mixed(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_gaps_and_missing_values_are_reported_and_long_ones_refused(tmp_path: Pa
     assert "gap of 3.00 h after 2023-01-01T08:00:00: the value before it held over it" in trace.notes
     assert any("no value (line 6)" in note for note in trace.notes)
     assert any("a moment that was there before (line 11)" in note for note in trace.notes)
-    assert trace.curve().at(trace.times_s[0] + 4.5 * 3600) == 3.0
+    assert trace.curve.at(trace.curve.start_s + 4.5 * 3600) == 3.0
     with pytest.raises(TraceFormatError, match="too long to bridge"):
         read_carbon(write(tmp_path, EM + "2023-01-04 00:00:00,SE,1,2,False\n"))
 
@@ -99,7 +99,7 @@ def test_the_day_before_the_start_is_kept(tmp_path: Path) -> None:
     file = write(tmp_path, EM)
     trace = read_carbon(file, start="2023-01-01T12:00:00", days=0.25)
 
-    assert (trace.intensity_gco2_per_kwh[0], trace.intensity_gco2_per_kwh[-1]) == (0.0, 17.0)
+    assert (trace.curve.intensity_gco2_per_kwh[0], trace.curve.intensity_gco2_per_kwh[-1]) == (0.0, 17.0)
 
 
 def test_forecasts_are_blocks_in_order_of_rows(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_bundled_zones_have_both_signals() -> None:
     for zone, direct, lifecycle in (("US-CAL-CISO", 193.7, 260.8), ("SE", 3.9, 23.7), ("PL", 688.6, 747.4)):
         for signal, mean in ((Signal.AVERAGE_DIRECT, direct), (Signal.AVERAGE_LIFECYCLE, lifecycle)):
             trace = read_carbon(zone, start="2023-01-01", days=365, signal=signal)
-            assert trace.curve().mean(trace.times_s[24], trace.end_s) == pytest.approx(mean, abs=0.06)
-            assert len(trace.times_s) == 366 * 24
+            assert trace.curve.mean(trace.curve.times_s[24], trace.curve.end_s) == pytest.approx(mean, abs=0.06)
+            assert len(trace.curve.times_s) == 366 * 24
     with pytest.raises(TraceFormatError, match="not marginal"):
         read_carbon("SE", signal="marginal")
 
@@ -139,7 +139,7 @@ def test_bundled_zones_have_the_forecasts_of_their_time() -> None:
 
     assert trace.issued is not None
     assert trace.issued.intensity_gco2_per_kwh.shape[1] == 96
-    assert trace.issued.issued_s[0] < trace.times_s[0] < trace.issued.issued_s[-1] < trace.end_s
+    assert trace.issued.issued_s[0] < trace.curve.start_s < trace.issued.issued_s[-1] < trace.curve.end_s
     with pytest.raises(TraceFormatError, match="direct intensity"):
         read_carbon("GB", signal="lifecycle", forecast="issued")
 

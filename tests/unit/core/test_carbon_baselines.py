@@ -8,7 +8,6 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
 from services.core.policies.carbon.wait_awhile import hour_has_come
-from services.core.policies.carbon.window import mean_over, percentile
 from services.core.policies.registry import build_policy
 from services.simulator.engine import simulate
 from services.simulator.workload import ClusterSpec
@@ -62,9 +61,9 @@ def test_ecovisor_starts_jobs_in_order_below_the_tenth_percentile_and_stops_none
 def test_a_percentile_is_by_time_and_a_mean_by_integral() -> None:
     curve = hourly_curve([100, 200, 300, 400], start_s=NOON_S)
 
-    assert percentile(curve, NOON_S, NOON_S + 4 * HOUR_S, 25.0) == 100.0
-    assert percentile(curve, NOON_S + HOUR_S / 2, NOON_S + 4 * HOUR_S, 50.0) == 300.0
-    assert mean_over(curve, np.array([NOON_S, NOON_S + HOUR_S / 2]), HOUR_S).tolist() == [100.0, 150.0]
+    assert curve.percentile(NOON_S, NOON_S + 4 * HOUR_S, 25.0) == 100.0
+    assert curve.percentile(NOON_S + HOUR_S / 2, NOON_S + 4 * HOUR_S, 50.0) == 300.0
+    assert curve.means(np.array([NOON_S, NOON_S + HOUR_S / 2]), HOUR_S).tolist() == [100.0, 150.0]
 
 
 def test_an_interruptible_job_runs_in_the_greenest_hours_of_its_window() -> None:
@@ -78,6 +77,22 @@ def test_an_interruptible_job_runs_in_the_greenest_hours_of_its_window() -> None
             left_h -= 1
 
     assert ran == [1, 3]
+
+
+def test_hours_as_green_as_now_are_not_worth_waiting_for() -> None:
+    """Now 200, then 300, 200 and 100: one hour is greener than now. Work of an hour waits for it, longer work does not;
+    the other hour at 200 does not count."""
+    curve, due_s = hourly_curve([200.0, 300.0, 200.0, 100.0], start_s=NOON_S), np.full(3, NOON_S + 4 * HOUR_S)
+    left_s = np.array([0.9, 1.0, 1.1]) * HOUR_S
+
+    assert hour_has_come(curve, NOON_S, left_s, due_s).tolist() == [False, False, True]
+    assert hour_has_come(curve, NOON_S + 2 * HOUR_S, left_s, due_s).tolist() == [False, False, True]
+
+
+def test_on_a_flat_grid_every_job_runs_at_once() -> None:
+    curve = hourly_curve([200.0] * 6, start_s=NOON_S)
+
+    assert hour_has_come(curve, NOON_S, np.array([1.0, HOUR_S]), np.full(2, NOON_S + 6 * HOUR_S)).tolist() == [True] * 2
 
 
 def test_pausing_saves_at_least_what_moving_a_whole_job_does() -> None:

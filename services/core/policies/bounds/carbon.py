@@ -101,7 +101,7 @@ class CarbonBoundProblem:
     @property
     def step_hours(self) -> Floats:
         """(steps,) lengths in hours."""
-        return np.diff(np.append(self.curve.times_s, self.curve.end_s)) / S_PER_HOUR
+        return self.curve.lengths_s / S_PER_HOUR
 
     @property
     def capacity_gpu_hours(self) -> Floats:
@@ -169,15 +169,14 @@ def carbon_bound(
 
 def _windows(problem: CarbonBoundProblem) -> tuple[Ints, Ints]:
     """Return the first step of each class's window and the step after its last, (classes,) both."""
-    starts = problem.curve.times_s
-    ends = np.append(starts[1:], problem.curve.end_s)
+    starts, ends = problem.curve.times_s, problem.curve.edges_s[1:]
     first = np.searchsorted(ends, _releases_s(problem), side="right")
     last = np.searchsorted(starts, _deadlines_s(problem), side="left")
     return first.astype(np.int64), last.astype(np.int64)
 
 
 def _releases_s(problem: CarbonBoundProblem) -> Floats:
-    begin_s = float(problem.curve.times_s[0])
+    begin_s = problem.curve.start_s
     return np.array([begin_s if item.release_s is None else item.release_s for item in problem.work])
 
 
@@ -188,8 +187,7 @@ def _deadlines_s(problem: CarbonBoundProblem) -> Floats:
 
 def _columns(problem: CarbonBoundProblem) -> tuple[Ints, Ints, Floats]:
     """Return class, step and upper bound of each variable: one wherever a class's window meets a step with GPUs."""
-    starts = problem.curve.times_s
-    ends = np.append(starts[1:], problem.curve.end_s)
+    starts, ends = problem.curve.times_s, problem.curve.edges_s[1:]
     release, deadline = _releases_s(problem), _deadlines_s(problem)
     widest = np.array([np.inf if item.max_gpus is None else item.max_gpus for item in problem.work])
     first, last = _windows(problem)

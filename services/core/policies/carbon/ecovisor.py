@@ -17,7 +17,6 @@ from services.core.cycle.ranking import Preemption, rank, waiting
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Floats, Ints, Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.carbon.window import percentile
 from services.core.policies.parameters import Parameter, check_parameters
 
 
@@ -67,7 +66,7 @@ class Ecovisor(StatelessPolicy):
         """Return the starts that the threshold and free devices allow."""
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
         curve = snapshot.carbon.curve
-        limit = percentile(curve, now_s, now_s + config.curve_window_s, config.percentile)
+        limit = curve.percentile(now_s, now_s + config.curve_window_s, config.percentile)
         waits = waiting(snapshot)
         longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
         starts = waits

@@ -28,7 +28,6 @@ from services.core.cycle.snapshot import QUEUED, Ints, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.carbon.window import mean_over, steps_ahead
 from services.core.policies.parameters import Parameter, check_parameters
 
 
@@ -122,7 +121,7 @@ def best_start_s(curve: CarbonCurve, submitted_s: float, length_s: float, longes
         length_s: J, seconds; > 0.
         longest_wait_s: W, seconds.
     """
-    starts, _, _ = steps_ahead(curve, submitted_s, submitted_s + max(longest_wait_s, 1e-3))
-    means = mean_over(curve, starts, length_s)
+    starts, _, _ = curve.steps(submitted_s, submitted_s + max(longest_wait_s, 1e-3))
+    means = curve.means(starts, length_s)
     saving = (means[0] - means) * length_s / (starts - submitted_s + length_s)
     return float(starts[int(np.argmax(saving))])

@@ -26,7 +26,6 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Bools, Floats, Ints, Snapshot
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.carbon.window import steps_ahead
 from services.core.policies.parameters import Parameter, check_parameters
 
 
@@ -96,7 +95,7 @@ def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: 
     until_s = float(deadline_s.max(initial=now_s))
     if until_s <= now_s:
         return np.ones(left_s.shape, dtype=np.bool_)
-    begins, ends, intensity = steps_ahead(curve, now_s, min(until_s, max(curve.end_s, now_s + 1.0)))
+    begins, ends, intensity = curve.steps(now_s, min(until_s, max(curve.end_s, now_s + 1.0)))
     greener = np.where(intensity < intensity[0], ends - begins, 0.0)
     edges, spent = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(greener))
     return np.interp(deadline_s, edges, spent) < left_s

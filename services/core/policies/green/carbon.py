@@ -86,7 +86,7 @@ def mean_intensity(curve: CarbonCurve, now_s: float, window_s: float) -> float:
     Source: GREEN section 8.1, which gives the scheduler a curve of 24 or 48 hours.
     """
     end_s = min(curve.end_s, now_s + window_s)
-    return curve.mean(end_s - window_s, end_s)
+    return curve.mean(max(end_s - window_s, curve.start_s), end_s)
 
 
 def lower_priority(counted: Floats, degradation: Floats, shifting_factor: Floats) -> Floats:

@@ -1,0 +1,57 @@
+"""How the intensity of an interval is told from measured history and from an outlook."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from services.contracts.carbon import IntensityPoint, OutlookPoint, curve_of
+from services.core.domain.carbon import Signal
+from services.core.domain.errors import DomainError
+from services.telemetry.intensity import Intensity, KnownCurve, curve_of_history
+
+
+def at(time_s: float) -> datetime:
+    return datetime.fromtimestamp(time_s, UTC)
+
+
+def a_point(start_s: float, end_s: float, value: float, *, is_estimated: bool = False) -> IntensityPoint:
+    return IntensityPoint(start_at=at(start_s), end_at=at(end_s), gco2_per_kwh=value, is_estimated=is_estimated)
+
+
+def an_outlook_point(start_s: float, end_s: float, value: float, kind: str) -> OutlookPoint:
+    return OutlookPoint.model_validate(
+        {"start_at": at(start_s), "end_at": at(end_s), "gco2_per_kwh": value, "kind": kind}
+    )
+
+
+def test_in_a_gap_of_the_history_the_value_before_it_holds_as_an_estimate() -> None:
+    curve = curve_of_history([a_point(0, 10, 100), a_point(30, 40, 400), a_point(40, 50, 70, is_estimated=True)])
+
+    assert curve.edges_s.tolist() == [0, 10, 30, 40, 50]
+    assert curve.intensity_gco2_per_kwh.tolist() == [100, 100, 400, 70]
+    assert curve.estimated.tolist() == [False, True, False, True]
+
+
+def test_a_history_of_nothing_is_no_curve() -> None:
+    with pytest.raises(DomainError):
+        curve_of_history([])
+
+
+def test_only_measured_steps_of_an_outlook_are_known() -> None:
+    kinds = ["measured", "held", "provider", "learned", "persistence"]
+    curve = curve_of([an_outlook_point(10 * i, 10 * i + 10, float(i), kind) for i, kind in enumerate(kinds)])
+
+    assert curve.estimated.tolist() == [False, True, True, True, True]
+    assert curve.end_s == 50
+
+
+def test_energy_from_before_the_curve_is_priced_by_its_first_value_as_an_estimate() -> None:
+    """Half of the interval lies before the curve: the first value counts for it with its full weight."""
+    known = KnownCurve(curve_of_history([a_point(0, 10, 100), a_point(10, 20, 400)]), Signal.MARGINAL, 20.0)
+
+    assert known.during(-10, 20) == Intensity((20 * 100 + 10 * 400) / 30, Signal.MARGINAL, estimated=True)
+    assert known.during(10, 30) == Intensity(400, Signal.MARGINAL, estimated=True)
+    assert known.during(5, 15) == Intensity(250, Signal.MARGINAL, estimated=False)
+    assert known.during(15, 15) == Intensity(400, Signal.MARGINAL, estimated=False)
