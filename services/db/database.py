@@ -13,7 +13,7 @@ from typing import Any, Literal
 import asyncpg
 import orjson
 
-from services.db.engine import dumps
+from services.db.driver import dumps
 
 Isolation = Literal["read_committed", "repeatable_read"]
 

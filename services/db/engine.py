@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import asyncpg
 import orjson
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-# What a lost or restarting server looks like from here; the next attempt finds it again.
-CONNECTION_ERRORS = (
-    OSError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the driver's word for a connection that broke in the middle of an exchange
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-)
-
-
-def dumps(value: Any) -> str:
-    """Return ``value`` as JSON text, as every json column of the project is written."""
-    return orjson.dumps(value).decode()
+from services.db.driver import CONNECTION_ERRORS, dumps
 
 
 def async_url(database_url: str) -> str:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from services.core.domain.errors import WattshiftError
 from services.core.policies.registry import build_policy
 from services.db.database import Database
-from services.db.engine import CONNECTION_ERRORS
+from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect

@@ -6,7 +6,7 @@ import asyncpg
 
 from services.db import locks
 from services.db.database import connect
-from services.db.engine import CONNECTION_ERRORS
+from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
 
 log = Log(__name__)

@@ -22,7 +22,7 @@ from services.core.cycle.snapshot import Trigger
 from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.registry import build_policy
 from services.db.database import Database
-from services.db.engine import CONNECTION_ERRORS
+from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest.reports import Ingest

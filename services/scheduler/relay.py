@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from services.contracts.streams import COMMAND_FIELD
 from services.db.database import Database
-from services.db.engine import CONNECTION_ERRORS, dumps
+from services.db.driver import CONNECTION_ERRORS, dumps
 from services.kit.logging import Log
 
 log = Log(__name__)

@@ -10,7 +10,7 @@ import asyncpg
 from fastapi import FastAPI
 
 from services.db.database import Database
-from services.db.engine import CONNECTION_ERRORS
+from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import least_squares, nnls
 
 from services.core.domain.arrays import Bools, Floats
 
@@ -91,6 +90,8 @@ def _solve_from(problem: Problem, start: Floats) -> Solution:
         moved = residuals_of(np.concatenate([scaled[None], scaled + np.diag(step)]))
         return ((moved[1:] - moved[0]) / step[:, None]).T
 
+    from scipy.optimize import least_squares  # here: half a second that most processes never need
+
     low, high = problem.lower[free] / unit_free, problem.upper[free] / unit_free
     result = least_squares(
         lambda scaled: residuals_of(scaled[None])[0],
@@ -117,6 +118,8 @@ def _solve_from(problem: Problem, start: Floats) -> Solution:
 
 def non_negative(basis: Floats, observed: Floats) -> Floats:
     """Return weights (p,) >= 0 of the columns of (n, p) with the least relative error."""
+    from scipy.optimize import nnls
+
     weights, _ = nnls(basis / observed[:, None], np.ones(len(observed)), maxiter=50 * basis.shape[1])
     return weights
 

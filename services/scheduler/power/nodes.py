@@ -20,7 +20,7 @@ from services.contracts.nodes import PowerState
 from services.contracts.streams import command_stream
 from services.core.cycle.plan import Reason
 from services.db.database import Database
-from services.db.engine import CONNECTION_ERRORS
+from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest.reports import lose_nodes

@@ -1,0 +1,24 @@
+"""What processes that speak to asyncpg itself need: free of SQLAlchemy, which takes a third of a second to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import orjson
+
+# What a lost or restarting server looks like from here; the next attempt finds it again.
+CONNECTION_ERRORS = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's word for a connection that broke in the middle of an exchange
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+)
+
+
+def dumps(value: Any) -> str:
+    """Return ``value`` as JSON text, as every json column of the project is written."""
+    return orjson.dumps(value).decode()
