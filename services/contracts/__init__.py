@@ -1,1 +1,1 @@
-"""What the processes say to each other and to the world: schemas, stream and header names, problem codes."""
+"""What the processes exchange with each other and with clients: schemas, stream and header names, problem codes."""

@@ -1,4 +1,4 @@
-"""Grid carbon intensity, in gCO2/kWh; average and marginal signals are different things and never mixed."""
+"""Grid carbon intensity in gCO2/kWh. Average and marginal signals are different quantities and are never mixed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 
 Clock = Literal["real", "grid"]
-"""In whose seconds a length of time is given: everyone's, or the grid's, which run faster while a recording is
-replayed faster. A day of the grid is always 86400 grid seconds."""
+"""Whether a duration is in real seconds or in grid seconds, which pass faster while a recording is replayed faster.
+A day of grid time is always 86,400 grid seconds."""
 
 
 LearnedMethod = Literal["ridge", "blend", "persistence"]
 
 
 class IntensityPoint(Message):
-    """An intensity in force from `start_at` until `end_at`."""
+    """An intensity that applies from `start_at` until `end_at`."""
 
     start_at: Instant
     end_at: Instant
@@ -56,20 +56,23 @@ def curve_of(points: Sequence[IntensityPoint]) -> CarbonCurve:
 
 
 class CurrentIntensity(Message):
-    """The intensity now."""
+    """The current intensity."""
 
     zone: str
     signal: Signal
     provider: str
     point: IntensityPoint
     fetched_at: Instant
-    age_s: float = Field(description="Since the value's interval began.")
-    is_stale: bool = Field(description="Past the age at which it should have been replaced; still the best there is.")
+    age_s: float = Field(description="Time since the value's interval began.")
+    is_stale: bool = Field(
+        description="Whether the value is older than it should be; it is still the latest one known."
+    )
     time_scale: float = Field(
-        default=1, description="Grid seconds per real second; above 1 while a recording is replayed faster."
+        default=1,
+        description="Grid seconds per real second; above 1 while a recording is replayed faster than real time.",
     )
     grid_now: Instant | None = Field(
-        default=None, description="What the grid's own clock shows: the recorded instant while a recording is replayed."
+        default=None, description="The time by the grid's clock: the recorded time while a recording is replayed."
     )
 
 
@@ -84,10 +87,14 @@ class IntensityHistory(Message):
 
 
 class ForecastPoint(IntensityPoint):
-    """A predicted intensity."""
+    """A forecast intensity."""
 
-    p10: float | None = Field(default=None, description="One in ten was below it in the backtest; null if none tells.")
-    p90: float | None = Field(default=None, description="One in ten was above it in the backtest; null if none tells.")
+    p10: float | None = Field(
+        default=None, description="10th percentile, from the errors in the backtest; null without a backtest."
+    )
+    p90: float | None = Field(
+        default=None, description="90th percentile, from the errors in the backtest; null without a backtest."
+    )
 
     @property
     def is_estimate(self) -> bool:
@@ -96,59 +103,62 @@ class ForecastPoint(IntensityPoint):
 
 
 class IntensityForecast(Message):
-    """Intensities ahead, from now on."""
+    """Forecast intensities from now on."""
 
     zone: str
     signal: Signal
     provider: str
     method: str = Field(
-        description="What the first points come from: `provider`, or our own: `ridge`, `blend` (both learned) or "
+        description="Source of the first points: `provider`, or our own `ridge`, `blend` (both learned) or "
         "`persistence`."
     )
     generated_at: Instant
     is_stale: bool
     time_scale: float = 1
     learned_from: Instant | None = Field(
-        default=None, description="From here on the points are our learned forecast: the provider's ends before."
+        default=None,
+        description="From this time on, where the provider's forecast has ended, points are our learned forecast.",
     )
     persistence_from: Instant | None = Field(
-        default=None, description="From here on the points are our persistence: the forecast before it ends."
+        default=None,
+        description="From this time on, where every other forecast has ended, points are our persistence forecast.",
     )
     points: list[ForecastPoint]
 
 
 class MethodErrors(Message):
-    """How far a method was off."""
+    """The errors of a forecasting method."""
 
     method: LearnedMethod
-    mean_absolute_error_gco2_per_kwh: list[float] = Field(description="Of day 1, day 2 and so on ahead.")
+    mean_absolute_error_gco2_per_kwh: list[float] = Field(description="For day 1, day 2 and so on ahead.")
 
 
 class ForecastBacktest(Message):
-    """How our own forecasts would have gone over the last part of what is known of a zone."""
+    """The errors that our own forecasts would have had on the last part of a zone's history."""
 
     zone: str
     signal: Signal
     provider: str
     method: LearnedMethod = Field(
-        description="What is in use: the one with the smaller error. `blend`, of the last value and the day before, is "
-        "for steps shorter than an hour and a history too short for `ridge`."
+        description="The method in use, which is the one with the smaller error. `blend` combines the last value "
+        "with the day before; it is for steps shorter than an hour and for a history too short for "
+        "`ridge`."
     )
-    note: str = Field(description="Why it is not the learned one, where it is not.")
-    generated_at: Instant = Field(description="When it was learned and tested.")
+    note: str = Field(description="Why the method is not a learned one, if it is not.")
+    generated_at: Instant = Field(description="When the method was learned and tested.")
     first_at: Instant | None = Field(
-        default=None, description="From when on forecasts were tested, by the grid's clock."
+        default=None, description="Time of the first tested forecast, by the grid's clock."
     )
-    last_at: Instant | None = Field(default=None, description="The last of them, by the grid's clock.")
-    forecasts: int = Field(default=0, description="How many were tested; 0 while there is too little history.")
+    last_at: Instant | None = Field(default=None, description="Time of the last tested forecast, by the grid's clock.")
+    forecasts: int = Field(default=0, description="Number of forecasts tested; 0 while there is too little history.")
     errors: list[MethodErrors] = Field(default_factory=list[MethodErrors])
     coverage: float | None = Field(
-        default=None, description="Share of hours between p10 and p90, tested on other days than those they come from."
+        default=None, description="Fraction of hours between p10 and p90, on days that were not used to find these."
     )
     greenest_regret: float | None = Field(
         default=None,
-        description="By how much the six hours of the next day that were taken for the greenest emitted more than the "
-        "six that were; a share.",
+        description="How much more carbon-intensive the six hours of the next day with the lowest forecast were than "
+        "the six that were in fact lowest, as a fraction.",
     )
 
 
@@ -156,9 +166,9 @@ class OutlookPoint(IntensityPoint):
     """One step of an outlook."""
 
     kind: Literal["measured", "held", "provider", "learned", "persistence"] = Field(
-        description="`measured` by the provider; `held`: the last value, or yesterday's in a gap of the history, "
-        "until a measured one comes; `provider`: its forecast; `learned`: ours, from the zone's history; "
-        "`persistence`: the same hour of the day before."
+        description="`measured`: measured by the provider; `held`: the last value (or, in a gap of the history, that "
+        "of the day before) until a new one is measured; `provider`: the provider's forecast; `learned`: "
+        "our forecast, learned from the zone's history; `persistence`: the same hour of the day before."
     )
 
     @property
@@ -168,7 +178,7 @@ class OutlookPoint(IntensityPoint):
 
 
 class IntensityOutlook(Message):
-    """History, now and forecast as one curve of contiguous steps: each begins where the one before ends."""
+    """History, current value and forecast as one curve of contiguous steps."""
 
     zone: str
     signal: Signal
@@ -176,9 +186,9 @@ class IntensityOutlook(Message):
     now: Instant
     grid_now: Instant
     time_scale: float = Field(description="Grid seconds per real second.")
-    is_stale: bool = Field(description="The freshest measured value is past its age; what follows it is forecast.")
-    measured_until: Instant | None = Field(description="Where the measured steps end; null when none is known.")
-    forecast_generated_at: Instant | None = Field(description="When the provider made the forecast; null without one.")
+    is_stale: bool = Field(description="Whether the latest measured value is older than it should be.")
+    measured_until: Instant | None = Field(description="End of the last measured step; null if none is known.")
+    forecast_generated_at: Instant | None = Field(description="When the provider made its forecast; null without one.")
     points: list[OutlookPoint] = Field(min_length=1)
 
     def as_domain(self) -> CarbonOutlook:
@@ -189,22 +199,24 @@ class IntensityOutlook(Message):
 
 
 class ZoneSource(Message):
-    """Where the values of one signal of a zone come from, and how that goes."""
+    """The source of the values of one signal in a zone, and its state."""
 
     signal: Signal
     provider: str
     attribution: str
     has_provider_forecast: bool
-    step_s: float = Field(description="Usual length of an interval, real seconds.")
-    max_age_s: float = Field(description="Age, since its interval began, past which a value is stale; real seconds.")
+    step_s: float = Field(description="Usual length of an interval, in real seconds.")
+    max_age_s: float = Field(description="Real seconds since the start of its interval after which a value is stale.")
     time_scale: float = Field(description="Grid seconds per real second.")
-    last_success_at: Instant | None = Field(description="When the provider last answered.")
-    last_error: str | None = Field(description="Why it did not, if it has not since.")
-    skipped_values: int = Field(description="Values refused since the process started: null, not finite, not dated.")
+    last_success_at: Instant | None = Field(description="When the provider last answered successfully.")
+    last_error: str | None = Field(description="The latest error, if the provider has not answered successfully since.")
+    skipped_values: int = Field(
+        description="Values rejected since the process started because they were null, not finite or without a time."
+    )
 
 
 class Zone(Message):
-    """A zone the service knows, and what it has for it."""
+    """A grid zone, and the data available for it."""
 
     zone: str
     name: str
@@ -216,6 +228,6 @@ class Zone(Message):
 
 
 class ZoneList(Message):
-    """The zones."""
+    """The known zones."""
 
     items: list[Zone]

@@ -37,7 +37,7 @@ class ForecastPoint(_Shape):
 
 
 class EmissionsForecast(_Shape):
-    """A forecast as means of sliding windows, and the best of them."""
+    """A forecast as the means of sliding windows, and the best of them."""
 
     generated_at: datetime
     requested_at: datetime
@@ -50,7 +50,7 @@ class EmissionsForecast(_Shape):
 
 
 class ForecastRequest(_Shape):
-    """The forecast that was known at ``requestedAt``."""
+    """Asks for the forecast as it was at ``requestedAt``."""
 
     requested_at: LenientInstant
     location: str = Field(max_length=100)
@@ -68,7 +68,7 @@ class IntensityRequest(_Shape):
 
 
 class CarbonIntensity(_Shape):
-    """A period's time-weighted mean; null where nothing was measured."""
+    """The time-weighted mean of a period; null if nothing was measured."""
 
     location: str
     start_time: datetime
@@ -77,7 +77,7 @@ class CarbonIntensity(_Shape):
 
 
 class Location(_Shape):
-    """Where a zone is, roughly; null where we do not know."""
+    """The approximate position of a zone; null if unknown."""
 
     name: str
     latitude: float | None
@@ -85,7 +85,7 @@ class Location(_Shape):
 
 
 class Period(BaseModel):
-    """``time`` and ``toTime``; newer clients say ``startTime`` and ``endTime``."""
+    """``time`` and ``toTime``, which newer clients call ``startTime`` and ``endTime``."""
 
     time: LenientInstant | None = None
     toTime: LenientInstant | None = None  # noqa: N815  (that API's spelling)
@@ -100,14 +100,14 @@ class OneLocation(Period):
 
 
 class Locations(Period):
-    """Locations, each a parameter of its own, and a period."""
+    """Several locations, each as a separate parameter, and a period."""
 
     location: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
     locations: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
 
 
 class ForecastsQuery(BaseModel):
-    """Which part of the current forecasts, in windows of which length."""
+    """Which part of the current forecasts, and the length of the windows."""
 
     location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
     dataStartAt: LenientInstant | None = None  # noqa: N815  (that API's spelling)

@@ -1,4 +1,4 @@
-"""What the scheduler tells a node, over its Redis stream. Delivered at least once; agents are idempotent."""
+"""Commands from the scheduler to a node, sent through a Redis stream at least once; agents are idempotent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.contracts.schema import Message
 
 
 class StartGang(Message):
-    """Start this node's ranks of a gang, once the lease names the allocation."""
+    """Start this node's ranks of a gang, as soon as a heartbeat reply names the allocation."""
 
     type: Literal["start_gang"] = "start_gang"
     allocation_id: str
@@ -30,7 +30,7 @@ class StartGang(Message):
 
 
 class StopGang(Message):
-    """SIGTERM, the grace, SIGKILL."""
+    """Stop this node's ranks of a gang: SIGTERM, a grace period, SIGKILL."""
 
     type: Literal["stop_gang"] = "stop_gang"
     allocation_id: str
@@ -39,7 +39,10 @@ class StopGang(Message):
 
 
 class SetDevices(Message):
-    """Set this node's devices of a gang, from its start on or while it runs; its end restores the defaults."""
+    """Set the controls of this node's devices of a gang, before it starts or while it runs.
+
+    When the gang ends, the defaults are restored.
+    """
 
     type: Literal["set_devices"] = "set_devices"
     allocation_id: str

@@ -1,4 +1,4 @@
-"""Who is asking: the roles, and the headers by which the gateway tells the services."""
+"""Callers: their roles, keys and limits, and the headers by which the gateway passes them to the services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 
 
 class Role(StrEnum):
-    """What a key may do: a user acts for its tenant, an operator for the cluster, an admin also gives out keys."""
+    """What a key may do: a user acts for its tenant, an operator for the cluster; an admin also manages keys."""
 
     USER = "user"
     OPERATOR = "operator"
@@ -32,7 +32,7 @@ _RANKS = {Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
 
 class Identity(Message):
-    """The caller of a request, as the gateway established it."""
+    """The caller of a request, as authenticated by the gateway."""
 
     tenant_id: str
     role: Role
@@ -47,13 +47,15 @@ class Identity(Message):
 class TenantLimits(Message):
     """What a tenant may use."""
 
-    max_active_jobs: Int = Field(default=100_000, ge=0, description="Jobs neither ended nor cancelled.")
-    max_gpus: Int | None = Field(default=None, ge=0, description="GPUs held at once; null for no limit.")
+    max_active_jobs: Int = Field(default=100_000, ge=0, description="Maximum number of jobs that have not ended.")
+    max_gpus: Int | None = Field(
+        default=None, ge=0, description="Maximum number of GPUs held at once; null for no limit."
+    )
     requests_per_s: Real = Field(
-        default=2_000, gt=0, le=1_000_000, description="Sustained request rate at the gateway."
+        default=2_000, gt=0, le=1_000_000, description="Sustained rate of requests at the gateway."
     )
     burst: Int = Field(
-        default=4_000, ge=1, le=1_000_000, description="Requests the tenant may make at once after a pause."
+        default=4_000, ge=1, le=1_000_000, description="Requests that the tenant may make at once after a pause."
     )
 
 
@@ -78,7 +80,7 @@ class TenantList(Message):
 
 
 class TenantLimitsChange(Message):
-    """The limits to change; those left out stay as they are, and `max_gpus: null` lifts that one."""
+    """The limits to change. Those left out stay as they are; `max_gpus: null` removes that limit."""
 
     max_active_jobs: Int | None = Field(default=None, ge=0)
     max_gpus: Int | None = Field(default=None, ge=0)
@@ -86,14 +88,14 @@ class TenantLimitsChange(Message):
     burst: Int | None = Field(default=None, ge=1, le=1_000_000)
 
     def applied_to(self, limits: TenantLimits) -> TenantLimits:
-        """Return `limits` with the changes."""
+        """Return ``limits`` with the changes made."""
         given = self.model_dump(exclude_unset=True)
         changes = {name: value for name, value in given.items() if value is not None or name == "max_gpus"}
         return limits.model_copy(update=changes)
 
 
 class TenantChange(Message):
-    """A change of a tenant."""
+    """What to change about a tenant."""
 
     limits: TenantLimitsChange
 
@@ -107,7 +109,7 @@ class KeySpec(Message):
 
 
 class ApiKey(Message):
-    """An API key as listed: never the secret."""
+    """An API key as listed, without its secret."""
 
     id: str
     tenant_id: str
@@ -118,33 +120,33 @@ class ApiKey(Message):
 
 
 class KeyList(Message):
-    """One page of keys, newest first; revoked ones are listed too."""
+    """One page of keys, newest first, including revoked ones."""
 
     items: list[ApiKey]
     next_cursor: str | None = None
 
 
 class NewApiKey(ApiKey):
-    """An API key as created: the only time its secret is told."""
+    """A new API key. Its secret is shown here and never again."""
 
     secret: str
 
 
 class KeyLookup(Message):
-    """The gateway's question: whose key is this? Only the hash travels."""
+    """Asks admission whose key has this hash. The key itself is never sent."""
 
     key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class ResolvedKey(Message):
-    """The answer: an identity and the limits that go with it."""
+    """The identity behind a key, and its tenant's limits."""
 
     identity: Identity
     limits: TenantLimits
 
 
 class AuditEntry(Message):
-    """Something an operator or admin did."""
+    """An action of an operator or admin."""
 
     at: Instant
     tenant_id: str

@@ -1,4 +1,4 @@
-"""Instants as people and programs write them into a URL or a body."""
+"""Times as people and programs write them in URLs and bodies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _parse(value: Any, *, naive_is_utc: bool) -> datetime:
     if isinstance(value, datetime) and value.tzinfo:
         return value
     if not isinstance(value, str):
-        raise ValueError("an instant is a string such as 2026-03-01T12:00:00Z")
+        raise ValueError("must be a string such as 2026-03-01T12:00:00Z")
     # A plus sign that was not percent-encoded in a query arrives as a space.
     written = _LOST_PLUS.sub("+", value.strip()) if "T" in value else value.strip()
     if not _ISO.fullmatch(written):
-        raise ValueError("not an ISO 8601 instant such as 2026-03-01T12:00:00Z")
+        raise ValueError("must be an ISO 8601 time such as 2026-03-01T12:00:00Z")
     parsed = datetime.fromisoformat(written)
     if not FIRST_YEAR <= parsed.year <= LAST_YEAR:
-        raise ValueError(f"years from {FIRST_YEAR} to {LAST_YEAR} are known here")
+        raise ValueError(f"the year must be between {FIRST_YEAR} and {LAST_YEAR}")
     if parsed.tzinfo is None:
         if not naive_is_utc:
-            raise ValueError("say which time zone: end with Z for UTC or with an offset such as +02:00")
+            raise ValueError("needs a time zone: end with Z for UTC or with an offset such as +02:00")
         parsed = parsed.replace(tzinfo=UTC)
     return parsed.astimezone(UTC)
 
@@ -42,6 +42,6 @@ def _lenient(value: Any) -> datetime:
 
 _SCHEMA = WithJsonSchema({"type": "string", "format": "date-time"})
 AwareInstant = Annotated[datetime, BeforeValidator(_aware), _SCHEMA]
-"""An instant with its time zone."""
+"""A time with a time zone."""
 LenientInstant = Annotated[datetime, BeforeValidator(_lenient), _SCHEMA]
-"""An instant; UTC where it names no time zone, midnight where it is a date."""
+"""A time; UTC if it has no time zone, midnight if it is only a date."""

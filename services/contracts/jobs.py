@@ -26,10 +26,10 @@ class GpuRequest(Message):
     """The sizes the gang may have: `min`, `min + step`, ... `max`."""
 
     min: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
-    max: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="Defaults to `min`: a job of fixed size.")
+    max: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="By default `min`: a job of fixed size.")
     step: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
-    model: Name | None = Field(default=None, description="Only on devices of this model, as nodes report it.")
-    memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Least memory of each device.")
+    model: Name | None = Field(default=None, description="GPU model that the job needs, as nodes report it.")
+    memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Minimum memory of each device.")
 
     @property
     def largest(self) -> int:
@@ -46,17 +46,17 @@ class GpuRequest(Message):
 
 
 class Work(Message):
-    """How much there is to do, so that progress is a share and energy efficiency can be told."""
+    """How much work the job has in total; progress and energy efficiency are measured against it."""
 
     total: Real = Field(gt=0, le=1e15)
     unit: Literal["steps", "epochs", "samples"] = "steps"
 
 
 class Progress(Message):
-    """Where the job says how far it is.
+    """How the job reports its progress.
 
-    `file`: the job writes JSON lines `{"done": number}` to `$WATTSHIFT_PROGRESS_FILE`, the last line counts.
-    `log`: `pattern` is searched in standard output; its group `done` (and `total`, if there) are numbers.
+    `file`: the job writes JSON lines `{"done": number}` to `$WATTSHIFT_PROGRESS_FILE`; the last line counts.
+    `log`: `pattern` is searched in standard output; its groups `done` and, optionally, `total` match numbers.
     `http`: the job posts `{"done": number}` to `$WATTSHIFT_PROGRESS_URL`.
     """
 
@@ -79,42 +79,48 @@ class Progress(Message):
 
 
 class ServiceTerms(Message):
-    """Where a standing service may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
+    """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
 
-    zone: Name | None = Field(default=None, description="Only on nodes of that grid zone.")
+    zone: Name | None = Field(default=None, description="Only on nodes in this grid zone.")
     node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict[LabelKey, LabelValue], max_length=64, description="Only on nodes that carry all of these."
+        default_factory=dict[LabelKey, LabelValue],
+        max_length=64,
+        description="Only on nodes that have all of these labels.",
     )
 
 
 class JobSpec(Message):
-    """What a user asks for."""
+    """A job as it is submitted."""
 
     name: Name
     command: list[Argument] = Field(
         default_factory=list[Argument], max_length=1_000, description="Program and arguments."
     )
     image: Text | None = Field(
-        default=None, max_length=500, description="Container image; the command, if any, runs in it."
+        default=None, max_length=500, description="Container image. The command, if there is one, runs in it."
     )
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
     working_dir: Text | None = Field(default=None, max_length=4_096)
     checkpoint_dir: Text | None = Field(
-        default=None, max_length=4_096, description="Kept between restarts; by default a folder of the job's own."
+        default=None,
+        max_length=4_096,
+        description="Kept between restarts. By default, each job has a folder of its own.",
     )
     gpus: GpuRequest = GpuRequest()
     work: Work | None = None
     progress: Progress = Progress()
     family: Literal["vision", "language", "speech", "recommendation"] | None = Field(
-        default=None, description="What kind of model it trains: a prior for how it scales, until that is measured."
+        default=None,
+        description="Kind of model that the job trains. It serves as a prior for scaling until measurements exist.",
     )
     global_batch: Int | None = Field(
         default=None,
         ge=1,
         le=10**9,
-        description="Samples per step of the whole gang, the same at every size. A report's `local_batch` goes before.",
+        description="Samples per step of the whole gang, the same at every size. A reported `local_batch` overrides "
+        "it.",
     )
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
@@ -122,19 +128,21 @@ class JobSpec(Message):
         default=None,
         ge=0,
         le=365 * 86_400,
-        description="How long the job may be shifted in time; null leaves it to the policy.",
+        description="How long the job may be delayed; null leaves that to the policy.",
     )
-    priority: Int = Field(default=0, ge=-100, le=100, description="Higher first, where the policy looks at it.")
+    priority: Int = Field(
+        default=0, ge=-100, le=100, description="Jobs with a higher priority go first, in policies that use it."
+    )
     preemptible: Flag = True
-    grace_s: Real = Field(default=120, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
+    grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
     max_restarts: Int = Field(
-        default=0, ge=0, le=100, description="Restarts after a failure; preemptions do not count."
+        default=0, ge=0, le=100, description="How often a failed job is restarted; preemptions do not count."
     )
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
-    hold: Flag = Field(default=False, description="Accept the job, but let it wait for a release.")
+    hold: Flag = Field(default=False, description="Accept the job, but start it only after a release.")
     service: ServiceTerms | None = Field(
-        default=None, description="Set for instances of pools alone: a standing service."
+        default=None, description="Set only for instances of pools, which are service instances."
     )
 
     @field_validator("working_dir", "checkpoint_dir")
@@ -162,18 +170,18 @@ class JobSpec(Message):
     @model_validator(mode="after")
     def _services_have_one_size(self) -> Self:
         if self.service is not None and self.gpus.largest != self.gpus.min:
-            raise ValueError("a standing service has a fixed size: gpus.max is gpus.min")
+            raise ValueError("a service instance has a fixed size: gpus.max must equal gpus.min")
         return self
 
 
 class JobBatch(Message):
-    """Several jobs accepted together, all or none."""
+    """Several jobs, of which either all are accepted or none."""
 
     jobs: list[JobSpec] = Field(min_length=1, max_length=MAX_BATCH_JOBS)
 
 
 class JobProgress(Message):
-    """How far a job is."""
+    """A job's progress."""
 
     done: float
     total: float | None = None
@@ -189,26 +197,27 @@ class Share(Message):
 
 
 class JobFootprint(Message):
-    """What a job has cost so far. Emissions are location-based, with the intensity at the time of use, times PUE."""
+    """What a job has used and emitted so far.
+
+    Emissions are location-based: energy times the intensity at the time of use, times PUE.
+    """
 
     energy_j: float = 0
     gpu_energy_j: float = 0
     carbon_gco2: float = 0
     gpu_s: float = 0
-    estimated_energy_j: float = Field(
-        default=0, description="The part of `energy_j` that was modelled and not measured."
-    )
+    estimated_energy_j: float = Field(default=0, description="The part of `energy_j` that was modelled, not measured.")
 
 
 class Job(Message):
-    """A job as it stands."""
+    """A job and its current state."""
 
     id: str
     tenant_id: str
     name: str
     project: str
     state: JobState
-    reason: Reason | str | None = Field(default=None, description="Why it waits or how it ended: a stable code.")
+    reason: Reason | str | None = Field(default=None, description="Stable code of why the job waits or how it ended.")
     detail: str | None = Field(default=None, description="The reason in words.")
     spec: JobSpec
     submitted_at: Instant
@@ -216,14 +225,16 @@ class Job(Message):
     ended_at: Instant | None = None
     expected_start_at: Instant | None = Field(
         default=None,
-        description="When its policy lets a waiting job start, by what is known now and if its GPUs are free by then; "
-        "null: not known.",
+        description="When the policy expects to start a waiting job, by what is known now and provided that GPUs are "
+        "free by then; null if unknown.",
     )
-    generation: int = Field(description="How many gangs the job has had.")
-    gpus: int = Field(description="GPUs held now.")
+    generation: int = Field(description="How many times the job has been given GPUs.")
+    gpus: int = Field(description="GPUs that the job holds now.")
     placement: list[Share] = Field(default_factory=list[Share])
-    power_limit_w: float | None = Field(default=None, description="Limit set on each of its GPUs; null: the default.")
-    clock_mhz: int | None = Field(default=None, description="Clock its GPUs are locked to; null: the default.")
+    power_limit_w: float | None = Field(
+        default=None, description="Power limit set on each of its GPUs; null for the default."
+    )
+    clock_mhz: int | None = Field(default=None, description="Clock that its GPUs are locked to; null for the default.")
     preemptions: int
     restarts: int
     exit_code: int | None = None
@@ -239,7 +250,7 @@ class JobList(Message):
 
 
 class SubmittedJob(Message):
-    """The answer to a submission: the job is in the database, flushed to disk."""
+    """The answer to a submission. The job is on disk by then."""
 
     id: str
     name: str
@@ -248,7 +259,7 @@ class SubmittedJob(Message):
 
 
 class SubmittedBatch(Message):
-    """The answer to a batch, in the order of the request."""
+    """The answer to a batch, with the jobs in the order of the request."""
 
     jobs: list[SubmittedJob]
 
@@ -263,7 +274,7 @@ class LogStream(StrEnum):
 class JobEvent(Message):
     """Something that happened to a job."""
 
-    id: str = Field(description="Give it back as `Last-Event-ID` to go on from here.")
+    id: str = Field(description="Send it back as `Last-Event-ID` to continue after this event.")
     job_id: str
     at: Instant
     type: str = Field(description="`job.submitted`, `job.starting`, `job.running`, `job.preempting`, `job.queued`, ...")
@@ -277,25 +288,25 @@ class SubmissionEntry(Message):
     key_id: str
     idempotency_key: str | None
     batch: bool
-    body: str = Field(description="The request body as it came, still to be validated.")
+    body: str = Field(description="The request body as received, not yet validated.")
     service: bool = Field(
-        default=False, description="Whether it may ask for a standing service; the gateway never says so."
+        default=False, description="Whether it may ask for a service instance; the gateway never allows that."
     )
 
 
 class SubmissionRequest(Message):
-    """The submissions the gateway gathered within a moment."""
+    """Submissions that the gateway gathered into one request."""
 
     entries: list[SubmissionEntry]
 
 
 class SubmissionAnswer(Message):
-    """What to tell one submitter."""
+    """The answer to one submission."""
 
     status: int
     body: str
     replayed: bool = False
-    location: str | None = Field(default=None, description="Path of the job that was made, where it is one job.")
+    location: str | None = Field(default=None, description="Path of the new job; null for a batch.")
 
 
 class SubmissionAnswers(Message):

@@ -1,4 +1,4 @@
-"""What agents and the control plane tell each other about nodes, ranks and energy."""
+"""What agents and the control plane exchange about nodes, ranks and energy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.contracts.schema import Instant, Message, Name, Text
 from services.core.domain.controls import ControlKind
 
 LOG_OFFSET_HEADER = "x-wattshift-log-offset"
-"""Where the returned bytes begin; later than asked for when older output was given up."""
+"""Offset at which the returned bytes begin; later than requested when older output was discarded."""
 LOG_NEXT_OFFSET_HEADER = "x-wattshift-log-next-offset"
 LOG_SIZE_HEADER = "x-wattshift-log-size"
 LOG_EOF_HEADER = "x-wattshift-log-eof"
-"""`true` once the rank has exited and the answer reaches the end."""
+"""`true` once the rank has exited and the answer contains the end of its output."""
 LOG_GENERATION_HEADER = "x-wattshift-log-generation"
 LOG_NODE_HEADER = "x-wattshift-log-node"
-"""Which of a job's gangs, and which of its nodes, the output comes from; in the public API only."""
+"""Which gang and which node the output comes from; in the public API only."""
 
 
 Joules = Annotated[float, Field(ge=0, le=1e12)]
@@ -28,7 +28,7 @@ Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 
 class EnergySource(StrEnum):
-    """How an energy figure came about; only the first two are measurements."""
+    """How an energy figure was obtained; only the first two are measurements."""
 
     COUNTER = "counter"
     SAMPLED = "sampled"
@@ -37,14 +37,14 @@ class EnergySource(StrEnum):
 
 
 class DeviceInfo(Message):
-    """One GPU and what can be done with it."""
+    """One GPU and its capabilities."""
 
     index: int = Field(ge=0, le=1_023)
     uuid: Text = Field(max_length=100)
     model: Name
     memory_gib: float = Field(gt=0)
     power_limit_w: float = Field(gt=0)
-    lowest_limit_w: float | None = Field(default=None, gt=0, description="Null where the device does not say.")
+    lowest_limit_w: float | None = Field(default=None, gt=0, description="Null where the device does not report it.")
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
@@ -52,21 +52,23 @@ class DeviceInfo(Message):
 
 
 class NodeRegistration(Message):
-    """An agent's first word; repeated at every start of the agent."""
+    """Sent by an agent every time it starts."""
 
     node_id: Name
-    address: Text = Field(max_length=255, description="Host that other nodes and the control plane reach the node by.")
+    address: Text = Field(
+        max_length=255, description="Host name or address at which other nodes and the control plane reach the node."
+    )
     agent_url: Text = Field(max_length=255)
-    zone: Name | None = Field(default=None, description="Grid zone; null for the cluster's own.")
+    zone: Name | None = Field(default=None, description="Grid zone; null for the cluster's default zone.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
     driver: Literal["nvml", "simulated"]
-    containers: bool = Field(default=False, description="Whether jobs with an image can run here.")
-    host_power: EnergySource = Field(description="How the host's CPU power is known.")
+    containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
+    host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
 
 
 class NodeCredentials(Message):
-    """A registered node's token; it acts for this node alone."""
+    """A registered node's token, which is valid for this node only."""
 
     node_id: str
     token: str
@@ -76,64 +78,74 @@ class NodeCredentials(Message):
 
 
 class DeviceControls(Message):
-    """What a gang's devices are set to; null is the default. Of two the one of the higher revision is in force."""
+    """Power limit and clock of a gang's devices; null means the default. The highest revision applies."""
 
     revision: int = Field(ge=0, lt=2**31)
     power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
     clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
-    measure: bool = Field(default=False, description="Whether to report what the gang does at them.")
+    measure: bool = Field(default=False, description="Whether to measure the gang's work and energy under them.")
     slice_s: float = Field(
         default=0,
         ge=0,
         le=1e6,
-        description="Of what is measured: the slice ends at the first report so long after its first.",
+        description="A measurement ends with the first progress report at least this long after its first.",
     )
 
 
 class MeasuredInterval(Message):
-    """What this node's part of a gang did under its settings: from its first report of progress there to its last.
+    """Work and energy of this node's part of a gang under given controls, between its first and last progress report.
 
-    Of a part that reports no progress: from when the settings were in force until now, and no work.
+    If it reports no progress: from the time the controls took effect until now, with no work.
     """
 
     elapsed_s: float = Field(ge=0, le=1e9)
-    work: Amount = Field(ge=0, description="In the job's own unit.")
+    work: Amount = Field(ge=0, description="In the job's own unit of work.")
     gpu_energy_j: Joules
-    marks: int = Field(ge=0, description="Reports of progress, the first included.")
-    over: bool = Field(default=False, description="Whether the last of them ended the slice: it stays as it is.")
-    local_batch: float | None = Field(default=None, gt=0, description="Samples per GPU and step, where the job says.")
+    marks: int = Field(ge=0, description="Number of progress reports, including the first.")
+    over: bool = Field(
+        default=False, description="Whether the last report ended the measurement, which does not change any more."
+    )
+    local_batch: float | None = Field(
+        default=None, gt=0, description="Samples per GPU and step, if the job reports it."
+    )
 
 
 class ControlsStatus(DeviceControls):
-    """What a node made of a gang's settings: what is in force there, and what its devices refused."""
+    """The controls in effect on a node's devices of a gang, and those that the devices refused."""
 
     refused: dict[ControlKind, Text] = Field(
-        default_factory=dict[ControlKind, str], description="Why a setting was refused; it is then at the default."
+        default_factory=dict[ControlKind, str], description="Why a control was refused; it then keeps its default."
     )
-    since: Instant | None = Field(default=None, description="When it came into force; null: it has not on all devices.")
+    since: Instant | None = Field(
+        default=None, description="When they took effect; null if they have not on all devices."
+    )
     enforced_w: list[float] = Field(
-        default_factory=list[float], max_length=1_024, description="The limits its devices say they have, read back."
+        default_factory=list[float], max_length=1_024, description="The power limits as read back from the devices."
     )
-    slice: MeasuredInterval | None = Field(default=None, description="Where it was asked to measure, once in force.")
+    slice: MeasuredInterval | None = Field(
+        default=None, description="The measurement, if one was requested and the controls are in effect."
+    )
 
 
 class DeviceReading(Message):
-    """A device at this moment."""
+    """The current readings of a device."""
 
     index: int
     power_w: float
     utilization: float = Field(ge=0, le=1)
     clock_mhz: int | None = None
     memory_used_gib: float | None = None
-    power_limit_w: float | None = Field(default=None, description="The limit a gang has it set to; null: the default.")
-    locked_clock_mhz: int | None = Field(default=None, description="The clock it is locked to; null: it is not.")
-    enforced_limit_w: float | None = Field(
-        default=None, description="The limit that the device itself says is in force."
+    power_limit_w: float | None = Field(
+        default=None, description="The power limit set for a gang; null for the default."
     )
+    locked_clock_mhz: int | None = Field(
+        default=None, description="The clock that the device is locked to; null if it is not locked."
+    )
+    enforced_limit_w: float | None = Field(default=None, description="The power limit that the device itself reports.")
 
 
 class RankState(StrEnum):
-    """What became of one node's part of a gang."""
+    """State of one node's part of a gang."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -142,23 +154,23 @@ class RankState(StrEnum):
 
 
 class EndedBy(StrEnum):
-    """Who ended a rank. Only with `itself` is its exit code the job's own doing."""
+    """Who ended a rank. Only with `itself` is the exit code the job's own."""
 
     ITSELF = "itself"
     STOP = "stop"
-    """A StopGang, or a reply that no longer named the allocation. A code of 0 need not mean that the work is done."""
+    """A StopGang, or a reply that no longer named the allocation. Exit code 0 need not mean that the work is done."""
     LEASE = "lease"
     """The node could not renew its lease in time."""
     AGENT = "agent"
     """The agent was shut down together with its ranks."""
     HOST = "host"
-    """The host restarted, or somebody killed the process that supervises the rank."""
+    """The host restarted, or the process that supervises the rank was killed."""
     REFUSED = "refused"
     """It was never started: the command does not fit this node."""
 
 
 class RankStatus(Message):
-    """One node's part of a gang: all its ranks there run under one entry."""
+    """One node's part of a gang; one entry covers all its ranks there."""
 
     allocation_id: Text = Field(max_length=200)
     state: RankState
@@ -166,27 +178,27 @@ class RankStatus(Message):
         default=None,
         ge=-(2**31),
         lt=2**31,
-        description="Largest exit status of the node's ranks; -N for a signal N.",
+        description="Largest exit status of the node's ranks; -N for signal N.",
     )
     detail: Text | None = Field(default=None, max_length=2_000)
-    ended_by: EndedBy | None = Field(default=None, description="Of an exited rank: who ended it.")
+    ended_by: EndedBy | None = Field(default=None, description="Who ended the rank, once it has exited.")
     started_at: Instant | None = None
     ended_at: Instant | None = None
     progress_done: Amount | None = None
     progress_total: Amount | None = None
-    settings: ControlsStatus | None = Field(default=None, description="Null where none was ever asked for.")
+    settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
 
 
 class Heartbeat(Message):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
-    boot_id: Text = Field(max_length=64, description="Names this start of the agent.")
+    boot_id: Text = Field(max_length=64, description="Identifies this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
 
 
 class HeartbeatReply(Message):
-    """Which gangs this node may run, and for how long without another word."""
+    """Which gangs the node may run, and for how long without another reply."""
 
     lease_ttl_s: float
     allocations: list[str] = Field(
@@ -195,85 +207,87 @@ class HeartbeatReply(Message):
 
 
 class Usage(Message):
-    """Energy of one interval that belongs to one owner: a gang, or nobody (idle)."""
+    """Energy of one interval that one gang used, or that was idle."""
 
     allocation_id: Annotated[Text, Field(max_length=200)] | None
     devices: list[int] = Field(max_length=1_024)
     gpu_energy_j: Joules
     cpu_energy_j: Joules
     static_energy_j: Joules
-    source: EnergySource = Field(description="Of the GPU energy.")
-    progress_done: Amount | None = Field(
-        default=None, description="Progress at the end of the interval, where it is known."
-    )
+    source: EnergySource = Field(description="How the GPU energy was obtained.")
+    progress_done: Amount | None = Field(default=None, description="Progress at the end of the interval, if known.")
 
 
 class EnergyInterval(Message):
-    """A node's energy over one interval, split by owner. Sent until it is acknowledged; `sequence` makes that
-    harmless."""
+    """A node's energy over one interval, split by gang.
+
+    It is sent until it is acknowledged; `sequence` makes repeats harmless.
+    """
 
     boot_id: Text = Field(max_length=64)
     sequence: int = Field(ge=0, lt=2**63)
     start_at: Instant
     end_at: Instant
-    metered_gpu_energy_j: Joules = Field(
-        description="The devices' own counters over the interval, all owners together."
-    )
+    metered_gpu_energy_j: Joules = Field(description="Total by the devices' own counters over the interval.")
     usages: list[Usage] = Field(max_length=1_024)
 
 
 class EnergyReport(Message):
-    """Intervals not yet acknowledged, oldest first."""
+    """Intervals that are not acknowledged yet, oldest first."""
 
     intervals: list[EnergyInterval] = Field(max_length=1_000)
 
 
 class EnergyReceipt(Message):
-    """Everything up to here is stored."""
+    """The answer to an energy report: everything in it is stored."""
 
     accepted: int
     duplicates: int
 
 
 class NodeState(StrEnum):
-    """Whether the control plane hears from a node."""
+    """Whether the control plane receives heartbeats from a node."""
 
     UP = "up"
     LOST = "lost"
     ASLEEP = "asleep"
-    """Powered down, or waking: nothing is to be heard from it."""
+    """Powered down or waking, so that no heartbeats are expected."""
 
 
 class PowerState(StrEnum):
-    """Whether a node is powered, as far as its power is controlled from here."""
+    """Whether a node is powered, if Wattshift controls its power."""
 
     ON = "on"
     GOING_DOWN = "going_down"
-    """It gets no work any more and is being powered down."""
+    """It is being powered down and gets no more work."""
     OFF = "off"
-    """A gang that is planned on it wakes it."""
+    """A gang that is planned on the node wakes it."""
     WAKING = "waking"
     FAILED = "failed"
-    """It did not wake, or went silent while it was to be powered down; plans leave it out until it is heard again."""
+    """It did not wake, or sent no heartbeats while it was to go down. Plans leave it out until it sends one."""
 
 
 class NodePower(Message):
-    """A node's power, and what was made of it so far."""
+    """A node's power state and its history."""
 
     state: PowerState = PowerState.ON
-    since: Instant | None = Field(default=None, description="Null where it was never changed.")
-    pinned_awake: bool = Field(default=False, description="Whether an operator forbids to power it down.")
-    reason: str | None = Field(default=None, description="Code of why its state was last changed.")
+    since: Instant | None = Field(default=None, description="When the state last changed; null if it never has.")
+    pinned_awake: bool = Field(default=False, description="Whether an operator keeps the node from being powered down.")
+    reason: str | None = Field(default=None, description="Stable code of why the state last changed.")
     detail: str | None = None
-    attempts: int = Field(default=0, description="How often the node was told so, of the change under way.")
-    wakes: int = Field(default=0, description="How often it was woken; the times below end with the last change.")
+    attempts: int = Field(default=0, description="How often the power hook was called for the current change.")
+    wakes: int = Field(
+        default=0, description="How often the node was woken. The durations below count up to the last change of state."
+    )
     off_s: float = 0.0
     waking_s: float = 0.0
-    estimated_energy_j: float = Field(default=0.0, description="Configured watts times these times, as in the ledger.")
+    estimated_energy_j: float = Field(
+        default=0.0, description="Configured watts times these durations, as in the ledger."
+    )
 
 
 class Node(Message):
-    """A node as operators see it."""
+    """A node as shown to operators."""
 
     id: str
     state: NodeState

@@ -1,5 +1,4 @@
-"""How a training job is laid out on its GPUs: what a job spec carries for placement, and ``wattshift plan placement``
-reads."""
+"""The parallel layout of a training job, as part of a job spec and as input of ``wattshift plan placement``."""
 
 from __future__ import annotations
 
@@ -9,25 +8,29 @@ from pydantic import Field, model_validator
 
 from services.contracts.schema import Int, Message, Real
 
-if TYPE_CHECKING:  # the core's side needs NumPy, which processes that only pass layouts on do without
+if TYPE_CHECKING:  # the core needs NumPy, which processes that only pass layouts on do not have
     from services.core.parallel.graph import JobGraph
 
 MAX_GANG_GPUS = 65_536
 
 
 class Stage(Message):
-    """One pipeline stage of a job's parallel layout; bytes are per iteration, of the whole mini-batch."""
+    """One pipeline stage of a job's parallel layout. Bytes are per iteration, for the whole mini-batch."""
 
-    replicas: Int = Field(ge=1, le=MAX_GANG_GPUS, description="Data-parallel copies; each is placed as one.")
+    replicas: Int = Field(ge=1, le=MAX_GANG_GPUS, description="Data-parallel replicas; each is placed as a unit.")
     tensor_parallel: Int = Field(default=1, ge=1, le=1024, description="GPUs of each replica, all on one server.")
     expert_parallel: Int = Field(
         default=1, ge=1, le=1024, description="Consecutive replicas that exchange tokens; divides `replicas`."
     )
-    parameter_bytes: Real = Field(default=0, ge=0, description="Gradients that the replicas sum.")
-    forward_s: Real | None = Field(default=None, ge=0, description="Computation of one replica on its share.")
+    parameter_bytes: Real = Field(default=0, ge=0, description="Bytes of gradients that the replicas all-reduce.")
+    forward_s: Real | None = Field(
+        default=None, ge=0, description="Forward computation of one replica on its share of the batch."
+    )
     backward_s: Real | None = Field(default=None, ge=0)
     output_bytes: Real = Field(default=0, ge=0, description="Bytes sent to the next stage per iteration.")
-    tensor_bytes: Real = Field(default=0, ge=0, description="Bytes summed within tensor groups, both passes together.")
+    tensor_bytes: Real = Field(
+        default=0, ge=0, description="Bytes all-reduced within tensor groups, forward and backward together."
+    )
     expert_bytes: Real = Field(default=0, ge=0, description="Bytes sent to experts and back in one pass.")
 
     @model_validator(mode="after")
@@ -38,13 +41,13 @@ class Stage(Message):
 
 
 class ParallelLayout(Message):
-    """How the gang is cut into stages and replicas; placement uses it where it is given."""
+    """How the gang is divided into stages and replicas, for placement."""
 
     stages: list[Stage] = Field(min_length=1, max_length=512)
     all_reduce: Literal["ring", "tree"] = "ring"
 
     def graph(self) -> JobGraph:
-        """Return the layout as the core takes it."""
+        """Return the layout as a graph for the core."""
         from services.core.parallel.graph import AllReduce, JobGraph, Stage
 
         stages = (
@@ -55,11 +58,13 @@ class ParallelLayout(Message):
 
 
 class ModelLayout(Message):
-    """A common model by name; the planner lays it out."""
+    """A common model by name, for which the planner finds a layout."""
 
     model: str
     gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
-    batch: Int | None = Field(default=None, ge=1, description="Mini-batch of each pipeline; by default the paper's.")
+    batch: Int | None = Field(
+        default=None, ge=1, description="Mini-batch of each pipeline; by default the one in the paper."
+    )
     tensor_parallel: Int | None = Field(default=None, ge=1, le=1024)
     all_reduce: Literal["ring", "tree"] = "ring"
 
@@ -67,7 +72,7 @@ class ModelLayout(Message):
         """Return the planner's layout.
 
         Raises:
-            DomainError: No such model, or sizes that do not go together.
+            DomainError: The model is not known, or the sizes are inconsistent.
         """
         from services.core.parallel.graph import AllReduce
         from services.core.parallel.planner import plan_layout
@@ -77,11 +82,11 @@ class ModelLayout(Message):
 
 
 class DataParallelLayout(Message):
-    """Pure data parallelism: all that is said of the model is how large it is."""
+    """Pure data parallelism of a model that is known only by its size."""
 
     gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
     parameter_bytes: Real = Field(ge=0)
-    computation_s: Real = Field(default=0, ge=0, description="Forward and backward of one replica.")
+    computation_s: Real = Field(default=0, ge=0, description="Forward and backward computation of one replica.")
 
     def graph(self) -> JobGraph:
         """Return the one stage."""
@@ -91,14 +96,14 @@ class DataParallelLayout(Message):
 
 
 PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout
-"""What a placement can be planned for."""
+"""The jobs for which a placement can be planned."""
 
 
 def placement_job(document: Any) -> PlacementJob:
-    """Return the form of job a JSON document has, by the key that only it has; of a job spec, its layout.
+    """Return the job in a JSON document, which one of its keys identifies; for a job spec, its layout.
 
     Raises:
-        ValidationError: It has none of the forms, or breaks the one it has.
+        ValidationError: The document is not a valid job of any form.
     """
     kind: type[PlacementJob] = DataParallelLayout
     if isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Policies, their parameters, and the rounds they decided."""
+"""Policies, their parameters, and the rounds that they decided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.core.domain.controls import ControlKind
 
 
 class PolicyParameter(Message):
-    """One parameter an operator may set."""
+    """A parameter that operators can set."""
 
     name: str
     type: str
@@ -24,7 +24,7 @@ class PolicyParameter(Message):
 
 
 class PolicyDescription(Message):
-    """A policy the scheduler can run."""
+    """A policy that the scheduler can run."""
 
     name: str
     summary: str
@@ -40,14 +40,14 @@ class PolicyList(Message):
 
 
 class PolicyChoice(Message):
-    """Which policy to run, with which parameters; parameters left out take their defaults."""
+    """Which policy to run with which parameters. Parameters left out take their defaults."""
 
     name: Name
     parameters: dict[str, Any] = Field(default_factory=dict[str, Any], max_length=100)
 
 
 class ActivePolicy(Message):
-    """The policy in force."""
+    """The active policy."""
 
     name: str
     parameters: dict[str, Any]
@@ -56,25 +56,26 @@ class ActivePolicy(Message):
     round_interval_s: float
     problem: str | None = Field(
         default=None,
-        description="Why the stored policy cannot be built; rounds go on with the last one that could, or the default.",
+        description="Why the stored policy cannot be used. Rounds continue with the last usable one, or with the "
+        "default.",
     )
 
 
 class PlannedAction(Message):
-    """One line of a plan."""
+    """One action of a plan."""
 
     action: str
-    job_id: str | None = Field(default=None, description="Null where the action is a node's.")
-    node_id: str | None = Field(default=None, description="Of `power_down` and `wake`.")
+    job_id: str | None = Field(default=None, description="Null if the action concerns a node.")
+    node_id: str | None = Field(default=None, description="The node, for `power_down` and `wake`.")
     reason: str
     gpus: int | None = None
-    power_limit_w: float | None = Field(default=None, description="Of `set_power_limit`; null restores the default.")
-    clock_mhz: int | None = Field(default=None, description="Of `set_clock`; null restores the default.")
-    setting: ControlKind | None = Field(default=None, description="Of `profile_settings`: what is varied.")
+    power_limit_w: float | None = Field(default=None, description="For `set_power_limit`; null restores the default.")
+    clock_mhz: int | None = Field(default=None, description="For `set_clock`; null restores the default.")
+    setting: ControlKind | None = Field(default=None, description="For `profile_settings`: the control that is varied.")
 
 
 class PlanSummary(Message):
-    """A round that was held."""
+    """A scheduling round."""
 
     round: int
     at: Instant

@@ -8,57 +8,60 @@ from services.contracts.schema import Instant, Message
 
 
 class JobPrediction(Message):
-    """What was foretold of a job when the scheduler first saw it, and what it came to. Amounts are GPU seconds."""
+    """A job's length as predicted when the scheduler first saw it, and the actual one. Amounts are in GPU seconds."""
 
     job_id: str
     predicted_at: Instant
-    model_id: str | None = Field(description="The version that told it; null: there was none yet.")
-    group_id: str = Field(description="Jobs of one group are taken for one job submitted again.")
-    group_seen: bool = Field(description="Whether jobs of the group had ended; of a new group 0 is foretold.")
-    examples: int = Field(description="How many, among those the model was trained on.")
-    gpu_s: float = Field(description="GPU seconds foretold.")
-    duration_s: float = Field(description="On its smallest gang, if twice the GPUs take half the time.")
-    spread_gpu_s: float = Field(description="Standard deviation over the trees of the forest.")
-    low_gpu_s: float | None = Field(description="A tenth of the group's jobs came to less.")
+    model_id: str | None = Field(
+        description="Version of the model that made the prediction; null if there was none yet."
+    )
+    group_id: str = Field(description="Jobs in one group are treated as the same job submitted repeatedly.")
+    group_seen: bool = Field(description="Whether jobs of the group had ended before. For a new group, 0 is predicted.")
+    examples: int = Field(description="How many jobs of the group the model was trained on.")
+    gpu_s: float = Field(description="Predicted GPU seconds.")
+    duration_s: float = Field(description="Predicted duration on the smallest gang, assuming linear speed-up.")
+    spread_gpu_s: float = Field(description="Standard deviation over the trees of the random forest.")
+    low_gpu_s: float | None = Field(description="10th percentile of the group's jobs.")
     median_gpu_s: float | None
-    high_gpu_s: float | None = Field(description="A tenth of them came to more.")
-    actual_gpu_s: float | None = Field(description="What it came to; null until it has succeeded.")
-    error_gpu_s: float | None = Field(description="Foretold less actual.")
+    high_gpu_s: float | None = Field(description="90th percentile of the group's jobs.")
+    actual_gpu_s: float | None = Field(description="Actual GPU seconds; null until the job has succeeded.")
+    error_gpu_s: float | None = Field(description="Predicted minus actual.")
 
 
 class LengthEvaluation(Message):
-    """How well jobs were foretold that the model had not seen."""
+    """The errors on jobs that the model was not trained on."""
 
-    jobs: int = Field(description="The newest of the history.")
-    seen: float = Field(description="Share whose group was known.")
-    exact: float = Field(description="Share that was off by less than 1 %.")
-    within_tenth: float = Field(description="Share that was off by less than 10 %.")
-    mean_error: float = Field(description="Mean absolute error, GPU seconds.")
+    jobs: int = Field(description="How many jobs, the newest of the history.")
+    seen: float = Field(description="Share of them whose group was known.")
+    exact: float = Field(description="Share predicted with an error below 1 %.")
+    within_tenth: float = Field(description="Share predicted with an error below 10 %.")
+    mean_error: float = Field(description="Mean absolute error in GPU seconds.")
 
 
 class LengthEvaluations(Message):
-    """The same jobs, foretold three ways."""
+    """The errors of three predictors on the same jobs."""
 
-    new: LengthEvaluation = Field(description="By this model, fitted to what ended before them.")
-    last: LengthEvaluation | None = Field(description="By the model in force at the time; null: there was none.")
-    user_median: LengthEvaluation = Field(description="By the median of the project's earlier jobs.")
+    new: LengthEvaluation = Field(description="This model, trained on jobs that ended earlier.")
+    last: LengthEvaluation | None = Field(description="The model that was active at the time; null if there was none.")
+    user_median: LengthEvaluation = Field(description="The median of the project's earlier jobs.")
 
 
 class LengthModel(Message):
-    """One version of the model."""
+    """One version of the job length model."""
 
     id: str
     trained_at: Instant
-    through_at: Instant = Field(description="It knows the jobs that had ended by then.")
+    through_at: Instant = Field(description="It was trained on jobs that ended up to this time.")
     jobs: int
     groups: int
     active: bool = Field(
-        description="Whether it foretells now; of two it is the one that erred less on the newest jobs."
+        description="Whether it is in use. A new version replaces the last one if its error on the newest jobs is "
+        "smaller."
     )
     evaluation: LengthEvaluations
 
 
 class LengthModelList(Message):
-    """Versions, newest first."""
+    """The versions, newest first."""
 
     items: list[LengthModel]

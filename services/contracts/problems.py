@@ -1,4 +1,4 @@
-"""RFC 9457 problem documents: the one shape of every error, and the vocabulary of their stable codes."""
+"""RFC 9457 problem documents, the format of every error, and their stable codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemCode(StrEnum):
-    """Stable codes; clients branch on them. They are added to, never renamed."""
+    """Stable codes for clients to branch on. New ones may be added; existing ones are never renamed."""
 
     BODY_NOT_JSON = "body_not_json"
     BODY_TOO_LARGE = "body_too_large"
@@ -40,10 +40,10 @@ class ProblemCode(StrEnum):
 
 
 class FieldError(Message):
-    """One thing wrong with the request."""
+    """One error in the request."""
 
     pointer: str = Field(
-        description="JSON pointer into the body, or `?name` for a query parameter, `#name` for a header."
+        description="JSON pointer into the body, `?name` for a query parameter, or `#name` for a header."
     )
     detail: str
 
@@ -51,7 +51,7 @@ class FieldError(Message):
 class Problem(Message):
     """An RFC 9457 problem document."""
 
-    type: str = Field(description="`urn:wattshift:problem:` and the code.")
+    type: str = Field(description="`urn:wattshift:problem:` followed by the code.")
     title: str
     status: int
     detail: str

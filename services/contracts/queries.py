@@ -25,99 +25,123 @@ LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]
 
 
 class PageQuery(Message):
-    """One page of a list."""
+    """Which page of a list."""
 
     limit: int = Field(default=50, ge=1, le=500)
-    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the page before.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
 
 
 class JobQuery(PageQuery):
     """Which jobs to list, newest first."""
 
-    state: list[JobState] = Field(default_factory=list[JobState], description="Any of these states; repeatable.")
+    state: list[JobState] = Field(
+        default_factory=list[JobState], description="Jobs in any of these states; repeatable."
+    )
     project: Name | None = None
     name: Name | None = None
     label: list[LabelFilter] = Field(
-        default_factory=list[LabelFilter], max_length=20, description="`key=value`; repeatable, all must hold."
+        default_factory=list[LabelFilter],
+        max_length=20,
+        description="`key=value`; repeatable. Jobs must have all of the labels.",
     )
-    q: Search | None = Field(default=None, description="Part of the name, in either case.")
+    q: Search | None = Field(default=None, description="Part of the name; upper and lower case are the same.")
     submitted_after: Instant | None = None
     submitted_before: Instant | None = None
-    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
+    tenant: Name | None = Field(
+        default=None, description="For operators: only this tenant's. Users always see only their own."
+    )
 
 
 class EventQuery(Message):
     """How to read events."""
 
-    follow: bool = Field(default=True, description="Stay and send what happens next; false ends with what there is.")
+    follow: bool = Field(
+        default=True, description="Keep the connection open for new events; `false` ends it after the existing ones."
+    )
 
 
 class LogQuery(Message):
-    """Which piece of a job's output to read."""
+    """Which part of a job's output to read."""
 
     stream: LogStream = LogStream.STDOUT
-    generation: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Which gang; the newest by default.")
-    node: Name | None = Field(default=None, description="Which of the gang's nodes; the first by default.")
-    offset: int = Field(default=0, ge=0, le=2**53, description="First byte.")
-    limit: int = Field(default=65_536, ge=1, le=1_048_576, description="Most bytes; when following, of one piece.")
-    follow: bool = Field(default=False, description="Stay and send what is written next, until the gang has ended.")
+    generation: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="Which of the job's gangs; by default the newest."
+    )
+    node: Name | None = Field(default=None, description="Which of the gang's nodes; by default the first.")
+    offset: int = Field(default=0, ge=0, le=2**53, description="Offset of the first byte.")
+    limit: int = Field(
+        default=65_536, ge=1, le=1_048_576, description="Maximum number of bytes; when following, per chunk."
+    )
+    follow: bool = Field(default=False, description="Keep the connection open for new output until the gang has ended.")
 
 
 class PlanQuery(Message):
     """Which rounds to list, newest first."""
 
     limit: int = Field(default=50, ge=1, le=500)
-    cursor: str | None = Field(default=None, max_length=20, description="`next_cursor` of the page before.")
+    cursor: str | None = Field(default=None, max_length=20, description="`next_cursor` of the previous page.")
 
 
 class LedgerQuery(Message):
-    """One page of the ledger's lines."""
+    """Which page of the ledger's lines."""
 
     limit: int = Field(default=100, ge=1, le=1_000)
-    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the page before.")
+    cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the previous page.")
 
 
 class FootprintQuery(LedgerQuery):
-    """Which part of the ledger to sum, and by what."""
+    """Which part of the ledger to sum, and by which group."""
 
     group_by: GroupBy = "project"
-    start: Instant | None = Field(default=None, description="Lines that begin at or after this moment.")
-    end: Instant | None = Field(default=None, description="Lines that begin before this moment.")
+    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
+    end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
 
 
 class PastJobsQuery(LedgerQuery):
-    """Which past jobs, in order of submission."""
+    """Which past jobs to list, in order of submission."""
 
-    start: Instant | None = Field(default=None, description="Submitted at or after this moment.")
-    end: Instant | None = Field(default=None, description="Submitted before this moment.")
-    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
+    start: Instant | None = Field(default=None, description="Only jobs submitted at or after this time.")
+    end: Instant | None = Field(default=None, description="Only jobs submitted before this time.")
+    tenant: Name | None = Field(
+        default=None, description="For operators: only this tenant's. Users always see only their own."
+    )
 
 
 class SignalQuery(Message):
-    """A question about one signal of a grid zone."""
+    """Which signal of a grid zone."""
 
-    signal: Signal | None = Field(default=None, description="Default: the installation's default signal.")
+    signal: Signal | None = Field(
+        default=None, description="By default, the signal that the installation is configured for."
+    )
 
 
 class HistoryQuery(SignalQuery):
-    """Which past."""
+    """Which past intensities."""
 
-    start: AwareInstant | None = Field(default=None, description="Default: a day of the grid before the end.")
-    end: AwareInstant | None = Field(default=None, description="Default: now.")
+    start: AwareInstant | None = Field(default=None, description="By default, one day of grid time before the end.")
+    end: AwareInstant | None = Field(default=None, description="By default, now.")
     limit: int = Field(default=1000, ge=1, le=10_000)
-    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the page before.")
+    cursor: str | None = Field(default=None, max_length=64, description="`next_cursor` of the previous page.")
 
 
 class ForecastQuery(SignalQuery):
-    """Which future."""
+    """How far ahead."""
 
-    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="Default: a day of the grid.")
-    clock: Clock = Field(default="real", description="Whose seconds `horizon_s` counts.")
+    horizon_s: float | None = Field(default=None, gt=0, le=LONGEST_S, description="By default, one day of grid time.")
+    clock: Clock = Field(
+        default="real",
+        description="Whether `horizon_s` counts real seconds or grid seconds, which differ while a recording is "
+        "replayed.",
+    )
 
 
 class OutlookQuery(SignalQuery):
-    """How far to look both ways."""
+    """How far back and ahead."""
 
-    past_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
-    ahead_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="Default: a day of the grid.")
-    clock: Clock = Field(default="real", description="Whose seconds `past_s` and `ahead_s` count.")
+    past_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="By default, one day of grid time.")
+    ahead_s: float | None = Field(default=None, ge=0, le=LONGEST_S, description="By default, one day of grid time.")
+    clock: Clock = Field(
+        default="real",
+        description="Whether `past_s` and `ahead_s` count real seconds or grid seconds, which differ while a "
+        "recording is replayed.",
+    )

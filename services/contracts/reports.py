@@ -1,19 +1,18 @@
-"""Footprints and the ledger's own checks."""
+"""Footprints, past jobs and the checks of the ledger."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
+from services.contracts.queries import GroupBy
 from services.contracts.schema import Instant, Message
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
 
 class FootprintLine(Message):
-    """Energy and emissions of one group; the group `idle` is what nobody's job used."""
+    """Energy and emissions of one group. The group `idle` is energy that no job used."""
 
     group: str
     footprint: JobFootprint
@@ -21,22 +20,22 @@ class FootprintLine(Message):
 
 
 class FootprintReport(Message):
-    """The ledger over a period."""
+    """The sums of the ledger over a period."""
 
     start_at: Instant | None
     end_at: Instant | None
-    group_by: Literal["job", "project", "tenant", "node"]
+    group_by: GroupBy
     lines: list[FootprintLine]
     idle: JobFootprint
     total: JobFootprint
     metered_gpu_energy_j: float = Field(
-        description="By the devices' own counters; `total.gpu_energy_j` must agree to 0.1 %."
+        description="Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1 %."
     )
     next_cursor: str | None = None
 
 
 class IntensityUse(Message):
-    """Energy a job used under one intensity."""
+    """Energy that a job used while one intensity applied."""
 
     start_at: Instant
     end_at: Instant
@@ -47,7 +46,7 @@ class IntensityUse(Message):
 
 
 class JobFootprintReport(Message):
-    """A job's footprint with the intensities behind it."""
+    """A job's footprint with the intensities used to compute it."""
 
     job_id: str
     footprint: JobFootprint
@@ -59,19 +58,19 @@ class JobFootprintReport(Message):
 
 
 class PastJob(Message):
-    """A job as it ran, in the columns of the simulator's own format (`wattshift`)."""
+    """A past job, in the columns of the simulator's own format (`wattshift`)."""
 
     job_id: str
     tenant: str
     project: str
     state: JobState
     submitted_at: Instant
-    started_at: Instant | None = Field(description="When it first held GPUs.")
+    started_at: Instant | None = Field(description="When the job first held GPUs.")
     ended_at: Instant | None
-    gpus: int | None = Field(description="GPUs it held, the last gang's if it was resized.")
-    run_s: float | None = Field(description="Seconds it held GPUs; null until it has ended.")
-    gpu_s: float | None = Field(description="Seconds times GPUs, over all its gangs; null until it has ended.")
-    energy_j: float | None = Field(description="Of its GPUs and its share of the hosts, as far as it was measured.")
+    gpus: int | None = Field(description="GPUs that the job held; those of the last gang if it was resized.")
+    run_s: float | None = Field(description="Seconds during which the job held GPUs; null until it has ended.")
+    gpu_s: float | None = Field(description="GPU seconds over all its gangs; null until it has ended.")
+    energy_j: float | None = Field(description="Energy of its GPUs and its share of the hosts, as far as measured.")
 
 
 class PastJobs(Message):
@@ -82,7 +81,7 @@ class PastJobs(Message):
 
 
 class Invariant(Message):
-    """One thing that must hold of the live system."""
+    """A rule that the live system must satisfy."""
 
     name: str
     holds: bool
@@ -90,7 +89,7 @@ class Invariant(Message):
 
 
 class InvariantReport(Message):
-    """The live system held against its own rules."""
+    """The result of checking the live system against its own rules."""
 
     holds: bool
     invariants: list[Invariant]

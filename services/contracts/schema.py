@@ -1,4 +1,4 @@
-"""The base of every message: unknown fields are refused on the way in, times are timezone-aware."""
+"""The base of every message: unknown fields are refused, and times have a time zone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def _storable(value: datetime) -> datetime:
 
 
 def _written_out(value: Any) -> Any:
-    """Pydantic takes a number for a count of seconds or milliseconds, whichever looks likelier: not a moment meant."""
+    """Refuse numbers, which Pydantic would take for seconds or milliseconds, whichever looks likelier."""
     if isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
         raise ValueError("must be an ISO 8601 date and time, such as 2026-03-01T12:00:00Z")
     return value
 
 
 Instant = Annotated[AwareDatetime, AfterValidator(_storable), BeforeValidator(_written_out)]
-"""A moment, timezone-aware, of an era that every database and library can hold."""
+"""A time with a time zone, in a range that every database and library can represent."""
 
-# Pydantic takes true for 1 and "8" for 8; in what a user asks for, the wrong type is a mistake to be told of.
+# Pydantic converts true to 1 and "8" to 8. In a user's request, the wrong type is more likely a mistake.
 Int = Annotated[int, Field(strict=True)]
 Real = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -42,6 +42,6 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 
 
 class Message(BaseModel):
-    """Something one process sends to another."""
+    """A message from one process to another."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

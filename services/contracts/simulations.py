@@ -1,4 +1,4 @@
-"""What-if runs: what may be asked of the simulator, in the words of `wattshift simulate training`."""
+"""Simulations: requests to the simulator, with the options of `wattshift simulate training`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Word = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
 
 class InlineFile(Message):
-    """A file in the request: as `text`, or as `gzip_base64` of the same."""
+    """A file in the request, either as `text` or compressed as `gzip_base64`."""
 
     name: Name = "inline"
     text: Text | None = None
@@ -33,48 +33,56 @@ class InlineFile(Message):
 
 
 class StoredFile(Message):
-    """A file that was in a request, kept by its content."""
+    """A file from a request, stored under the hash of its content."""
 
     name: str
     sha256: str
-    size: int = Field(description="Bytes, unpacked.")
+    size: int = Field(description="Size in bytes, uncompressed.")
 
 
 class TrainingOptions(Message):
-    """The options of `wattshift simulate training` that name no file."""
+    """The options of `wattshift simulate training` that are not files."""
 
     policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = Field(
-        description="One policy, or several: a list, or with commas between."
+        description="One policy, or several as a list or separated by commas."
     )
-    cluster: Words = Field(default="32x2:RTX3090", description="`NODESxGPUS:MODEL`, several separated by commas.")
-    format: Word | None = Field(default=None, description="Of the job file; by its header if not given.")
-    recipe: Word | None = Field(default=None, description="How jobs behave; the trace's own if not given.")
-    start: Word | None = Field(default=None, description="Where simulated time begins: a date, UTC.")
-    days: Real | None = Field(default=None, gt=0, le=36_600, description="Only jobs submitted within so many days.")
-    seed: Int = Field(default=1, ge=0, lt=2**63, description="Equal input and equal seed give equal results.")
+    cluster: Words = Field(default="32x2:RTX3090", description="`NODESxGPUS:MODEL`; several are separated by commas.")
+    format: Word | None = Field(
+        default=None, description="Format of the job file; by default recognised by its header."
+    )
+    recipe: Word | None = Field(default=None, description="How jobs behave; by default the recipe of the trace.")
+    start: Word | None = Field(default=None, description="UTC date at which simulated time begins.")
+    days: Real | None = Field(
+        default=None, gt=0, le=36_600, description="Simulate only jobs submitted within this many days."
+    )
+    seed: Int = Field(default=1, ge=0, lt=2**63, description="The same input and the same seed give the same results.")
     params: dict[Word, Any] = Field(
         default_factory=dict[Word, Any],
         max_length=100,
-        description="Policy parameters by name; `POLICY.name` for one of several policies.",
+        description="Policy parameters by name, or by `POLICY.name` if there are several policies.",
     )
-    signal: Word = Field(default="direct", description="`direct`, `lifecycle` or `marginal` intensity.")
-    round_minutes: Real = Field(default=30, gt=0, le=100_000, description="Between active rounds.")
-    passive_interval_s: Real = Field(default=0, ge=0, le=1e7, description="Least time between passive rounds.")
+    signal: Word = Field(default="direct", description="Which intensity: `direct`, `lifecycle` or `marginal`.")
+    round_minutes: Real = Field(default=30, gt=0, le=100_000, description="Time between active rounds.")
+    passive_interval_s: Real = Field(default=0, ge=0, le=1e7, description="Minimum time between passive rounds.")
     power_down_minutes: Real | None = Field(
-        default=None, gt=0, le=1e6, description="Switch nodes off that were idle for so long; never if not given."
+        default=None, gt=0, le=1e6, description="Power down nodes that have been idle for this long; by default never."
     )
     node_mtbf_days: Real | None = Field(
-        default=None, gt=0, le=1e6, description="Mean time between failures of a node; none if not given."
+        default=None, gt=0, le=1e6, description="Mean time between failures of a node; by default nodes do not fail."
     )
-    host_idle_w: Real = Field(default=30, ge=0, le=1e5, description="Host draw per idle GPU, watts.")
-    horizon_hours: Real = Field(default=48, gt=0, le=10_000, description="How far ahead policies see the grid.")
+    host_idle_w: Real = Field(default=30, ge=0, le=1e5, description="Power of the host per idle GPU, in watts.")
+    horizon_hours: Real = Field(
+        default=48, gt=0, le=10_000, description="How far ahead policies know the carbon intensity."
+    )
     placement: Word = Field(
-        default="consolidated", description="Or `buddy`, `heavy-edge`, `refined`; for policies that do not place."
+        default="consolidated",
+        description="`consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs "
+        "themselves.",
     )
     predictor: Word = Field(
         default="perfect",
-        description="Of jobs' lengths: `perfect`, or of recurring jobs `forest`, `mean`, `median`, `mean-of-all`, "
-        "`median-of-all`, learned from those that have ended.",
+        description="How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or "
+        "`median-of-all`, learned from jobs that have ended.",
     )
 
     @field_validator("policy")
@@ -89,18 +97,20 @@ class TrainingOptions(Message):
 
 
 class TrainingRequest(TrainingOptions):
-    """What policies would have done with past jobs."""
+    """Asks what policies would have done with past jobs."""
 
     jobs: Word | InlineFile = Field(
-        description="A bundled trace (`green-year`, `green-day`), a file, or `history`: the jobs that ran here."
+        description="A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this "
+        "cluster."
     )
     carbon: Word | InlineFile = Field(
-        description="A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history` any zone of "
-        "`/v1/carbon/zones`, as it was measured."
+        description="A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of "
+        "`/v1/carbon/zones`, with its measured intensities."
     )
     forecast: Literal["perfect", "persistence", "issued"] | InlineFile = Field(
         default="perfect",
-        description="What policies are told of the hours ahead. `issued`: of bundled zones; or a file of such.",
+        description="The forecasts that policies get. `issued` stands for the recorded forecasts of bundled zones; a "
+        "file holds other recorded ones.",
     )
 
     @model_validator(mode="after")
@@ -113,7 +123,7 @@ class TrainingRequest(TrainingOptions):
 
 
 class TrainingProblem(TrainingOptions):
-    """A what-if run as it is simulated: nothing left to look up."""
+    """A simulation with all its inputs resolved."""
 
     jobs: str | StoredFile
     carbon: str | StoredFile
@@ -121,46 +131,52 @@ class TrainingProblem(TrainingOptions):
 
 
 class SimulationProgress(Message):
-    """How far a run is."""
+    """Progress of a simulation."""
 
-    done: int = Field(description="Jobs that have ended in simulated time, over all policies.")
-    total: int = Field(description="Jobs times policies.")
+    done: int = Field(description="Jobs that have ended in simulated time, summed over policies.")
+    total: int = Field(description="Number of jobs times number of policies.")
 
 
 class SimulationSummary(Message):
-    """A what-if run, without its inputs and its result."""
+    """A simulation without its inputs and its result."""
 
     id: str
     tenant_id: str
     status: WorkState
     policies: list[str]
     submitted_at: Instant
-    started_at: Instant | None = Field(default=None, description="When a worker last took it up.")
+    started_at: Instant | None = Field(default=None, description="When a worker last started it.")
     ended_at: Instant | None = None
-    attempts: int = Field(default=0, description="How often a worker took it up; more than once after a crash.")
+    attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
     progress: SimulationProgress
-    run_s: float | None = Field(default=None, description="Wall time of the run itself.")
+    run_s: float | None = Field(default=None, description="Wall-clock time of the simulation.")
     failure: WorkFailure | None = None
 
 
 class Simulation(SimulationSummary):
-    """A what-if run, whole."""
+    """A simulation with its inputs and its result."""
 
     request: TrainingProblem
     result: dict[str, Any] | list[dict[str, Any]] | None = Field(
-        default=None, description="What `wattshift simulate training --json` prints: one object, or a list of several."
+        default=None,
+        description="What `wattshift simulate training --json` prints: an object, or a list of objects for several "
+        "policies.",
     )
 
 
 class SimulationList(Message):
-    """One page of what-if runs, newest first."""
+    """One page of simulations, newest first."""
 
     items: list[SimulationSummary]
     next_cursor: str | None = None
 
 
 class SimulationQuery(PageQuery):
-    """Which what-if runs to list, newest first."""
+    """Which simulations to list, newest first."""
 
-    status: list[WorkState] = Field(default_factory=list[WorkState], description="Any of these; repeatable.")
-    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
+    status: list[WorkState] = Field(
+        default_factory=list[WorkState], description="Simulations in any of these states; repeatable."
+    )
+    tenant: Name | None = Field(
+        default=None, description="For operators: only this tenant's. Users always see only their own."
+    )

@@ -1,10 +1,9 @@
-"""Names in Redis."""
+"""Names of streams in Redis."""
 
 from __future__ import annotations
 
 HINTS_STREAM = "wattshift:hints"
-"""Short notes that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one costs a second, not a
-job."""
+"""Messages that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one delays it by a second."""
 
 HINTS_MAX_LENGTH = 10_000
 
