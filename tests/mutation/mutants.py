@@ -14,7 +14,7 @@ from tests.mutation import sql
 
 UNTOUCHED_CALLS = frozenset({"len", "isinstance", "cast", "TypeVar", "NewType"})
 """Calls left alone: mutmut's own rule for the first two; the others only tell the type checker something."""
-TEXT_ARGUMENTS = frozenset({"description", "title", "summary", "help"})
+TEXT_ARGUMENTS = frozenset({"description", "title", "summary", "paper", "help"})
 """Keyword arguments whose value is text for people."""
 LOGGERS = frozenset({"log", "logger"})
 

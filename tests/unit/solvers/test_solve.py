@@ -80,7 +80,7 @@ def test_linear_problems_have_one_optimum_whoever_solves_them(model: LinearModel
 def test_a_solve_stopped_by_its_limit_says_so_with_its_gap(backend: Backend) -> None:
     model = hard_model()
     found = solve(model, backend, time_limit_s=1)
-    assert found.status is SolveStatus.FEASIBLE
+    assert (found.status, found.solver) == (SolveStatus.FEASIBLE, backend)
     assert found.bound < found.objective
     assert 0.001 < found.gap < 0.2
     assert model.violation(found.values) <= 1e-5
@@ -155,6 +155,39 @@ def test_a_missing_pulp_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = solve(builder.build(), Backend.CBC)
     assert (found.solver, found.objective) == (Backend.HIGHS, 1)
     assert "the extra `solvers`" in found.note
+
+
+@pytest.mark.parametrize(
+    ("upper", "cost", "floor", "status"),
+    [
+        (2.0, 1.0, 1.0, SolveStatus.OPTIMAL),
+        (2.0, 1.0, 3.0, SolveStatus.INFEASIBLE),
+        (np.inf, -1.0, 1.0, SolveStatus.UNBOUNDED),
+    ],
+)
+def test_who_solved_it_instead_is_said_whatever_comes_out(
+    monkeypatch: pytest.MonkeyPatch, upper: float, cost: float, floor: float, status: SolveStatus
+) -> None:
+    monkeypatch.setitem(sys.modules, "gurobipy", None)
+    builder = ModelBuilder()
+    x = builder.add_variables(2, upper=upper, cost=cost)
+    builder.add_rows(1, [0, 0], x, [1, -1], lower=floor)
+    found = solve(builder.build(), Backend.GUROBI)
+    assert (found.status, found.solver) == (status, Backend.HIGHS)
+    assert found.note.startswith("Gurobi is not installed")
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_a_wider_gap_is_enough(backend: Backend) -> None:
+    found = solve(hard_model(), backend, relative_gap=0.5)
+    assert found.status is SolveStatus.OPTIMAL
+    assert 0 < found.gap <= 0.5 + 1e-9
+
+
+def test_the_status_of_a_solve_is_written_as_users_read_it() -> None:
+    written = {"optimal", "feasible", "infeasible", "unbounded", "time_limit", "failed"}
+    assert {status.value for status in SolveStatus} == written
+    assert {backend.value for backend in Backend} == {"highs", "cbc", "gurobi", "exhaustive"}
 
 
 def test_rows_sum_what_is_added_twice() -> None:
