@@ -25,7 +25,7 @@ from sklearn.linear_model import Ridge
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.learning.carbon_intervals import QUANTILES, Grid, Intervals, inside, outside
+from services.learning.carbon_intervals import QUANTILES, Intervals, MeasuredGrid, inside, outside
 from services.learning.one_thread import one_thread
 
 Method = Literal["ridge", "persistence"]
@@ -253,7 +253,7 @@ class Tuned:
 
     def quantiles(self, history: History, now: Ints, values: Floats) -> tuple[Floats, Floats]:
         """Return p10 and p90 of the (now, hours) foretold at the moments ``now``, gCO2/kWh."""
-        return self.intervals.at(Grid(history.values, history.known, self.root), now, values)
+        return self.intervals.at(MeasuredGrid(history.values, history.known, self.root), now, values)
 
 
 def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
@@ -275,7 +275,7 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     wins = float(np.abs(learned - truth).mean()) < float(np.abs(plain - truth).mean())
     made = learned if wins else plain
     used = penalties if wins else None
-    grid = Grid(history.values, history.known, _is_root(history))
+    grid = MeasuredGrid(history.values, history.known, _is_root(history))
     recent, half = (late, made), len(late) // 2
     before = _held_out(history, early, horizon_h, used)
     calibration, judged = (before, recent) if before else ((late[:half], made[:half]), (late[half:], made[half:]))

@@ -31,7 +31,7 @@ def outside(values: Floats, root: bool) -> Floats:
 
 
 @dataclass(frozen=True)
-class Grid:
+class MeasuredGrid:
     """What a grid did: (hours,) gCO2/kWh, whether each hour was measured, and whether square roots are taken."""
 
     values: Floats
@@ -67,7 +67,7 @@ class Intervals:
     usual: float
 
     @classmethod
-    def of(cls, grid: Grid, moments: Ints, made: Floats) -> Intervals:
+    def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:
         """Return those of the (moments, hours) that were foretold at past moments."""
         hours = made.shape[1]
         truth = grid.values[moments[:, None] + np.arange(hours)]
@@ -80,7 +80,7 @@ class Intervals:
         low, high = np.array([np.quantile(each, QUANTILES) for each in beside]).T
         return cls(np.minimum(low, 0.0), np.maximum(high, 0.0), usual)
 
-    def at(self, grid: Grid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:
+    def at(self, grid: MeasuredGrid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:
         """Return p10 and p90 of the (moments, hours) foretold, gCO2/kWh."""
         scale, level = self._scale(grid.roughness(moments)), inside(made, grid.root)
         return outside(level + scale * self.low, grid.root), outside(level + scale * self.high, grid.root)

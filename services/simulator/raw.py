@@ -191,7 +191,7 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class Grid:
+class RawSeries:
     """A series as its file states it, in order of time; (n,) UTC seconds and gCO2/kWh."""
 
     zone: str

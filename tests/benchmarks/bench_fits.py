@@ -14,8 +14,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
-from services.core.profiles.grid import JobModel, PerformanceTable
 from services.core.profiles.learn import fit_energy, fit_throughput
+from services.core.profiles.performance import JobModel, PerformanceTable
 from services.core.profiles.profile import JobProfile
 from tests.benchmarks.results import write_result
 from tests.support.performance import CLOCKS_MHZ, grid, measured

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.core.cycle.plan import Start
 from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.sizes import powers_of_two
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.arrays import Bools
-from services.core.policies.powerflow.choices import powers_of_two
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.powerflow.view import Tables

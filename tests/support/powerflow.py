@@ -7,9 +7,10 @@ from itertools import product
 
 import numpy as np
 
+from services.core.cycle.sizes import powers_of_two
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
-from services.core.policies.powerflow.choices import Choices, powers_of_two
+from services.core.policies.powerflow.choices import Choices
 from services.core.policies.powerflow.controls import allocate_controls
 
 IDLE_W = 30.0
@@ -40,8 +41,8 @@ def greedily(choices: Choices, work_s: Floats, gpus: int, limit_w: float, greedy
     """Return what both halves of Algorithm 1 give, on nodes of four GPUs."""
     n_jobs = len(choices)
     room = Room(np.array([gpus]), np.array([IDLE_W]), 4, limit_w)
-    nobody, pool = np.zeros(n_jobs, dtype=np.bool_), np.zeros(n_jobs, dtype=np.int64)
-    sizes = allocate_gpus(choices, room, pool=pool, keeps=nobody, work_s=work_s, greedy=greedy)
+    nobody, gpu_model = np.zeros(n_jobs, dtype=np.bool_), np.zeros(n_jobs, dtype=np.int64)
+    sizes = allocate_gpus(choices, room, gpu_model=gpu_model, keeps=nobody, work_s=work_s, greedy=greedy)
     runs = np.flatnonzero(sizes >= 0)
     held = np.zeros(n_jobs, dtype=np.int64)
     held[runs] = choices.gpus[runs, sizes[runs]]

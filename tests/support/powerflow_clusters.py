@@ -12,7 +12,7 @@ from services.core.domain.arrays import Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.profiles.capped import CappedModel
-from services.core.profiles.grid import JobModel, PerformanceTable
+from services.core.profiles.performance import JobModel, PerformanceTable
 from services.core.profiles.priors import FAMILIES
 from services.core.profiles.profile import JobProfile
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot

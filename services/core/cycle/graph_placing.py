@@ -13,6 +13,7 @@ Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,22 +36,12 @@ SPARE_NODES = 2
 
 def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
     """Place a gang as the paper does; see the module."""
-    return _place(snapshot, job, gpus, gpu_model, free, Method.HEAVY_EDGE)
+    return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.HEAVY_EDGE)
 
 
 def refined_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
     """Place a gang where its iterations are shorter than as the paper does, or as long; see the module."""
-    return _place(snapshot, job, gpus, gpu_model, free, Method.REFINED)
-
-
-def _place(
-    snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices, method: Method
-) -> Placement | None:
-    if gpus == 1:
-        return consolidated(snapshot, job, gpus, gpu_model, free)
-    mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
-    found = seats(snapshot, mapper, gpu_model, free.count, method, heavy=is_heavy(mapper))
-    return None if found is None else free.take(list(found.shares))
+    return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.REFINED)
 
 
 @dataclass(frozen=True)
@@ -92,6 +83,35 @@ def seats(
     if found is None:
         return None
     return Seats(tuple((int(nodes[order[at]]), taken) for at, taken in found.shares), found.time_s)
+
+
+def place_by_graph(
+    snapshot: Snapshot,
+    job: int,
+    gpus: int,
+    gpu_model: int,
+    free: FreeDevices,
+    *,
+    method: Method,
+    comm_heavy: float = COMM_HEAVY,
+    accepts: Callable[[Mapper, Seats], bool] | None = None,
+) -> Placement | None:
+    """Take devices for one gang where its graph wants them; None: it waits, and nothing was taken.
+
+    Args:
+        snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
+        method: How replicas are mapped.
+        comm_heavy: As ``is_heavy``'s ratio.
+        accepts: Whether a communication-heavy gang takes the seats it is offered; None: it does.
+    """
+    if gpus == 1:
+        return consolidated(snapshot, job, gpus, gpu_model, free)
+    mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
+    heavy = is_heavy(mapper, comm_heavy)
+    found = seats(snapshot, mapper, gpu_model, free.count, method, heavy=heavy)
+    if found is None or (heavy and accepts is not None and not accepts(mapper, found)):
+        return None
+    return free.take(list(found.shares))
 
 
 @lru_cache(maxsize=1 << 12)

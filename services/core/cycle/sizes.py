@@ -54,3 +54,25 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
     upper = np.minimum(np.minimum(wanted_gpus, high), largest)
     steps = np.maximum(upper - low, 0) // step
     return low + steps * step
+
+
+def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
+    """Return the powers of two on each job's grid ``low, low + step, ..., high``.
+
+    A job whose grid has none, such as a rigid gang of three, has its smallest gang only.
+
+    Args:
+        low, high, step: (n_jobs,) the grids.
+
+    Returns:
+        (n_jobs, n_sizes) sizes, ascending along a row; 0 beyond a job's last size.
+
+    Source: PowerFlow section 5.3.
+    """
+    most = int(high.max(initial=1))
+    sizes: Ints = np.int64(1) << np.arange(most.bit_length(), dtype=np.int64)
+    on_grid = (sizes >= low[:, None]) & (sizes <= high[:, None]) & ((sizes - low[:, None]) % step[:, None] == 0)
+    packed = np.argsort(~on_grid, axis=1, kind="stable")
+    table = np.where(np.take_along_axis(on_grid, packed, axis=1), sizes[packed], 0)
+    table[:, 0] = np.where(table[:, 0] == 0, low, table[:, 0])
+    return table[:, : max(int(np.count_nonzero(table, axis=1).max(initial=1)), 1)]

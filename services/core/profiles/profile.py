@@ -13,7 +13,6 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import CappedModel, fit_capped
 from services.core.profiles.energy import EnergyParameters
-from services.core.profiles.grid import JobModel
 from services.core.profiles.learn import (
     Belief,
     EnergyModel,
@@ -24,6 +23,7 @@ from services.core.profiles.learn import (
     where_of,
 )
 from services.core.profiles.observations import Observations
+from services.core.profiles.performance import JobModel
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, board_of, family_of
 from services.core.profiles.throughput import ThroughputParameters
 

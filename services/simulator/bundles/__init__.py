@@ -41,7 +41,7 @@ from pathlib import Path
 import numpy as np
 
 from services.core.domain.carbon import Signal
-from services.simulator.raw import Collector, Grid, RawJob, RawJobs, ReadReport, TraceFormatError
+from services.simulator.raw import Collector, RawJob, RawJobs, RawSeries, ReadReport, TraceFormatError
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
@@ -104,7 +104,7 @@ def _grids() -> dict[str, tuple[float, ...]]:
     return {name: tuple(values) for name, values in columns.items()}
 
 
-def bundled_grid(zone: str, signal: Signal) -> Grid:
+def bundled_grid(zone: str, signal: Signal) -> RawSeries:
     """Return a bundled zone's series.
 
     Raises:
@@ -117,4 +117,4 @@ def bundled_grid(zone: str, signal: Signal) -> Grid:
     report = ReadReport(zone, "bundled", rows=values.size, kept=values.size)
     report.note("contains data of Electricity Maps (electricitymaps.com), under the Open Database License")
     times_s = GRIDS_BEGIN_S + HOUR_S * np.arange(values.size, dtype=np.float64)
-    return Grid(zone, signal, times_s, values, report)
+    return RawSeries(zone, signal, times_s, values, report)

@@ -17,7 +17,7 @@ from services.simulator.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ControlWindow:
     """One value a gang is put to, None for the default; after ``window_s`` the next step follows."""
 
     kind: ControlKind
@@ -36,7 +36,7 @@ class Measurements:
         """Know every predicted curve from the beginning, or nothing."""
         self._profiles, self._models = workload.profiles, models
         self._curves: list[dict[tuple[int, ControlKind], ControlCurve]] = [{} for _ in workload.profiles]
-        self._steps: dict[int, deque[Step]] = {}
+        self._steps: dict[int, deque[ControlWindow]] = {}
         self._lines: dict[int, int] = {}
         self._begun = 0
         for at, profile in enumerate(workload.profiles if known else ()):
@@ -56,16 +56,16 @@ class Measurements:
         curve = self._truth(profile, model, kind)
         if curve is None:
             return None
-        windows = [Step(kind, float(value), window_s) for value in curve.values[::-1]]
+        windows = [ControlWindow(kind, float(value), window_s) for value in curve.values[::-1]]
         measured = bool(self._steps.get(row))
-        self._steps.setdefault(row, deque()).extend([*windows, Step(kind, None)])
+        self._steps.setdefault(row, deque()).extend([*windows, ControlWindow(kind, None)])
         if measured:
             return None
         self._begun += 1
         self._lines[row] = self._begun
         return self._begun
 
-    def next(self, row: int, line: int) -> Step | None:
+    def next(self, row: int, line: int) -> ControlWindow | None:
         """Return the next step of a gang and take it off its line; None at the end of it, or if it is another line."""
         steps = self._steps.get(row)
         return steps.popleft() if steps and self._lines[row] == line else None

@@ -10,7 +10,7 @@ import numpy as np
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import DomainError
 from services.simulator.bundles import BUNDLED_ZONES, bundled_forecasts, bundled_grid
-from services.simulator.raw import Grid, TraceFormatError
+from services.simulator.raw import RawSeries, TraceFormatError
 from services.simulator.readers.forecasts import read_forecasts
 from services.simulator.readers.grids import SIGNALS, read_grid
 from services.simulator.readers.text import utc_s
@@ -68,7 +68,7 @@ def read_carbon(
     return with_forecast(trace, forecast)
 
 
-def cut(grid: Grid, start_s: float | None, days: float | None) -> CarbonTrace:
+def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTrace:
     """Return the part of a series a simulation needs, its gaps held over and named."""
     times, values = grid.times_s, grid.intensity_gco2_per_kwh
     steps = np.diff(times)

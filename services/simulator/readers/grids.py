@@ -11,7 +11,7 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
-from services.simulator.raw import Grid, ReadReport, TraceFormatError
+from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
 from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
 
 SIGNALS = {
@@ -92,7 +92,7 @@ def _plain(header: Sequence[str], lower: dict[str, str], column: str | None) -> 
     return None
 
 
-def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: str | None = None) -> Grid:
+def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: str | None = None) -> RawSeries:
     """Return the whole series of a file.
 
     Args:
@@ -117,7 +117,7 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
     if columns.note:
         report.note(columns.note)
     named, times, values = _series(path, columns, report, zone)
-    return Grid(named or zone or path.name.split(".")[0], signal, times, values, report)
+    return RawSeries(named or zone or path.name.split(".")[0], signal, times, values, report)
 
 
 def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) -> tuple[str, Floats, Floats]:

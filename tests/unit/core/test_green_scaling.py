@@ -9,7 +9,14 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase
 from services.core.domain.ids import JobId
 from services.core.policies.green.config import GammaCompares, GreenConfig
-from services.core.policies.green.efficiency import Step, degradation, gamma_at, largest_gang, last_step, occupancy_of
+from services.core.policies.green.efficiency import (
+    BeforeGrowth,
+    degradation,
+    gamma_at,
+    largest_gang,
+    last_step,
+    occupancy_of,
+)
 from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
 from services.core.policies.green.mlfq import Green, scale
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
@@ -181,7 +188,7 @@ def test_the_last_step_alone_can_be_judged() -> None:
     """At 2 GPUs 600 W made 1.2 of what 300 W made at one: 0.6 per joule in all, 0.2 of the added watts."""
     job = a_measured_job("a", 0.6, gpus=2, energy_j=300_000 + 600 * 500, attained_gpu_s=1_000 + 2 * 500)
     snapshot = a_snapshot([job, a_measured_job("b", 0.7), a_job("c", gpus=1)], [a_node(gpus=16)])
-    grown = {JobId("a"): Step(1, 0.002, 300.0, 300_000.0, 1_000.0)}
+    grown = {JobId("a"): BeforeGrowth(1, 0.002, 300.0, 300_000.0, 1_000.0)}
     present = np.array([2, 1, 1])
 
     assert last_step(snapshot, present, grown, marginal=False)[:2] == pytest.approx([0.6, 1.0])
@@ -194,7 +201,7 @@ def test_what_gamma_is_held_against_decides(compares: GammaCompares, gang: int) 
     """A job lost a tenth of its efficiency at the first step, and next to nothing more at the second."""
     config = GreenConfig(gamma_empty=0.95, gamma_full=0.95, gamma_compares=compares)
     job = a_measured_job("a", 0.9, gpus=2, energy_j=2_000.0, attained_gpu_s=10.0)
-    memory = GreenMemory(grown={JobId("a"): Step(1, 0.002 * 0.91, 100.0, 1_000.0, 5.0)})
+    memory = GreenMemory(grown={JobId("a"): BeforeGrowth(1, 0.002 * 0.91, 100.0, 1_000.0, 5.0)})
 
     following = run_cycle(Green(config), a_snapshot([job], [a_node(gpus=16)]), memory).memory
 
@@ -208,5 +215,5 @@ def test_what_jobs_were_before_they_grew_is_remembered_and_stored() -> None:
 
     memory = run_cycle(Green(config), a_snapshot([job], [a_node(gpus=16)]), GreenMemory()).memory
 
-    assert memory.grown == {"a": Step(1, 0.002, 300.0, 3_000.0, 10.0)}
+    assert memory.grown == {"a": BeforeGrowth(1, 0.002, 300.0, 3_000.0, 10.0)}
     assert load_memory(dump_memory(memory)) == memory

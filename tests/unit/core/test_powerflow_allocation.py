@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.core.cycle.sizes import powers_of_two
 from services.core.domain.errors import DomainError
 from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus
-from services.core.policies.powerflow.choices import Choices, powers_of_two
+from services.core.policies.powerflow.choices import Choices
 from services.core.policies.powerflow.controls import allocate_controls
 from tests.support.powerflow import gaps
 
@@ -28,7 +29,7 @@ def sizes_of(choices: Choices, gpus: int, limit_w: float = INF, **how: object) -
     work_s = np.array(how.get("work_s", [1.0] * len(choices)))
     room = Room(ints(gpus), np.array([float(how.get("idle_w", 0.0))]), 2, limit_w)  # type: ignore[arg-type]
     nowhere = np.zeros(len(choices), dtype=np.int64)
-    at = allocate_gpus(choices, room, pool=nowhere, keeps=keeps, work_s=work_s, greedy=how.get("greedy"))  # type: ignore[arg-type]
+    at = allocate_gpus(choices, room, gpu_model=nowhere, keeps=keeps, work_s=work_s, greedy=how.get("greedy"))  # type: ignore[arg-type]
     return [int(choices.gpus[job, size]) if size >= 0 else 0 for job, size in enumerate(at.tolist())]
 
 

@@ -26,8 +26,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.graph_placing import COMM_HEAVY, extremes_s, is_heavy, mapper_of, seats
-from services.core.cycle.placing import FreeDevices, consolidated
+from services.core.cycle.graph_placing import COMM_HEAVY, Seats, extremes_s, mapper_of, place_by_graph, seats
+from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
 from services.core.cycle.ranking import Preemption, Ranking, queue_changes, ranks_whole_queue
 from services.core.cycle.reconcile import reconcile
@@ -35,7 +35,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
-from services.core.parallel.mapping import Method
+from services.core.parallel.mapping import Mapper, Method
 from services.core.policies.asrpt.heap import Heap
 from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
@@ -142,7 +142,7 @@ class Asrpt:
             for job in line:
                 if job.job_id not in started:
                     queue = queue.with_item(job)
-        actions = tuple(map(placer.told, plan.actions)) if placer.declined else plan.actions
+        actions = tuple(map(placer.explained, plan.actions)) if placer.declined else plan.actions
         again_s = self._look_again_s(snapshot, machine, queue, placer.offers)
         return Plan(snapshot.version, actions, look_again_s=again_s), AsrptMemory(machine, queue, placer.offers)
 
@@ -275,24 +275,21 @@ class _Placer:
         if gpu_model in self._closed:
             self.declined[job_id] = Reason.SHORTER_FIRST
             return None
-        if gpus == 1:
-            return consolidated(snapshot, job, gpus, gpu_model, free)
-        mapper = mapper_of(snapshot.graphs.get(job_id), gpus, snapshot.network)
-        heavy = is_heavy(mapper, self._config.comm_heavy)
-        found = seats(snapshot, mapper, gpu_model, free.count, self._method, heavy=heavy)
-        if found is None:
-            self._decline(job_id, gpu_model)
-            return None
-        if (
-            heavy
-            and found.time_s > self._config.comm_heavy * extremes_s(mapper)[0]
-            and self._waits(job_id, found.time_s)
-        ):
-            self._decline(job_id, gpu_model)
-            return None
-        return free.take(list(found.shares))
+        comm_heavy = self._config.comm_heavy
 
-    def told(self, action: Action) -> Action:
+        def accepts(mapper: Mapper, found: Seats) -> bool:
+            """Whether a communication-heavy gang takes these seats now."""
+            return found.time_s <= comm_heavy * extremes_s(mapper)[0] or not self._waits(job_id, found.time_s)
+
+        placed = place_by_graph(
+            snapshot, job, gpus, gpu_model, free, method=self._method, comm_heavy=comm_heavy, accepts=accepts
+        )
+        if placed is None:
+            self._closed.add(gpu_model)
+            self.declined[job_id] = Reason.BETTER_PLACEMENT
+        return placed
+
+    def explained(self, action: Action) -> Action:
         """Return an action of the plan with the reason that only the placer knows."""
         if not isinstance(action, Hold) or action.job_id not in self.declined:
             return action
@@ -309,7 +306,3 @@ class _Placer:
             return False
         self.offers[job_id] = offer
         return True
-
-    def _decline(self, job_id: JobId, gpu_model: int) -> None:
-        self._closed.add(gpu_model)
-        self.declined[job_id] = Reason.BETTER_PLACEMENT

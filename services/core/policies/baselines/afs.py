@@ -35,12 +35,11 @@ import numpy as np
 from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, rank, wishes_first
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.sizes import possible_sizes
+from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.parameters import Parameter, check_parameters
-from services.core.policies.powerflow.choices import powers_of_two
 
 
 @dataclass(frozen=True)

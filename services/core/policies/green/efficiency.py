@@ -18,7 +18,7 @@ LEAST_DEGRADATION = 1e-9
 """Below this a job makes no progress at all; the floor keeps priorities finite."""
 
 
-class Step(NamedTuple):
+class BeforeGrowth(NamedTuple):
     """A job as it was when it last grew.
 
     Attributes:
@@ -88,7 +88,7 @@ def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:
     return np.minimum(max_gpus, np.maximum(min_gpus, job_cap_gpus))
 
 
-def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, Step], *, marginal: bool) -> Floats:
+def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, BeforeGrowth], *, marginal: bool) -> Floats:
     """Return what the last step of each job did to its efficiency, NaN where unobserved, 1 where there was none.
 
     With ``EFF`` progress per joule and ``P`` watts at the sizes before (b) and now (n): ``EFF_n / EFF_b``, or, if

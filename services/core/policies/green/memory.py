@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.core.domain.ids import JobId
-from services.core.policies.green.efficiency import Step
+from services.core.policies.green.efficiency import BeforeGrowth
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class GreenMemory:
     gangs: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     lower: frozenset[JobId] = frozenset()
     counted_from: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
-    grown: Mapping[JobId, Step] = field(default_factory=dict[JobId, Step])
+    grown: Mapping[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
     held: frozenset[JobId] = frozenset()
 
 
@@ -61,7 +61,7 @@ def load_memory(stored: dict[str, Any]) -> GreenMemory:
             for job_id, (carbon, gpu_s) in stored.get("counted_from", {}).items()
         },
         grown={
-            JobId(job_id): Step(int(gpus), *map(float, rest))
+            JobId(job_id): BeforeGrowth(int(gpus), *map(float, rest))
             for job_id, (gpus, *rest) in stored.get("grown", {}).items()
         },
         held=frozenset(map(JobId, stored.get("held", ()))),

@@ -33,7 +33,7 @@ from services.core.policies.carbon.wait_awhile import hour_comes_s
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.efficiency import (
-    Step,
+    BeforeGrowth,
     degradation,
     gamma_at,
     largest_gang,
@@ -101,7 +101,7 @@ class Scaling:
     gangs: Ints
     lower: Bools
     degradation: Floats
-    grown: dict[JobId, Step] = field(default_factory=dict[JobId, Step])
+    grown: dict[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
 
 
 def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, GreenMemory]:
@@ -207,7 +207,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
 
 def _grown(
     snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, present: Ints, grows: Bools
-) -> dict[JobId, Step]:
+) -> dict[JobId, BeforeGrowth]:
     """Return what jobs that have grown were before their last step, if gamma is held against it."""
     if config.gamma_compares == "minimum":
         return {}
@@ -220,7 +220,9 @@ def _grown(
             continue
         since = (0.0, 0.0) if before is None else (before.energy_j, before.gpu_s)
         power_w = (energy_j - since[0]) / max(gpu_s - since[1], 1.0) * float(present[job])
-        grown[jobs.ids[job]] = Step(int(present[job]), float(jobs.efficiency_now[job]), power_w, energy_j, gpu_s)
+        grown[jobs.ids[job]] = BeforeGrowth(
+            int(present[job]), float(jobs.efficiency_now[job]), power_w, energy_j, gpu_s
+        )
     return grown
 
 
@@ -304,10 +306,12 @@ def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
 
 def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
     """Return the size each of these jobs has, or waits to have: (n_which,)."""
-    jobs = snapshot.jobs
+    jobs, awaited = snapshot.jobs, _awaited_gangs(snapshot, memory, which)
+    gpus = jobs.gpus[which]
+    if not np.count_nonzero(gpus):
+        return awaited
     phase = jobs.phase[which]
-    holds = (phase == STARTING) | (phase == RUNNING)
-    return np.where(holds, jobs.gpus[which], _awaited_gangs(snapshot, memory, which))
+    return np.where((phase == STARTING) | (phase == RUNNING), gpus, awaited)
 
 
 def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:

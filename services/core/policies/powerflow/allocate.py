@@ -56,12 +56,12 @@ class Room:
     """What there is to share out.
 
     Attributes:
-        gpus: (n_pools,) devices by GPU model.
-        idle_w: (n_pools,) draw of one of them while nobody holds it and its node is on, watts.
+        gpus: (n_gpu_models,) devices by GPU model.
+        idle_w: (n_gpu_models,) draw of one of them while nobody holds it and its node is on, watts.
         gpus_per_node: At whose multiples the limit is looked at.
         limit_w: What the cluster may draw, watts; inf for no limit.
         other_w: What it draws beside jobs and those devices, watts.
-        stays_on: (n_pools,) how many of the devices are on nodes that stay on where nobody uses them; None for all.
+        stays_on: (n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all.
     """
 
     gpus: Ints
@@ -71,13 +71,13 @@ class Room:
     other_w: float = 0.0
     stays_on: Ints | None = None
 
-    def idle_draw_w(self, pool: int, held: int) -> float:
+    def idle_draw_w(self, gpu_model: int, held: int) -> float:
         """Return what a model's free devices draw while this many are held, watts.
 
         Gangs are taken to be packed: onto nodes that stay on, then onto whole others, the last of which has free
         devices.
         """
-        gpus, on, idle_w = self._pools[pool]
+        gpus, on, idle_w = self._by_model[gpu_model]
         free = on - held if held < on else min((on - held) % max(self.gpus_per_node, 1), gpus - held)
         return free * idle_w
 
@@ -93,20 +93,20 @@ class Room:
         return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
 
     @cached_property
-    def _pools(self) -> list[tuple[int, int, float]]:
+    def _by_model(self) -> list[tuple[int, int, float]]:
         on = self.gpus if self.stays_on is None else self.stays_on
         return list(zip(self.gpus.tolist(), on.tolist(), self.idle_w.tolist(), strict=True))
 
 
 def allocate_gpus(
-    choices: Choices, room: Room, *, pool: Ints, keeps: Bools, work_s: Floats, greedy: Greedy | None = None
+    choices: Choices, room: Room, *, gpu_model: Ints, keeps: Bools, work_s: Floats, greedy: Greedy | None = None
 ) -> Ints:
     """Return the size each job should have: (n_jobs,) index into its row of ``choices.gpus``, -1 for none.
 
     Args:
         choices: What each job could have.
         room: Devices and power, those of ``keeps`` included.
-        pool: (n_jobs,) index of the GPU model the job would run on.
+        gpu_model: (n_jobs,) index of the GPU model the job would run on.
         keeps: (n_jobs,) which jobs have their first size whatever becomes of the others; counted before all steps, even
             where that exceeds the room.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; no matter to the greedy as printed.
@@ -115,11 +115,11 @@ def allocate_gpus(
     greedy = greedy or Greedy()
     kind, order = _steps(choices, work_s, greedy)
     draw_w = _draw_w(choices)
-    left_w = _left_alone_w(choices.gpus[:, 0], pool, room)
+    left_w = _left_alone_w(choices.gpus[:, 0], gpu_model, room)
     lowest_w = np.where(choices.speed[:, 0] > 0, choices.power_w[:, 0], np.inf).min(axis=1)
     draw_w[:, 0] = np.where(draw_w[:, 0] <= left_w, draw_w[:, 0], lowest_w)
     possible = lowest_w <= left_w
-    walk = _Walk(choices.gpus, draw_w, pool, room, stops=greedy.at_limit == "stop")
+    walk = _Walk(choices.gpus, draw_w, gpu_model, room, stops=greedy.at_limit == "stop")
     for job in np.flatnonzero(keeps).tolist():
         walk.take(job)
     walk.begin()
@@ -152,11 +152,11 @@ class _Walk:
         size: Per job the index of its present size, -1 for none.
     """
 
-    def __init__(self, gpus: Ints, draw_w: Floats, pool: Ints, room: Room, *, stops: bool) -> None:
+    def __init__(self, gpus: Ints, draw_w: Floats, gpu_model: Ints, room: Room, *, stops: bool) -> None:
         self.size = [-1] * len(gpus)
         self._more: list[list[int]] = np.diff(gpus, axis=1, prepend=0).tolist()
         self._more_w: list[list[float]] = np.diff(draw_w, axis=1, prepend=0.0).tolist()
-        self._pool: list[int] = pool.tolist()
+        self._gpu_model: list[int] = gpu_model.tolist()
         self._room = room
         self._gpus: list[int] = room.gpus.tolist()
         self._per_node = max(room.gpus_per_node, 1)
@@ -173,13 +173,13 @@ class _Walk:
 
     def fits(self, job: int) -> bool:
         """Whether the job's next step finds devices, and power where every step is checked."""
-        at, pool = self.size[job] + 1, self._pool[job]
-        held = self._held[pool] + self._more[job][at]
-        if held > self._gpus[pool]:
+        at, gpu_model = self.size[job] + 1, self._gpu_model[job]
+        held = self._held[gpu_model] + self._more[job][at]
+        if held > self._gpus[gpu_model]:
             return False
         if self._stops:
             return True
-        idle_w = self._room.idle_draw_w(pool, held) - self._idle_w[pool]
+        idle_w = self._room.idle_draw_w(gpu_model, held) - self._idle_w[gpu_model]
         return self._power_w + self._more_w[job][at] + idle_w <= self._limit_w
 
     def take(self, job: int) -> bool:
@@ -188,7 +188,7 @@ class _Walk:
         more = self._more[job][at]
         crosses = self._all_held % self._per_node + more >= self._per_node
         self._all_held += more
-        self._count(self._pool[job], more, self._more_w[job][at])
+        self._count(self._gpu_model[job], more, self._more_w[job][at])
         self._trail.append(job)
         return crosses and self._stops and self._power_w >= self._limit_w
 
@@ -197,14 +197,14 @@ class _Walk:
         while self._trail and self._power_w > self._limit_w:
             job = self._trail.pop()
             at = self.size[job]
-            self._count(self._pool[job], -self._more[job][at], -self._more_w[job][at])
+            self._count(self._gpu_model[job], -self._more[job][at], -self._more_w[job][at])
             self.size[job] -= 1
 
-    def _count(self, pool: int, gpus: int, gang_w: float) -> None:
-        self._held[pool] += gpus
-        idle_w = self._room.idle_draw_w(pool, self._held[pool])
-        self._power_w += gang_w + idle_w - self._idle_w[pool]
-        self._idle_w[pool] = idle_w
+    def _count(self, gpu_model: int, gpus: int, gang_w: float) -> None:
+        self._held[gpu_model] += gpus
+        idle_w = self._room.idle_draw_w(gpu_model, self._held[gpu_model])
+        self._power_w += gang_w + idle_w - self._idle_w[gpu_model]
+        self._idle_w[gpu_model] = idle_w
 
 
 def known_work_s(work_s: Floats) -> Floats:
@@ -218,11 +218,11 @@ def _draw_w(choices: Choices) -> Floats:
     return np.take_along_axis(choices.power_w, choices.most_efficient[:, :, None], axis=2)[:, :, 0]
 
 
-def _left_alone_w(gpus: Ints, pool: Ints, room: Room) -> Floats:
+def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
     """Return what the limit leaves a gang that is alone on the cluster: (n_jobs,) watts."""
     nobody_w = [room.idle_draw_w(each, 0) for each in range(room.gpus.size)]
     base_w = room.other_w + sum(nobody_w)
-    kinds: list[tuple[int, int]] = list(zip(pool.tolist(), gpus.tolist(), strict=True))
+    kinds: list[tuple[int, int]] = list(zip(gpu_model.tolist(), gpus.tolist(), strict=True))
     idle_w = {(each, held): room.idle_draw_w(each, held) - nobody_w[each] for each, held in set(kinds)}
     return room.limit_w - base_w - np.fromiter(map(idle_w.__getitem__, kinds), np.float64, len(kinds))
 

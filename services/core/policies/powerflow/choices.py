@@ -55,20 +55,3 @@ class Choices:
         """Return speed and power by setting at one size of each job: (n_jobs,) to (n_jobs, n_settings), twice."""
         rows = np.arange(len(self))
         return self.speed[rows, sizes], self.power_w[rows, sizes]
-
-
-def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
-    """Return the gang sizes the placement allows: (n_jobs, n_sizes) as ``Choices.gpus``.
-
-    Powers of two on a job's grid ``low, low + step, ..., high``. A job whose grid has none, such as a rigid gang of
-    three, has its smallest gang only.
-
-    Source: PowerFlow section 5.3.
-    """
-    most = int(high.max(initial=1))
-    sizes: Ints = np.int64(1) << np.arange(most.bit_length(), dtype=np.int64)
-    on_grid = (sizes >= low[:, None]) & (sizes <= high[:, None]) & ((sizes - low[:, None]) % step[:, None] == 0)
-    packed = np.argsort(~on_grid, axis=1, kind="stable")
-    table = np.where(np.take_along_axis(on_grid, packed, axis=1), sizes[packed], 0)
-    table[:, 0] = np.where(table[:, 0] == 0, low, table[:, 0])
-    return table[:, : max(int(np.count_nonzero(table, axis=1).max(initial=1)), 1)]

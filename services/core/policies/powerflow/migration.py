@@ -72,7 +72,7 @@ def _for_a_gang(
 ) -> list[int]:
     """Return the jobs to move off a node so that the gang that waits first finds a block there."""
     nodes, (job, gpus) = snapshot.nodes, waiting
-    model = int(view.pool[np.flatnonzero(view.jobs == job)[0]])
+    model = int(view.gpu_model[np.flatnonzero(view.jobs == job)[0]])
     fits = [node for node in candidates if nodes.gpu_model[node] == model and nodes.gpus[node] >= gpus]
     if not fits or int(nodes.free_gpus[nodes.gpu_model == model].sum()) < gpus:
         return []
@@ -134,4 +134,4 @@ def _left_s(snapshot: Snapshot, view: View, job: int) -> float:
     work_s = float(view.work_s[row])
     if not np.isfinite(work_s):
         return snapshot.now_s - float(snapshot.jobs.waiting_since_s[job])
-    return work_s / float(view.tables.gang(job, int(view.pool[row]), int(snapshot.jobs.gpus[job]))[0][-1])
+    return work_s / float(view.tables.gang(job, int(view.gpu_model[row]), int(snapshot.jobs.gpus[job]))[0][-1])

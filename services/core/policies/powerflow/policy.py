@@ -165,7 +165,9 @@ def allocate(
     keeps = view.holds & ~(preemptible & movable) if active else view.holds
 
     def greedily(view: View, keeps: Bools) -> Ints:
-        return allocate_gpus(view.choices, room, pool=view.pool, keeps=keeps, work_s=view.work_s, greedy=config.greedy)
+        return allocate_gpus(
+            view.choices, room, gpu_model=view.gpu_model, keeps=keeps, work_s=view.work_s, greedy=config.greedy
+        )
 
     sizes = greedily(view, keeps)
     if not active:
@@ -174,7 +176,7 @@ def allocate(
     if stays.any():
         held = snapshot.jobs.gpus[view.jobs]
         fixed = np.where(stays | (view.choices.gpus[:, 1:].sum(axis=1) == 0), np.where(view.holds, held, 0), 0)
-        choices = choices_of(snapshot, view.tables, view.jobs, view.pool, fixed)
+        choices = choices_of(snapshot, view.tables, view.jobs, view.gpu_model, fixed)
         view = replace(view, choices=choices)
         sizes = greedily(view, keeps | stays)
     return view, sizes
@@ -195,10 +197,10 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
     shrinks = moves & (got < held)
     if shrinks.any():
         kept = np.where(stays | shrinks, held, got)
-        taken = np.bincount(view.pool, kept, room.gpus.size)
+        taken = np.bincount(view.gpu_model, kept, room.gpus.size)
         runs = np.flatnonzero(kept)
         draws_w = math.fsum(_least_energy_w(view, runs, kept[runs]).tolist())
-        idle_w = sum(room.idle_draw_w(pool, int(held)) for pool, held in enumerate(taken.tolist()))
+        idle_w = sum(room.idle_draw_w(gpu_model, int(held)) for gpu_model, held in enumerate(taken.tolist()))
         if bool((taken <= room.gpus).all()) and room.other_w + idle_w + draws_w <= room.limit_w:
             stays |= shrinks
     return stays
@@ -206,8 +208,8 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
 
 def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) -> Floats:
     """Return how much sooner jobs end at another size, one of unknown length taken to be half done; all (n_rows,)."""
-    jobs, pool = view.jobs[rows], view.pool[rows]
-    now, then = (view.tables.default_speed(jobs, pool, gpus) for gpus in (held, got))
+    jobs, gpu_model = view.jobs[rows], view.gpu_model[rows]
+    now, then = (view.tables.default_speed(jobs, gpu_model, gpus) for gpus in (held, got))
     work_s = view.work_s[rows]
     so_far_s = snapshot.now_s - snapshot.jobs.waiting_since_s[jobs]
     return np.where(np.isfinite(work_s), work_s / now, so_far_s) * (1 - now / then)
@@ -215,7 +217,7 @@ def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) 
 
 def _least_energy_w(view: View, rows: Ints, gpus: Ints) -> Floats:
     """Return the draw of gangs at their most efficient settings: (n_rows,)."""
-    speed, power_w = (each[:, 0] for each in view.tables.gangs(view.jobs[rows], view.pool[rows], gpus[:, None]))
+    speed, power_w = (each[:, 0] for each in view.tables.gangs(view.jobs[rows], view.gpu_model[rows], gpus[:, None]))
     energy_j = np.divide(power_w, speed, out=np.full(speed.shape, np.inf), where=speed > 0)
     return np.take_along_axis(power_w, energy_j.argmin(axis=1)[:, None], axis=1)[:, 0]
 
@@ -228,7 +230,7 @@ def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranki
     nowhere = jobs.phase == Phase.QUEUED
     nowhere[view.jobs] = False
     others = np.flatnonzero(nowhere)
-    left = bool((np.bincount(view.pool[rows], gpus, room.gpus.size) < room.gpus).any())
+    left = bool((np.bincount(view.gpu_model[rows], gpus, room.gpus.size) < room.gpus).any())
     return Ranking(
         np.concatenate((order, others)),
         np.concatenate((gpus, jobs.min_gpus[others])),
@@ -241,7 +243,7 @@ def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
     if len(snapshot.gpu_models) == 1:
         return snapshot
     eligible = np.zeros_like(snapshot.jobs.eligible)
-    eligible[view.jobs, view.pool] = snapshot.jobs.eligible[view.jobs, view.pool]
+    eligible[view.jobs, view.gpu_model] = snapshot.jobs.eligible[view.jobs, view.gpu_model]
     return replace(snapshot, jobs=replace(snapshot.jobs, eligible=eligible))
 
 

@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 
 from services.core.cycle.ranking import order_by, wishes_first
-from services.core.cycle.sizes import model_gpus, possible_sizes
+from services.core.cycle.sizes import model_gpus, possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables
-from services.core.policies.powerflow.choices import Choices, powers_of_two
+from services.core.policies.powerflow.choices import Choices
 from services.core.policies.powerflow.config import PowerflowConfig
 
 
@@ -135,7 +135,7 @@ class View:
 
     Attributes:
         jobs: Indices into the job table.
-        pool: GPU model each runs on, or would.
+        gpu_model: GPU model each runs on, or would.
         holds: Whether the job holds devices and may go on.
         tables: Of every job.
         choices: What each could have.
@@ -143,7 +143,7 @@ class View:
     """
 
     jobs: Ints
-    pool: Ints
+    gpu_model: Ints
     holds: Bools
     tables: Tables
     choices: Choices
@@ -164,35 +164,35 @@ def view_of(snapshot: Snapshot, config: PowerflowConfig, model: Ints, fixed_gpus
     able = holds | jobs.eligible.any(axis=1)
     order = wishes_first(order_by(jobs.ids, jobs.submitted_s), jobs.priority)
     order = order[able[order]]
-    pool = _pools(snapshot, order, np.where(holds, model, -1))
-    order, pool = order[pool >= 0], pool[pool >= 0]
+    gpu_model = _gpu_models_of(snapshot, order, np.where(holds, model, -1))
+    order, gpu_model = order[gpu_model >= 0], gpu_model[gpu_model >= 0]
     tables = Tables(snapshot, config)
-    choices = choices_of(snapshot, tables, order, pool, fixed_gpus[order])
-    return View(order, pool, holds[order], tables, choices, work_left_s(snapshot, tables, order, pool))
+    choices = choices_of(snapshot, tables, order, gpu_model, fixed_gpus[order])
+    return View(order, gpu_model, holds[order], tables, choices, work_left_s(snapshot, tables, order, gpu_model))
 
 
-def choices_of(snapshot: Snapshot, tables: Tables, rows: Ints, pool: Ints, fixed_gpus: Ints) -> Choices:
+def choices_of(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints, fixed_gpus: Ints) -> Choices:
     """Return the choices of these jobs on these GPU models; ``fixed_gpus`` as for ``view_of``, by row."""
     jobs = snapshot.jobs
-    high = np.minimum(possible_sizes(snapshot, jobs.max_gpus)[rows], model_gpus(snapshot)[pool])
+    high = np.minimum(possible_sizes(snapshot, jobs.max_gpus)[rows], model_gpus(snapshot)[gpu_model])
     free = powers_of_two(jobs.min_gpus[rows], np.maximum(high, jobs.min_gpus[rows]), jobs.step_gpus[rows])
     gpus = np.where(fixed_gpus[:, None] > 0, 0, free)
     gpus[:, 0] = np.where(fixed_gpus > 0, fixed_gpus, gpus[:, 0])
     runs = (gpus > 0)[:, :, None]
-    speed, power_w = tables.gangs(rows, pool, np.maximum(gpus, 1))
+    speed, power_w = tables.gangs(rows, gpu_model, np.maximum(gpus, 1))
     return Choices(gpus, np.where(runs, speed, 0.0), np.where(runs, power_w, 0.0))
 
 
-def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, pool: Ints) -> Floats:
+def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints) -> Floats:
     """Return the work each job has left, seconds at speed 1, NaN where nothing foretells it: (n_rows,)."""
     jobs = snapshot.jobs
     left_s = jobs.remaining_s[rows].copy()
     known = np.isfinite(left_s)
-    left_s[known] *= tables.default_speed(rows[known], pool[known], jobs.min_gpus[rows][known])
+    left_s[known] *= tables.default_speed(rows[known], gpu_model[known], jobs.min_gpus[rows][known])
     return left_s
 
 
-def _pools(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
+def _gpu_models_of(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
     """Return the GPU model of each job in order: its own, else of those it may use the one with most GPUs unclaimed."""
     jobs = snapshot.jobs
     if len(snapshot.gpu_models) == 1:
@@ -201,7 +201,7 @@ def _pools(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
     total = tuple(left)
     for job in np.flatnonzero(model >= 0).tolist():
         left[model[job]] -= int(jobs.gpus[job])
-    pool: list[int] = []
+    gpu_model: list[int] = []
     for job in order.tolist():
         at, least = int(model[job]), int(jobs.min_gpus[job])
         if at < 0:
@@ -209,5 +209,5 @@ def _pools(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
             at = max(usable, key=lambda m: (left[m], -m), default=-1)
             if at >= 0:
                 left[at] -= least
-        pool.append(at)
-    return np.array(pool, dtype=np.int64)
+        gpu_model.append(at)
+    return np.array(gpu_model, dtype=np.int64)

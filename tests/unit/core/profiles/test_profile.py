@@ -8,9 +8,9 @@ import pytest
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
-from services.core.profiles.grid import PerformanceTable
 from services.core.profiles.learn import mape
 from services.core.profiles.observations import Observations, PointError
+from services.core.profiles.performance import PerformanceTable
 from services.core.profiles.priors import FAMILIES, board_of
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
 from tests.support.performance import grid, measured

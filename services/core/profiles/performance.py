@@ -22,7 +22,7 @@ BLOCK = 65_536
 
 
 @dataclass(frozen=True)
-class Grid:
+class Performance:
     """What every job would do at every size and setting; arrays are (n_jobs, n_sizes, n_settings).
 
     Attributes:
@@ -59,7 +59,7 @@ class PerformanceTable:
             if jobs.size:
                 self._groups.append((form, jobs, np.array([_vector(models[job]) for job in jobs.tolist()])))
 
-    def evaluate(self, global_batch: Floats, gpus: Floats, settings: Floats, gpus_per_node: int) -> Grid:
+    def evaluate(self, global_batch: Floats, gpus: Floats, settings: Floats, gpus_per_node: int) -> Performance:
         """Return step times and energies with the global batch kept, ``bs = BS / n`` (PowerFlow, section 4).
 
         Args:
@@ -85,7 +85,7 @@ class PerformanceTable:
                 step = times(ThroughputParameters(*own[:N_SPEED]), size, batch, setting, nodes)
                 time_s[at] = step.iter_s
                 energy[at] = energy_j(EnergyParameters(*own[N_SPEED:]), step, size, batch, setting)
-        return Grid(time_s, energy)
+        return Performance(time_s, energy)
 
 
 def _vector(model: JobModel) -> Floats:
