@@ -16,6 +16,7 @@ from optimizer_service import endpoints
 from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
 from optimizer_service.queue import (
+    PLAN_QUEUE,
     QUEUE,
     TASK,
     TRAINING_QUEUE,
@@ -33,21 +34,24 @@ from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
-from services.kit.logging import Log
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 
-log = Log(__name__)
+MOST_PLAN_SOLVES = 10_000
+"""Queued or running at once; each planning worker waits for one."""
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
     """Return the app; while it runs it takes up work again after crashes and has job lengths learned."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
-    repository = solve_repository(engine)
+    repository, of_plans = solve_repository(engine, of_plans=False), solve_repository(engine, of_plans=True)
     queue = TaskQueue(optimizer_celery(settings), redis, QUEUE, TASK)
+    plan_queue = TaskQueue(optimizer_celery(settings, PLAN_QUEUE), redis, PLAN_QUEUE, TASK)
     trainings = training_repository(engine)
     training_queue = TaskQueue(training_celery(settings), redis, TRAINING_QUEUE, TRAINING_TASK)
+
+    plan_settings = settings.model_copy(update={"keep_days": settings.plan_solve_keep_days})
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,9 +64,11 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 timeout_s=settings.carbon_timeout_s,
             )
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
-            app.state.optimizer = OptimizerService(work_queue, ServiceSources(carbon))
+            plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
+            app.state.optimizer = OptimizerService(work_queue, plan_work_queue, ServiceSources(carbon))
             loops = (
                 Sweeper("solve", repository, queue, settings),
+                Sweeper("solve", of_plans, plan_queue, plan_settings),
                 Sweeper("training", trainings, training_queue, settings),
                 LengthTrainer(engine, trainings, training_queue, settings),
             )

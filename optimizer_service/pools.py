@@ -7,7 +7,6 @@ from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult, po
 from services.contracts.problems import ProblemCode
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.pool_planning import plan_pools
-from services.core.policies.freesh.pools import PoolPlan
 from services.kit.problems import ProblemError
 
 
@@ -21,14 +20,14 @@ async def resolve(request: PoolsRequest, sources: Sources) -> PoolsProblem:
     return problem
 
 
-def solve(problem: PoolsProblem, incumbent: PoolPlan | None = None) -> PoolsResult:
-    """Return the plan; the search may begin from another one."""
+def solve(problem: PoolsProblem) -> PoolsResult:
+    """Return the plan."""
     asked = problem.in_core()
     plan = plan_pools(
         asked,
         problem.solver,
         time_limit_s=problem.time_limit_s,
         relative_gap=problem.gap,
-        incumbent=incumbent,
+        incumbent=problem.incumbent_in_core(),
     )
     return pools_result(problem, asked, plan)

@@ -1,4 +1,7 @@
-"""The queues of solves and of trainings, which the same workers serve."""
+"""The queues: of solves and of trainings, which the same workers serve, and of the solves that plans of pools wait for.
+
+Those have workers of their own, for a solve of minutes must not make a plan late.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from services.kit.celery import TaskLimits, create_celery
 
 QUEUE = "optimizer"
 TASK = "optimizer.solve"
+PLAN_QUEUE = "plan-solves"
 TRAINING_QUEUE = "lengths"
 TRAINING_TASK = "lengths.train"
 TRAINING_LIMITS = TaskLimits(soft_s=900, hard_s=960)
@@ -17,9 +21,9 @@ TRAINING_LIMITS = TaskLimits(soft_s=900, hard_s=960)
 LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIME_S + 120)
 
 
-def optimizer_celery(settings: OptimizerSettings) -> Celery:
-    """Return the Celery app that the service publishes with and the workers work for."""
-    return create_celery(QUEUE, settings, LIMITS)
+def optimizer_celery(settings: OptimizerSettings, queue: str = QUEUE) -> Celery:
+    """Return the Celery app that the service publishes solves with and the workers work for."""
+    return create_celery(queue, settings, LIMITS)
 
 
 def training_celery(settings: OptimizerSettings) -> Celery:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.contracts.serving import PLANNER
 from services.db.background import WorkRepository
 from services.db.tables.optimizer import solve_submissions, solves
 
@@ -16,6 +17,8 @@ _SUMMARY = (
 )
 
 
-def solve_repository(engine: AsyncEngine) -> WorkRepository:
-    """Return the queries on solves."""
-    return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY)
+def solve_repository(engine: AsyncEngine, *, of_plans: bool | None = None) -> WorkRepository:
+    """Return the queries on solves; what sweeps sees those that plans of pools wait for, all others, or all."""
+    is_of_plan = solves.c.key_id == PLANNER.key_id
+    swept = None if of_plans is None else is_of_plan if of_plans else ~is_of_plan
+    return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY, swept=swept)

@@ -11,6 +11,7 @@ from services.contracts.background import WorkFailure, WorkProblem
 from services.contracts.identity import Identity
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.schema import Message
+from services.contracts.serving import PLANNER
 from services.contracts.solver import SolveOutcome
 from services.kit.background.work_queue import WorkQueue, sha256
 
@@ -28,8 +29,10 @@ class Submission:
 class OptimizerService:
     """What callers may do with solves."""
 
-    def __init__(self, work_queue: WorkQueue, sources: Sources) -> None:
+    def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
+        """Take the queue of tenants' solves, that of the solves that plans wait for, and what to read from."""
         self._work_queue = work_queue
+        self._plan_work_queue = plan_work_queue
         self._sources = sources
 
     async def submit(
@@ -49,7 +52,8 @@ class OptimizerService:
             return WorkProblem(problem.model_dump(mode="json"), sha256(kind.name, same), {"kind": kind.name})
 
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
-        row, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
+        work_queue = self._plan_work_queue if caller.key_id == PLANNER.key_id else self._work_queue
+        row, is_new = await work_queue.submit(caller, idempotency_key, body_sha256, resolve)
         return Submission(_summary(row), is_new)
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:

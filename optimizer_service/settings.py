@@ -17,6 +17,9 @@ class OptimizerSettings(WorkSettings):
     port: int = 8040
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     max_pending_per_tenant: int = Field(default=100, ge=1, description="Solves a tenant may have queued or running.")
+    plan_solve_keep_days: float = Field(
+        default=1, gt=0, description="How long the solves of plans are kept; the plans themselves have the answers."
+    )
     carbon_timeout_s: float = Field(default=10, gt=0)
 
     train_interval_s: float = Field(default=3_600, gt=0, description="Least time between trainings of job lengths.")

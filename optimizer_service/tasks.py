@@ -1,4 +1,7 @@
-"""The workers: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``."""
+"""The workers: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``.
+
+The solves that plans of pools wait for (``-Q plan-solves``) have workers of their own.
+"""
 
 from __future__ import annotations
 

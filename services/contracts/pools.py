@@ -22,6 +22,7 @@ from services.core.policies.freesh.pools import (
     switches,
     switching_j,
 )
+from services.core.solvers.model import SolveStatus
 
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000
@@ -108,6 +109,23 @@ class RunningInstances(Message):
     up_s: Real | None = Field(default=None, ge=0, description="For how long; null: longer than `min_up_s`.")
 
 
+class PlannedInstances(Message):
+    """Instances of one mode in one place for one class."""
+
+    location: str
+    request_class: str | None = Field(description="Null for instances kept running without requests.")
+    mode: str
+    count: int
+    power_w: float = Field(description="Of each.")
+
+
+class Incumbent(Message):
+    """A plan to begin the search from, such as the one in force."""
+
+    partition: Name
+    instances: list[PlannedInstances] = Field(max_length=MAX_COLUMNS)
+
+
 class PoolsRequest(SolveOptions):
     """The pools of least carbon, energy or cost for the next steps (FREESH, equation 1).
 
@@ -134,6 +152,9 @@ class PoolsRequest(SolveOptions):
     partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     running: list[RunningInstances] = Field(default_factory=list[RunningInstances], max_length=MAX_COLUMNS)
     min_up_s: Real = Field(default=0, ge=0, le=1e7, description="No instance is stopped before.")
+    incumbent: Incumbent | None = Field(
+        default=None, description="A plan to begin the search from; one that does not fit the problem is ignored."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -194,6 +215,30 @@ class PoolsRequest(SolveOptions):
             negative_rates=self.negative_rates,
         )
 
+    def incumbent_in_core(self) -> PoolPlan | None:
+        """Return the incumbent as the core takes it; None where there is none, or it does not fit the problem."""
+        plan = self.incumbent
+        part = next((each for each in self.chosen if plan is not None and each.name == plan.partition), None)
+        if plan is None or part is None:
+            return None
+        locations, modes, classes = (
+            {each.name: index for index, each in enumerate(names)}
+            for names in (self.locations, self.modes, part.classes)
+        )
+        instances = np.zeros((len(locations), len(classes), len(modes)), np.int64)
+        kept = np.zeros((len(locations), len(modes)), np.int64)
+        for each in plan.instances:
+            if each.location not in locations or each.mode not in modes:
+                return None
+            place, mode = locations[each.location], modes[each.mode]
+            if each.request_class is None:
+                kept[place, mode] += each.count
+            elif each.request_class in classes:
+                instances[place, classes[each.request_class], mode] += each.count
+            else:
+                return None
+        return PoolPlan(SolveStatus.FEASIBLE, self.solver, self.chosen.index(part), instances, kept)
+
     def intensities(self) -> np.ndarray:
         """Return the intensities in gCO2/kWh: (n_locations, n_steps)."""
         scale = GCO2_PER_KWH_OF_LB_PER_MWH if self.intensity_unit == "lb_per_mwh" else 1.0
@@ -232,16 +277,6 @@ class PoolsProblem(PoolsRequest):
     """Pools as they are solved."""
 
     kind: Literal["pools"] = "pools"
-
-
-class PlannedInstances(Message):
-    """Instances of one mode in one place for one class."""
-
-    location: str
-    request_class: str | None = Field(description="Null for instances kept running without requests.")
-    mode: str
-    count: int
-    power_w: float = Field(description="Of each.")
 
 
 class InstanceChange(Message):

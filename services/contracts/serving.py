@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
+from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, EnvironmentName, LabelKey, LabelValue
 from services.contracts.pools import (
     MAX_CLASSES,
@@ -34,6 +35,8 @@ from services.core.policies.freesh.classes import CLASSES
 from services.core.policies.freesh.pools import NegativeRates
 from services.core.profiles.traffic import WINDOW_S
 
+PLANNER = Identity(tenant_id="installation", role=Role.USER, key_id="serving")
+"""As whom serving asks the optimizer for the solves of plans. No tenant's key has this id."""
 MAX_WINDOW_REQUESTS = 200_000
 UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^\s\x00]{0,500}$")]
 MetricName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]{0,199}$")]

@@ -42,10 +42,13 @@ class WorkRepository:
         submissions: Table | None,
         what: str,
         summary: Sequence[ColumnElement[Any]],
+        *,
+        swept: ColumnElement[bool] | None = None,
     ) -> None:
         """Take the tables, what one piece of work is called, and the columns that lists show of it.
 
-        Without a table of submissions no draft may have an idempotency key.
+        Without a table of submissions no draft may have an idempotency key. With ``swept`` what a sweeper asks for is
+        limited to that: a table whose work goes to several queues has a sweeper for each.
         """
         self._engine = engine
         self._work = work
@@ -53,6 +56,7 @@ class WorkRepository:
         self._stands_for = next((column for column in self._submissions.c if column.foreign_keys), work.c.id)
         self._what = what
         self._summary = summary
+        self._swept = literal(True) if swept is None else swept
 
     async def ping(self) -> None:
         """Return once the database has answered."""
@@ -211,7 +215,7 @@ class WorkRepository:
         )
         statement = (
             update(work)
-            .where(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now())
+            .where(work.c.state == WorkState.RUNNING, work.c.lease_until < func.now(), self._swept)
             .values(
                 state=case((gave_up, WorkState.FAILED), else_=WorkState.QUEUED),
                 failure=case((gave_up, literal(failure.model_dump(mode="json"), work.c.failure.type)), else_=None),
@@ -232,6 +236,7 @@ class WorkRepository:
             select(work.c.id)
             .where(
                 work.c.state == WorkState.QUEUED,
+                self._swept,
                 or_(
                     work.c.enqueued_at < _from_now(-enqueued_before_s),
                     # Never sent: the service that stored it may be about to send it.
@@ -245,7 +250,8 @@ class WorkRepository:
 
     async def forget_ended(self, keep_days: float) -> int:
         """Delete what ended that long ago, and return how many."""
-        return await self._change(delete(self._work).where(self._work.c.ended_at < _from_now(-86_400 * keep_days)))
+        is_old = self._work.c.ended_at < _from_now(-86_400 * keep_days)
+        return await self._change(delete(self._work).where(is_old, self._swept))
 
     async def _submitted(self, connection: AsyncConnection, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
         keys = self._submissions.c

@@ -14,10 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
-from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 from services.serving import endpoints
 from services.serving.carbon import CarbonZones
@@ -26,19 +24,20 @@ from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans, plan_repository
-from services.serving.queue import QUEUE, TASK, plan_celery
+from services.serving.planning.workers import PlanWorkers
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
+
+WORKERS_LOOK_S = 0.5
+"""How often it is looked at most whether a plan waits for a worker: an operator may be waiting for the plan."""
 
 
 def create_app(settings: ServingSettings) -> FastAPI:
     """Return the app; while it runs it has pools planned and keeps them as planned."""
     engine = create_engine(settings.database_url, application_name="serving")
-    redis = connect(settings.redis_url)
     plan_rows = plan_repository(engine)
-    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
-    plans = Plans(engine, plan_rows, queue, settings)
+    plans = Plans(engine, plan_rows, settings)
     traffic = TrafficReports(engine, settings)
 
     @asynccontextmanager
@@ -60,20 +59,19 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.pools = Pools(engine, CarbonZones(carbon), plans, settings.plan_interval_s)
             app.state.traffic = traffic
             loops = (
-                Sweeper("plan", plan_rows, queue, settings),
+                Sweeper("plan", plan_rows, None, settings),
                 traffic,
                 Planner(plans, settings.plan_look_s),
+                PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
                 Controller(engine, ServerJobs(admission), prober, settings),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield
             await end_tasks(running)
-        await redis.aclose()
         await engine.dispose()
 
     async def readiness() -> None:
         await plan_rows.ping()
-        await queue.ping()
 
     app = create_service(
         "Wattshift serving",

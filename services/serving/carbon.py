@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from services.contracts.carbon import ZoneList
-from services.core.domain.carbon import Signal
-from services.kit.http import ServiceClient
+import asyncio
+
+from services.contracts.carbon import IntensityForecast, ZoneList
+from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
+from services.core.domain.errors import DomainError
+from services.core.domain.signal import Signal
+from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
+from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
+from services.serving.planning.problem import intensity_of
+from services.serving.settings import ServingSettings
 
 
 class CarbonZones:
@@ -21,3 +28,40 @@ class CarbonZones:
         except ProblemError:
             return None
         return {zone.zone: set(zone.signals) for zone in found.items}
+
+
+async def place_intensities(
+    settings: ServingSettings, spec: PoolSpec, from_s: float, now_s: float
+) -> dict[str, PlaceIntensity]:
+    """Return the means over the six steps from ``from_s`` on, by place.
+
+    Lengths of time are real seconds, as those of the requests are: in a replay the grid's clock runs faster.
+
+    Raises:
+        ProblemError: The carbon service does not answer.
+        DomainError: It does not know what is asked for.
+    """
+    horizon_s = from_s - now_s + (STEPS_AHEAD + 1) * STEP_S
+    async with new_session() as session:
+        carbon = ServiceClient(
+            session,
+            settings.carbon_url,
+            "The carbon service",
+            token=settings.service_token,
+            timeout_s=settings.carbon_timeout_s,
+        )
+
+        async def ask(place: PoolPlace) -> PlaceIntensity:
+            params: dict[str, str | float] = {"horizon_s": horizon_s, "clock": "real"}
+            if place.signal is not None:
+                params["signal"] = str(place.signal)
+            try:
+                path = f"/v1/carbon/{place.zone}/forecast"
+                return intensity_of(await carbon.call("GET", path, IntensityForecast, params=params), from_s)
+            except ProblemError as error:
+                if error.status >= 500:
+                    raise
+                raise DomainError(f"Place {place.name}, zone {place.zone}: {error.detail}") from error
+
+        found = await asyncio.gather(*(ask(place) for place in spec.places))
+    return {place.name: each for place, each in zip(spec.places, found, strict=True)}

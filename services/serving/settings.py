@@ -79,6 +79,8 @@ class ServingSettings(WorkSettings):
         validation_alias=_renamed("PLAN_RETRY_S"),
     )
 
+    plan_workers: int = Field(default=1, ge=1, description="Plans made at once, each in a process of its own.")
+
     instance_look_s: float = Field(
         default=1,
         gt=0,

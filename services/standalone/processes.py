@@ -39,7 +39,7 @@ MIGRATIONS = ("-m", "migrations")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
-    "planner-worker": ("-m", "celery", "-A", "services.serving.tasks", "worker", "-Q", "plans", *_ONE_AT_A_TIME),
+    "plan-solver": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "plan-solves", *_ONE_AT_A_TIME),
     "simulator-worker": (
         *("-m", "celery", "-A", "services.simulator.tasks", "worker", "-Q", "simulator,experiments"),
         *_ONE_AT_A_TIME,

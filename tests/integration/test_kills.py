@@ -17,7 +17,7 @@ from tests.support.servers import ROOT, wait_until
 
 VICTIMS = [
     "gateway", "carbon", "admission", "scheduler", "optimizer", "serving", "simulator", "telemetry", "worker",
-    "planner-worker", "simulator-worker", "agent-node-1", "agent-node-2", "postgres", "valkey",
+    "plan-solver", "simulator-worker", "agent-node-1", "agent-node-2", "postgres", "valkey",
 ]  # fmt: skip
 
 GANGS: list[dict[str, Any]] = [{"min": 1, "max": 2}, {"min": 2}, {"min": 1}, {"min": 6}, {"min": 1, "max": 4}]

@@ -1,4 +1,4 @@
-"""An installation that plans pools: serving, its planning worker, the carbon service."""
+"""An installation that plans pools: serving, the carbon service, the optimizer and the worker that solves plans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from tests.support import background
 from tests.support.background import Installation
 
 QUICK = {
+    "OPTIMIZER_LEASE_S": "2",
+    "OPTIMIZER_SWEEP_S": "0.3",
+    "OPTIMIZER_RESEND_S": "0.5",
     "SERVING_LEASE_S": "2",
     "SERVING_SWEEP_S": "0.3",
-    "SERVING_RESEND_S": "0.5",
     "SERVING_PLAN_INTERVAL_S": "604800",  # so that no slot begins while a test runs
     "SERVING_PLAN_LEAD_S": "0",
     "SERVING_PLAN_LOOK_S": "0.1",
@@ -26,8 +28,8 @@ QUICK = {
 def installed(**env: str) -> AbstractAsyncContextManager[Installation]:
     """Run an installation with these settings."""
     return background.installed(
-        *("carbon", "serving"),
-        workers=("planner-worker",),
+        *("carbon", "optimizer", "serving"),
+        workers=("plan-solver",),
         env={**QUICK, **env},
         service="serving",
         submit_path="",

@@ -1,4 +1,4 @@
-"""Pools are planned by a real worker from what routers reported and what the carbon service foretells."""
+"""Pools are planned by a real worker from what routers reported and what the carbon service predicts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from services.contracts.serving import PoolPlanResult
@@ -211,15 +212,68 @@ async def test_a_zone_that_is_not_there_fails_with_its_name(database: Any) -> No
     await eventually(applied, within_s=40)
 
 
-async def test_a_worker_killed_under_a_plan(serving: Installation, database: Any) -> None:
+def planning_worker(serving: Installation) -> psutil.Process:
+    (worker,) = psutil.Process(serving.pid("serving")).children()
+    return worker
+
+
+async def test_a_worker_killed_while_it_reads(serving: Installation, database: Any) -> None:
     with stopped(serving.pid("carbon")):
         await add_pool(database, "killed", a_spec())
         plan = await under_way(database, "killed")
-        os.kill(serving.pid("planner-worker"), signal.SIGKILL)
+        planning_worker(serving).kill()
     (done,) = await until(database, "killed", "applied")
     assert (done["id"], done["attempts"]) == (plan["id"], 2)
     assert await decisions(database, plan["id"]) == ["applied"]
     assert await in_force(database, "killed") == plan["id"]
+
+
+@pytest.mark.parametrize("victim", ["worker", "serving"])
+async def test_what_is_killed_while_the_optimizer_solves_asks_for_the_same_solve_again(
+    serving: Installation, database: Any, victim: str
+) -> None:
+    with stopped(serving.pid("plan-solver")):
+        await add_pool(database, victim, a_spec(head_room=len(victim)))  # else an equal problem was solved before
+
+        async def asked() -> Any:
+            return await database.fetchval("SELECT idempotency_key FROM solve_submissions WHERE idempotency_key = "
+                                           "(SELECT id FROM pool_plans WHERE pool = $1)", victim)  # fmt: skip
+
+        plan_id = await eventually(asked, within_s=40)
+        planning_worker(serving).kill() if victim == "worker" else os.kill(serving.pid("serving"), signal.SIGKILL)
+
+        async def taken_up() -> bool:
+            return (await plans_of(database, victim))[-1]["attempts"] == 2
+
+        await eventually(taken_up, within_s=40)
+    (done,) = await until(database, victim, "applied")
+    assert (done["id"], done["attempts"]) == (plan_id, 2)
+    solves = await database.fetch("SELECT * FROM solves WHERE submitted_at >= $1", done["submitted_at"])
+    assert [(solve["state"], solve["key_id"], solve["tenant_id"]) for solve in solves] == [
+        ("succeeded", "serving", "installation")
+    ]
+    assert done["problem"].keys() == {"made_at", "spec"}, "what was asked is not kept beside the answer"
+
+
+async def test_a_plan_that_nobody_wants_any_more_has_its_solve_cancelled(serving: Installation, database: Any) -> None:
+    with stopped(serving.pid("plan-solver")):
+        await add_pool(database, "unwanted", a_spec(head_room=3))
+
+        async def solve() -> Any:
+            return await database.fetchrow(
+                "SELECT s.state FROM solves s JOIN solve_submissions k ON k.solve_id = s.id "
+                "JOIN pool_plans p ON p.id = k.idempotency_key WHERE p.pool = 'unwanted'"
+            )
+
+        assert (await eventually(solve, within_s=40))["state"] == "queued"
+        await database.execute("UPDATE pools SET deleted_at = now() WHERE name = 'unwanted'")
+
+        async def cancelled() -> bool:
+            return (await solve())["state"] == "cancelled"
+
+        await eventually(cancelled, within_s=40)
+    (plan,) = await plans_of(database, "unwanted")
+    assert (plan["state"], plan["outcome"]) == ("cancelled", "superseded")
 
 
 async def test_a_service_killed_between_the_answer_and_its_application(serving: Installation, database: Any) -> None:

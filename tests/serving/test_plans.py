@@ -19,12 +19,9 @@ from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, Pla
 from services.core.solvers.model import Backend, SolveStatus
 from services.db.database import connect
 from services.db.engine import create_engine
-from services.kit.background.queue import TaskQueue
 from services.kit.problems import ProblemError
-from services.kit.redis import connect as connect_redis
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans, plan_repository
-from services.serving.queue import QUEUE, TASK, plan_celery
 from services.serving.settings import ServingSettings
 from tests.serving.pools import a_spec, add_pool, revise
 
@@ -93,16 +90,14 @@ class World:
 
 
 @pytest.fixture
-async def world(database_url: str, redis_url: str) -> AsyncIterator[World]:
-    made = {"database_url": database_url, "redis_url": redis_url, "plan_interval_s": 604_800, "plan_lead_s": 0}
+async def world(database_url: str) -> AsyncIterator[World]:
+    made = {"database_url": database_url, "plan_interval_s": 604_800, "plan_lead_s": 0}
     settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, plan_retry_s=1e-6, **made)  # type: ignore[arg-type]
-    engine, redis = create_engine(database_url, pool_size=10), connect_redis(redis_url)
-    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
+    engine = create_engine(database_url, pool_size=10)
     database = await connect(database_url, application_name="test")
     await database.execute("TRUNCATE pools, pool_plans, audit_log")
-    yield World(engine, database, Plans(engine, plan_repository(engine), queue, settings), settings)
+    yield World(engine, database, Plans(engine, plan_repository(engine), settings), settings)
     await database.close()
-    await redis.aclose()
     await engine.dispose()
 
 
@@ -125,7 +120,7 @@ async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> No
 
 async def test_a_slot_is_planned_ahead(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
-    plans = Plans(world.engine, plan_repository(world.engine), world.plans._queue, settings)
+    plans = Plans(world.engine, plan_repository(world.engine), settings)
     await add_pool(world.database, "ahead", a_spec())
     await plans.submit("ahead", "clock")
     (plan,) = await world.of("ahead")
@@ -134,7 +129,7 @@ async def test_a_slot_is_planned_ahead(world: World) -> None:
 
 async def test_who_asks_again_ahead_of_a_slot_gets_another_plan(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
-    plans = Plans(world.engine, plan_repository(world.engine), world.plans._queue, settings)
+    plans = Plans(world.engine, plan_repository(world.engine), settings)
     await add_pool(world.database, "again", a_spec())
     first = await plans.submit("again", "request")
     assert await plans.submit("again", "request") == first, "it is being made"

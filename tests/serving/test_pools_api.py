@@ -18,9 +18,9 @@ USER: dict[str, Any] = {"role": Role.USER}
 
 
 @pytest.fixture(scope="module")
-async def api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
+async def api(database_url: str) -> AsyncIterator[PoolApi]:
     """The API of pools; tests use a pool of their own each."""
-    async with pool_api(database_url, redis_url) as made:
+    async with pool_api(database_url) as made:
         yield made
 
 

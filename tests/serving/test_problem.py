@@ -20,7 +20,6 @@ from services.serving.planning.problem import (
     Running,
     check_signals,
     gpus_by_place,
-    incumbent_of,
     intensity_of,
     problem_of,
     result_of,
@@ -60,9 +59,15 @@ def an_instance(spec: PoolSpec, mode: str = "small", up_s: float = 10.0, place: 
     return Running(place, mode, terms, up_s)
 
 
-def asked(spec: PoolSpec, nodes: list[Node], instances: list[Running] | None = None, qps: float = 1.0) -> PoolsProblem:
+def asked(
+    spec: PoolSpec,
+    nodes: list[Node],
+    instances: list[Running] | None = None,
+    qps: float = 1.0,
+    in_force: PoolsResult | None = None,
+) -> PoolsProblem:
     gpus = gpus_by_place(spec, nodes)
-    request = problem_of(spec, demand_of(spec, qps), intensities_of(spec), gpus, instances or [], 5.0)
+    request = problem_of(spec, demand_of(spec, qps), intensities_of(spec), gpus, instances or [], 5.0, in_force)
     return PoolsProblem.model_validate(request.model_dump())
 
 
@@ -169,17 +174,18 @@ def test_the_greener_place_is_planned_and_prices_hold_for_all_steps() -> None:
 
 def test_the_plan_in_force_is_where_the_search_begins_while_it_fits() -> None:
     spec = a_spec()
-    problem = asked(spec, [a_node(8)])
-    plan = solve(problem)
-    start = incumbent_of(problem, plan)
+    nodes = [a_node(8)]
+    plan = solve(asked(spec, nodes))
+    problem = asked(spec, nodes, in_force=plan)
+    start = problem.incumbent_in_core()
     assert start is not None
     assert start.totals().sum() == sum(each.count for each in plan.instances)
-    again = solve(problem, start)
+    again = solve(problem)
     assert (again.objective, again.instances) == (plan.objective, plan.instances)
     gone = plan.model_copy(update={"instances": [plan.instances[0].model_copy(update={"mode": "gone"})]})
-    assert incumbent_of(problem, gone) is None
-    assert incumbent_of(problem, PoolsResult.model_validate({**plan.model_dump(), "partition": "gone"})) is None
-    assert incumbent_of(problem, None) is None
+    assert asked(spec, nodes, in_force=gone).incumbent_in_core() is None
+    assert asked(spec, nodes, in_force=plan.model_copy(update={"partition": "gone"})).incumbent_in_core() is None
+    assert asked(spec, nodes).incumbent_in_core() is None
 
 
 def test_without_demand_or_nodes_there_is_a_plan_without_instances() -> None:

@@ -19,9 +19,9 @@ from tests.support.pools import PoolApi, a_partition, a_pool, pool_api, windows_
 
 
 @pytest.fixture(scope="module")
-async def api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
+async def api(database_url: str) -> AsyncIterator[PoolApi]:
     """The API of pools; tests use a pool of their own each."""
-    async with pool_api(database_url, redis_url) as made:
+    async with pool_api(database_url) as made:
         yield made
 
 
@@ -121,7 +121,7 @@ async def test_old_windows_are_forgotten(api: PoolApi) -> None:
     await api.report("old", windows_ago(2, [[1, 1]]))
     at = datetime.now(UTC) - timedelta(days=16, seconds=1)
     await api.database.execute("INSERT INTO pool_traffic VALUES ('old', $1, 'r', '{}')", at)
-    assert await api.desk.forget_old() == 1
+    assert await api.traffic.forget_old() == 1
     assert await api.counted("old") == {"SS": 2}
 
 

@@ -15,15 +15,12 @@ from fastapi import FastAPI
 
 from services.contracts.identity import Identity, Role
 from services.db.engine import create_engine
-from services.kit.background.queue import TaskQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
-from services.kit.redis import connect
 from services.serving import endpoints
 from services.serving.carbon import CarbonZones
 from services.serving.planning.plans import Plans, plan_repository
-from services.serving.queue import QUEUE, TASK, plan_celery
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -66,7 +63,7 @@ class PoolApi:
 
     http: httpx.AsyncClient
     database: asyncpg.Pool
-    desk: TrafficReports
+    traffic: TrafficReports
     plans: Plans
     carbon_is_up: bool = True
 
@@ -100,7 +97,7 @@ class PoolApi:
 
 
 @asynccontextmanager
-async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
+async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
     """Run the API of pools on a migrated database, without the loops that plan pools and keep them."""
 
     async def carbon(request: web.Request) -> web.Response:
@@ -111,10 +108,8 @@ async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
         return web.json_response({"items": zones})
 
     engine = create_engine(database_url)
-    settings = ServingSettings(service_token=TOKEN, redis_url=redis_url)  # type: ignore[call-arg]
-    redis = connect(redis_url)
-    queue = TaskQueue(plan_celery(settings), redis, QUEUE, TASK)
-    plans = Plans(engine, plan_repository(engine), queue, settings)
+    settings = ServingSettings(service_token=TOKEN)  # type: ignore[call-arg]
+    plans = Plans(engine, plan_repository(engine), settings)
     app = FastAPI()
     app.include_router(endpoints.router)
     install_problem_handlers(app)
@@ -130,5 +125,4 @@ async def pool_api(database_url: str, redis_url: str) -> AsyncIterator[PoolApi]:
         app.state.pools = Pools(engine, zones, plans, settings.plan_interval_s)
         api = PoolApi(http, database, app.state.traffic, plans)
         yield api
-    await redis.aclose()
     await engine.dispose()

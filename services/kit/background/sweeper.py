@@ -19,7 +19,8 @@ log = Log(__name__)
 class Sweeper:
     """Looks for work that nobody does."""
 
-    def __init__(self, what: str, store: WorkStore, queue: TaskQueue, settings: WorkSettings) -> None:
+    def __init__(self, what: str, store: WorkStore, queue: TaskQueue | None, settings: WorkSettings) -> None:
+        """Take what one piece of work is called, its table, and its queue, if workers are sent messages at all."""
         self._what = what
         self._store = store
         self._queue = queue
@@ -34,11 +35,12 @@ class Sweeper:
         for row in await self._store.release_abandoned(self._settings.max_attempts):
             event = "requeued" if row.state == WorkState.QUEUED else "given_up"
             log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)
-        await self._send_lost()
+        if self._queue is not None:
+            await self._send_lost(self._queue)
         if forgotten := await self._store.forget_ended(self._settings.keep_days):
             log.info(f"{self._what}.forgotten", count=forgotten)
 
-    async def _send_lost(self) -> None:
+    async def _send_lost(self, queue: TaskQueue) -> None:
         """Send messages for as much queued work as there are fewer messages than that.
 
         Which ones were lost the broker cannot tell, but messages are taken in order, so it is those that have waited
@@ -47,9 +49,9 @@ class Sweeper:
         queued = await self._store.queued(self._settings.resend_s)
         if not queued:
             return
-        missing = len(queued) - await self._queue.waiting()
+        missing = len(queued) - await queue.waiting()
         for work_id in queued[: max(missing, 0)]:
-            if not await self._queue.send(work_id):
+            if not await queue.send(work_id):
                 return
             await self._store.mark_enqueued(work_id)
             log.info(f"{self._what}.sent_again", id=work_id)

@@ -68,6 +68,7 @@ class Worker:
         self._took = took
         self._is_away = is_away
         self._on_lost_claim = on_lost_claim
+        self._claimed: tuple[str, str] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
         self._thread.start()
@@ -81,6 +82,7 @@ class Worker:
             return
         log.info(f"{self._what}.started", id=work_id, attempt=row.attempts)
         self.progress = {}
+        self._claimed = work_id, claim
         renewal = asyncio.run_coroutine_threadsafe(self._renew(work_id, claim), self._loop)
         began_s = time.monotonic()
         try:
@@ -102,6 +104,16 @@ class Worker:
                     raise
                 log.warning("database.waiting", error=str(error) or type(error).__name__)
                 time.sleep(0.5)
+
+    def save(self, **columns: Any) -> bool:
+        """Write columns of the row under way now, for whoever takes the work up if this worker dies.
+
+        Returns:
+            Whether the claim still stands; if it does not, nothing is written.
+        """
+        assert self._claimed is not None, "nothing is under way"
+        work_id, claim = self._claimed
+        return self.ask(lambda: self._store.renew(work_id, claim, self._lease_s, **columns))
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Do something last (give back the connections) and end the thread."""

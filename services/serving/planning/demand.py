@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.contracts.serving import DemandForecast, PoolPartition
 from services.core.domain.arrays import Floats, Ints
@@ -14,56 +13,31 @@ from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDO
 
 HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS
-PAGE = 24
-
-TRAFFIC = f"""
-SELECT jsonb_agg(jsonb_build_array(((extract(epoch FROM start_at) - $2) / {WINDOW_S})::int, counts)) AS windows
-  FROM pool_traffic
- WHERE pool = $1 AND start_at >= to_timestamp($2) AND start_at < to_timestamp($3)
- GROUP BY date_bin('1 hour', start_at, 'epoch')
-"""
-"""A row for each hour: with one for each window, two weeks take several times as long to read."""
 
 
 @dataclass(frozen=True)
-class Log:
+class RequestLog:
     """Requests of one partition, window by window, until the last whole window before now.
 
     Attributes:
         counts: (n_windows, n_classes), all sources together.
-        is_known: (n_windows,) whether any source told of it.
+        is_known: (n_windows,) whether any source reported it.
         end_s: Where the last window ends, UTC seconds.
     """
 
     counts: Ints
-    is_known: np.ndarray
+    is_known: npt.NDArray[np.bool_]
     end_s: float
 
-
-async def read_logs(connection: Any, pool: str, partitions: Sequence[PoolPartition], now_s: float) -> dict[str, Log]:
-    """Return the logs of two weeks, by partition; within a transaction."""
-    end_s = now_s // WINDOW_S * WINDOW_S
-    start_s, windows = end_s - HISTORY_S, int(HISTORY_S / WINDOW_S)
-    logs = {
-        part.name: Log(np.zeros((windows, len(part.classes)), np.int64), np.zeros(windows, np.bool_), end_s)
-        for part in partitions
-    }
-    classes = {part.name: {each.name: index for index, each in enumerate(part.classes)} for part in partitions}
-    async for row in connection.cursor(TRAFFIC, pool, start_s, end_s, prefetch=PAGE):
-        for at, counts in row["windows"]:
-            for part in partitions:
-                counted = counts.get(part.counted_as)
-                if counted is None:  # by thresholds that the spec did not have then
-                    continue
-                log = logs[part.name]
-                log.is_known[at] = True
-                for each, count in counted.items():
-                    log.counts[at, classes[part.name][each]] += count
-    return logs
+    @classmethod
+    def empty(cls, classes: int, end_s: float) -> RequestLog:
+        """Return the log of two weeks of which nothing is known yet."""
+        windows = int(HISTORY_S / WINDOW_S)
+        return cls(np.zeros((windows, classes), np.int64), np.zeros(windows, np.bool_), end_s)
 
 
-def foretold(
-    part: PoolPartition, log: Log, *, from_s: float, now_s: float, head_room: float, max_age_s: float
+def predict_demand(
+    part: PoolPartition, log: RequestLog, *, from_s: float, now_s: float, head_room: float, max_age_s: float
 ) -> DemandForecast:
     """Return the peaks to plan for in six steps from ``from_s`` on.
 
@@ -77,10 +51,10 @@ def foretold(
     assumed = np.array([part.assumed_qps.get(name, 0.0) for name in names]) if part.assumed_qps else None
     traffic = Traffic.of_windows(counts)
     if age_s <= max_age_s and len(traffic):
-        told = foretell(traffic, assumed, head_room=head_room)
+        predicted = foretell(traffic, assumed, head_room=head_room)
         end_s = now_s - age_s
-        peaks, method, is_assumed, left_out = told.peaks_qps, told.method, told.assumed, told.left_out
-        peaks = _shifted(peaks, (from_s - end_s) / STEP_S)
+        peaks = _shifted(predicted.peaks_qps, (from_s - end_s) / STEP_S)
+        method, is_assumed, left_out = predicted.method, predicted.assumed, predicted.left_out
     else:
         rates, method = _assumed(counts, assumed)
         peaks, is_assumed = np.repeat(rates[None], STEPS_AHEAD, axis=0), True
@@ -95,7 +69,7 @@ def foretold(
     )
 
 
-def _history(log: Log, max_age_s: float, now_s: float) -> tuple[Ints, float]:
+def _history(log: RequestLog, max_age_s: float, now_s: float) -> tuple[Ints, float]:
     """Return the counts until the last window reported, and how long ago that ended, seconds.
 
     Short silence means that no requests came. A longer one, within which the log was stale, is filled from the day

@@ -26,7 +26,6 @@ from services.contracts.serving import (
 )
 from services.db.background import LIVE, WorkRepository, WorkRow
 from services.db.tables.pools import pool_plans, pools
-from services.kit.background.queue import TaskQueue
 from services.kit.background.work_queue import sha256
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import new_id
@@ -96,10 +95,9 @@ def plan_repository(engine: AsyncEngine) -> PlanRepository:
 class Plans:
     """Plans of pools, and what becomes of them."""
 
-    def __init__(self, engine: AsyncEngine, store: PlanRepository, queue: TaskQueue, settings: ServingSettings) -> None:
+    def __init__(self, engine: AsyncEngine, store: PlanRepository, settings: ServingSettings) -> None:
         self._engine = engine
         self._store = store
-        self._queue = queue
         self._interval = timedelta(seconds=settings.plan_interval_s)
         self._lead = timedelta(seconds=settings.plan_lead_s)
         self._late = timedelta(seconds=settings.plan_late_s)
@@ -146,8 +144,6 @@ class Plans:
         submitted = await self._store.submit(draft, MOST_PENDING)
         if submitted.is_new:
             log.info("plan.submitted", id=submitted.id, pool=pool, trigger=trigger, revision=row.revision)
-            if await self._queue.send(submitted.id):
-                await self._store.mark_enqueued(submitted.id)
         return submitted.id
 
     async def due(self) -> list[Due]:

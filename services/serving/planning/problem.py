@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from services.contracts.carbon import IntensityForecast, curve_of
 from services.contracts.pools import (
+    Incumbent,
     PoolLocation,
     PoolMode,
     PoolsRequest,
@@ -21,9 +20,7 @@ from services.contracts.pools import (
 )
 from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolPlace, PoolSpec, ServerMode
 from services.core.domain.errors import DomainError
-from services.core.policies.freesh.pools import PoolPlan
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
-from services.core.solvers.model import SolveStatus
 from services.serving.instances import Blueprint, InstanceTerms
 
 MAX_TYPES = 50
@@ -154,6 +151,7 @@ def problem_of(
     gpus: Mapping[str, PlaceGpus],
     instances: Sequence[Running],
     time_limit_s: float,
+    in_force: PoolsResult | None = None,
 ) -> PoolsRequest:
     """Return the problem of six steps of five minutes.
 
@@ -164,6 +162,7 @@ def problem_of(
         gpus: By place.
         instances: The pool's own; those of other terms than the spec's are going to be replaced and do not count.
         time_limit_s: Most seconds of solving, beside the spec's own limit.
+        in_force: The plan that the search begins from.
 
     Raises:
         ValidationError: It does not fit together, or is too large.
@@ -194,6 +193,9 @@ def problem_of(
         partitions=[_partition(part, demand[part.name]) for part in spec.partitions],
         running=_running(spec, modes, types, instances),
         min_up_s=spec.min_up_s,
+        incumbent=None
+        if in_force is None or in_force.partition is None
+        else Incumbent(partition=in_force.partition, instances=in_force.instances),
     )
 
 
@@ -203,30 +205,6 @@ def result_of(request: PoolsRequest, result: PoolsResult, intensity: Mapping[str
     if len({each.signal for each in intensity.values()}) > 1:
         changes["emissions_kg"] = None
     return result.model_copy(update=changes)
-
-
-def incumbent_of(request: PoolsRequest, plan: PoolsResult | None) -> PoolPlan | None:
-    """Return a plan in force as the core takes it; None where it does not fit the problem any more."""
-    part = next((each for each in request.chosen if plan is not None and each.name == plan.partition), None)
-    if plan is None or part is None:
-        return None
-    locations, modes, classes = (
-        {each.name: index for index, each in enumerate(names)}
-        for names in (request.locations, request.modes, part.classes)
-    )
-    instances = np.zeros((len(locations), len(classes), len(modes)), np.int64)
-    kept = np.zeros((len(locations), len(modes)), np.int64)
-    for each in plan.instances:
-        if each.location not in locations or each.mode not in modes:
-            return None
-        place, mode = locations[each.location], modes[each.mode]
-        if each.request_class is None:
-            kept[place, mode] += each.count
-        elif each.request_class in classes:
-            instances[place, classes[each.request_class], mode] += each.count
-        else:
-            return None
-    return PoolPlan(SolveStatus.FEASIBLE, request.solver, request.chosen.index(part), instances, kept)
 
 
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:

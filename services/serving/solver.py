@@ -1,0 +1,99 @@
+"""Has the optimizer solve the problems of plans."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from services.contracts.background import WorkState
+from services.contracts.identity import IDEMPOTENCY_HEADER
+from services.contracts.optimize import Solve, SolveSummary
+from services.contracts.pools import PoolsRequest
+from services.contracts.serving import PLANNER
+from services.kit.http import ServiceClient
+from services.kit.identity import identity_headers
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+M = TypeVar("M", bound=BaseModel)
+
+ENDED = (WorkState.SUCCEEDED, WorkState.FAILED, WorkState.CANCELLED)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+CANCEL_WITHIN_S = 2.0
+
+
+class NotSolvedError(Exception):
+    """There was no answer in time."""
+
+
+class PlanSolver:
+    """Asks the optimizer for one solve at a time.
+
+    A plan's id is the idempotency key of its solve: asked for again, after a crash, it is the same solve.
+    """
+
+    def __init__(self, optimizer: ServiceClient) -> None:
+        self._optimizer = optimizer
+        self._solve_id: str | None = None
+
+    async def solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
+        """Return the solve of a plan's problem once it has ended; an optimizer that is away is waited for.
+
+        Raises:
+            ProblemError: The problem is refused.
+            NotSolvedError: There is no answer in time; the solve is cancelled.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                accepted = await self._ask(
+                    *("POST", "/v1/optimize/pools", SolveSummary),
+                    body=request,
+                    headers={IDEMPOTENCY_HEADER: plan_id},
+                    retry=True,
+                )
+                self._solve_id = accepted.id
+                pause_s = FIRST_PAUSE_S
+                while True:
+                    solve = await self._ask("GET", f"/v1/optimize/{accepted.id}", Solve)
+                    if solve.state in ENDED:
+                        self._solve_id = None
+                        return solve
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        except TimeoutError as error:
+            await self.cancel()
+            raise NotSolvedError from error
+
+    async def cancel(self) -> None:
+        """Cancel the solve that is waited for, if there is one; an optimizer that is away ends it by its time limit."""
+        if self._solve_id is None:
+            return
+        solve_id, self._solve_id = self._solve_id, None
+        try:
+            await self._optimizer.request(
+                *("DELETE", f"/v1/optimize/{solve_id}"),
+                headers=identity_headers(PLANNER),
+                attempts=1,
+                timeout_s=CANCEL_WITHIN_S,
+            )
+        except ProblemError as error:
+            if error.status != 409:  # it has ended
+                log.warning("solve.not_cancelled", id=solve_id, error=str(error))
+
+    async def _ask(
+        self, method: str, path: str, answer: type[M], *, headers: dict[str, str] | None = None, **options: Any
+    ) -> M:
+        """Return the answer, however long the optimizer is away or full."""
+        sent = {**identity_headers(PLANNER), **(headers or {})}
+        while True:
+            try:
+                return await self._optimizer.call(method, path, answer, headers=sent, **options)
+            except ProblemError as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+                log.warning("optimizer.waiting", error=str(error))
+                await asyncio.sleep(LONGEST_PAUSE_S)
