@@ -1,7 +1,7 @@
-"""The process that owns jobs from submission to their end: it accepts, lists, holds and cancels them, tells what
-happened to them, and keeps tenants and their keys. Which job runs when is the scheduler's business.
+"""The process that owns jobs from submission to their end: it accepts, lists, holds and cancels them, publishes their
+events, and manages tenants and keys. The scheduler decides which job runs when.
 
 ``submissions`` and ``commits`` are the hot path (many submissions share one transaction); ``jobs`` and ``steering``
-read and steer single jobs; ``feed`` and ``streaming`` tell events; ``logs`` fetches output from the nodes; ``access``
-keeps tenants and keys, ``first_start`` makes the first ones.
+read and change single jobs; ``feed`` and ``streaming`` publish events; ``logs`` fetches output from the nodes;
+``access`` manages tenants and keys, ``first_start`` creates the first ones. All SQL is in ``repository``.
 """

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -19,14 +18,14 @@ from services.admission.endpoints import job_routes
 from services.admission.feed import EventFeed
 from services.admission.first_start import ensure_first_admin_patiently, show_secret
 from services.admission.hints import JobHints
-from services.admission.job_repository import JobRepository
 from services.admission.jobs import Jobs
 from services.admission.logs import Logs
+from services.admission.repository.jobs import JobRepository
+from services.admission.repository.submissions import SubmissionRepository
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
-from services.admission.submission_repository import SubmissionRepository
-from services.db.engine import create_engine, is_connection_error
+from services.db.engine import create_engine, is_connection_error, ping
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import new_session
 from services.kit.logging import Log
@@ -40,7 +39,7 @@ MAX_GROUP_BYTES = 128 * 1024 * 1024
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
-    """Return the service; its parts are made when it starts, on the loop that will run it."""
+    """Return the service; its parts are created when it starts, on the event loop that runs it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -82,8 +81,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             return await JobRepository(connection).capacity()
 
     async def readiness() -> None:
-        async with engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
+        await ping(engine)
 
     engine = create_engine(settings.database_url, application_name="admission")
     app = create_service(
@@ -95,7 +93,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
 
 
 async def answer_database_error(request: Request, error: Exception) -> Response:
-    """Answer 503 while the database is away; whatever else it says is a fault of ours."""
+    """Answer 503 while the database cannot be reached, and 500 for every other error."""
     if is_connection_error(error):
         return problem_response(unavailable("The database"))
     log.exception("request.failed", method=request.method, path=request.url.path)

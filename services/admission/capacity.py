@@ -1,4 +1,4 @@
-"""What the registered nodes could hold if they were all empty: a gang beyond it would wait for ever."""
+"""The GPUs of all registered nodes together: a gang that needs more of them would wait without end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.contracts.jobs import GpuRequest
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Devices of one model and size of memory, over all registered nodes."""
+    """Devices of one model and memory size, over all registered nodes."""
 
     model: str
     memory_gib: float
@@ -30,9 +30,9 @@ class Impossibility:
 
 
 def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
-    """Return why the smallest gang of ``gpus`` can never be placed; None when it can, or when no node is known yet.
+    """Return why the smallest gang of ``gpus`` can never be placed; None if it can, or if no node has registered yet.
 
-    A gang runs on devices of one model. Nodes that are drained or lost count: they may come back.
+    A gang runs on devices of one model. Nodes that are drained or lost count too, as they may return.
     """
     if not capacity:
         return None
@@ -52,7 +52,7 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
 
 
 class CapacityCache:
-    """The capacity as of a moment ago. A refusal is made on a fresh look only, so a node counts once it is there."""
+    """Caches the capacity. Jobs are refused only on a fresh reading, so that a new node counts at once."""
 
     def __init__(self, read: Callable[[], Awaitable[Capacity]], max_age_s: float) -> None:
         self._read = read
@@ -61,7 +61,7 @@ class CapacityCache:
         self._read_at_s = float("-inf")
 
     async def get(self, *, fresh: bool = False) -> Capacity:
-        """Return the capacity; ``fresh`` looks now."""
+        """Return the capacity; with ``fresh``, read it now."""
         if fresh or time.monotonic() - self._read_at_s > self._max_age_s:
             read_at_s = time.monotonic()
             self._capacity = await self._read()

@@ -1,7 +1,7 @@
 """Many submissions, one transaction: the hot path of the whole system.
 
-An fsync is paid per commit and not per job, a statement per commit and not per row. A submission is answered after the
-COMMIT it was in; while one commit is on its way, the next one gathers.
+There is one fsync per commit, not per job, and one statement per commit, not per row. A submission is answered after
+its COMMIT; while one commit is being carried out, submissions gather for the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from services.admission.submission_repository import SubmissionRepository
+from services.admission.repository.submissions import SubmissionRepository
 from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
@@ -53,14 +53,14 @@ class Committer:
         self._arrived = asyncio.Event()
 
     async def submit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
-        """Return the answers once what they say is on disk."""
+        """Return the answers once the accepted jobs are on disk."""
         parcel = _Parcel(drafts, asyncio.get_running_loop().create_future(), sum(len(d.jobs) for d in drafts))
         self._parcels.append(parcel)
         self._arrived.set()
         return await parcel.answers
 
     async def run(self) -> None:
-        """Commit what arrives, until cancelled; whoever waits then is refused."""
+        """Commit what arrives until cancelled; submissions still waiting then are cancelled too."""
         try:
             while True:
                 await self._arrived.wait()
@@ -68,7 +68,7 @@ class Committer:
                 answers = iter(await self._settle([draft for parcel in parcels for draft in parcel.drafts]))
                 for parcel in parcels:
                     found = [next(answers) for _ in parcel.drafts]
-                    if not parcel.answers.done():  # the caller may have gone
+                    if not parcel.answers.done():  # the caller may have been cancelled
                         parcel.answers.set_result(found)
         finally:
             for parcel in self._parcels:
@@ -86,7 +86,7 @@ class Committer:
         return parcels
 
     async def _settle(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
-        """Commit ``drafts`` together; where the database refuses one of them, each by itself."""
+        """Commit ``drafts`` together or, if the database refuses one of them, each by itself."""
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -94,7 +94,7 @@ class Committer:
                 if any(answer.status == 201 and not answer.replayed for answer in answers):
                     self._on_commit()
                 return answers
-            except Exception as error:  # whatever went wrong, every submitter gets an answer
+            except Exception as error:  # whatever goes wrong, every submission gets an answer
                 if is_connection_error(error):
                     if time.monotonic() < deadline_s:
                         await asyncio.sleep(RETRY_EVERY_S)

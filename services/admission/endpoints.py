@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from services.admission.feed import Scope
 from services.admission.jobs import Jobs, visible_tenant
 from services.admission.logs import Logs
+from services.admission.repository.events import Scope
 from services.admission.service import Submissions
 from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id

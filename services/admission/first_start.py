@@ -1,4 +1,4 @@
-"""The first tenant and the first admin key, made exactly once whoever starts and whoever is killed."""
+"""The first tenant and the first admin key, made exactly once even if processes start together or are killed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from sqlalchemy import select, text
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.access import insert_key
-from services.admission.keys import is_secret, new_secret
-from services.contracts.identity import KeySpec, Role, TenantLimits
-from services.db import locks
+from services.admission.keys import is_secret, key_hash, new_secret
+from services.admission.repository.access import AccessRepository
+from services.contracts.identity import KeySpec, Role, TenantSpec
 from services.db.engine import is_connection_error
-from services.db.tables.admission import api_keys, tenants
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -28,7 +24,7 @@ RETRY_EVERY_S = 0.25
 
 
 async def ensure_first_admin_patiently(engine: AsyncEngine, data_dir: Path, patience_s: float = 20) -> str | None:
-    """Do as ``ensure_first_admin``, and wait for a database that is starting up beside us."""
+    """Call ``ensure_first_admin``, waiting for a database that is still starting."""
     deadline_s = time.monotonic() + patience_s
     while True:
         try:
@@ -43,20 +39,18 @@ async def ensure_first_admin_patiently(engine: AsyncEngine, data_dir: Path, pati
 async def ensure_first_admin(engine: AsyncEngine, data_dir: Path) -> str | None:
     """Make the tenant `default` and an admin key, unless there is an admin key; return the key's secret if it was made.
 
-    The secret is on disk, readable by its owner only, before its hash is in the database: whoever is killed in between
-    finds it there at the next start and stores the same key. The advisory lock lets one process at a time look.
+    The secret is on disk, readable by its owner only, before its hash is in the database: a process that was killed in
+    between finds it at the next start and stores the same key. An advisory lock lets one process at a time do this.
     """
     async with engine.begin() as connection:
-        await connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.FIRST_START})"))
-        admins = await connection.execute(select(api_keys.c.id).where(api_keys.c.role == Role.ADMIN).limit(1))
-        if admins.one_or_none() is not None:
+        repository = AccessRepository(connection)
+        await repository.lock_first_start()
+        if await repository.has_admin_key():
             return None
         secret = _kept_secret(data_dir / KEY_FILE)
-        tenant = {"id": DEFAULT_TENANT, "limits": TenantLimits().model_dump()}
-        await connection.execute(insert(tenants).values(tenant).on_conflict_do_nothing())
-        key, _ = await insert_key(
-            connection, KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label="made at the first start"), secret
-        )
+        await repository.insert_tenant(TenantSpec(id=DEFAULT_TENANT))
+        spec = KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label="made at the first start")
+        key = await repository.insert_key(spec, key_hash(secret))
     log.info("admin_key.created", key_id=key.id, file=str(data_dir / KEY_FILE))
     return secret
 
@@ -87,7 +81,9 @@ def _kept_secret(path: Path) -> str:
 
 
 def show_secret(secret: str, data_dir: Path) -> None:
-    """Print the key for whoever started this process by hand; under the supervisor, output is kept in log files, and
-    the command line shows the key instead."""
+    """Print the key when the process was started by hand.
+
+    Under the supervisor, output goes to log files, and the command line shows the key instead.
+    """
     if "WATTSHIFT_SUPERVISED" not in os.environ:
         print(f"admin key, kept in {data_dir / KEY_FILE}: {secret}", file=sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""Hints that wake the scheduler: many changes, one hint."""
+"""Hints that wake the scheduler, one for many changes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from services.kit.redis import hint
 
 
 class JobHints:
-    """Tells the scheduler that jobs changed. Nobody waits for it: a Redis that is away delays no submission, and the
-    scheduler looks by itself every second."""
+    """Tells the scheduler that jobs have changed.
+
+    Nothing waits for it, so an unreachable Redis delays no submission; the scheduler looks every second anyway.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._wanted = asyncio.Event()
 
     def give(self) -> None:
-        """Give a hint soon; hints not yet given become one."""
+        """Send a hint soon; hints that are not sent yet are merged."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Give hints until cancelled."""
+        """Send hints until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()

@@ -1,4 +1,4 @@
-"""Use cases on jobs that exist: list, look, cancel, hold, release."""
+"""Use cases on existing jobs: list, get, cancel, hold, release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.job_repository import JobFilter, JobRepository
+from services.admission.repository.jobs import JobFilter, JobRepository
 from services.admission.steering import Command, Decision, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobList
@@ -21,19 +21,19 @@ JOB_ID = r"job_[0-9a-z]{26}"
 
 
 def visible_tenant(identity: Identity) -> str | None:
-    """Return whose jobs the caller may see; None means everybody's."""
+    """Return the tenant whose jobs the caller may see; None means all tenants."""
     return None if identity.is_operator else identity.tenant_id
 
 
 def check_job_id(job_id: str) -> str:
-    """Return ``job_id`` if a job could have it; anything else is a job that does not exist."""
+    """Return ``job_id`` if it has the form of a job id; otherwise raise ProblemError 404."""
     if not re.fullmatch(JOB_ID, job_id):
         raise not_found("job")
     return job_id
 
 
 class Jobs:
-    """Reads and steers jobs."""
+    """Reads jobs, and cancels, holds and releases them."""
 
     def __init__(self, engine: AsyncEngine, on_change: Callable[[], None]) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class Jobs:
         return JobList(items=items, next_cursor=write_cursor(items[-1].id) if more else None)
 
     async def get(self, identity: Identity, job_id: str) -> Job:
-        """Return a job; another tenant's is one that does not exist."""
+        """Return a job; one of another tenant is answered like one that does not exist."""
         async with self._engine.connect() as connection:
             job = await JobRepository(connection).find(check_job_id(job_id), visible_tenant(identity))
         if job is None:
@@ -69,10 +69,10 @@ class Jobs:
         return job
 
     async def steer(self, identity: Identity, job_id: str, command: Command) -> Job:
-        """Cancel, hold or release a job; saying it twice is as good as once.
+        """Cancel, hold or release a job; repeating a command changes nothing.
 
-        The row is locked while we decide: a scheduler that starts the job at this moment comes before us, and we ask it
-        to stop the gang, or after us, and finds that the job is not queued any more.
+        The row is locked meanwhile. A scheduler that starts the job at the same time either comes first, and is then
+        asked to stop the gang, or comes second, and then finds that the job is not queued any more.
         """
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)
@@ -92,10 +92,10 @@ class Jobs:
     async def _apply(
         repository: JobRepository, identity: Identity, job_id: str, tenant_id: str, decision: Decision
     ) -> None:
-        await repository.change(job_id, **decision.values)
+        await repository.change(job_id, decision)
         data: dict[str, Any] = {"by": identity.key_id}
         if state := decision.values.get("state"):
             data["state"] = state
-        await repository.tell(job_id, tenant_id, decision.event, **data)
+        await repository.add_event(job_id, tenant_id, decision.event, **data)
         if tenant_id != identity.tenant_id:
-            await repository.audit(identity.tenant_id, identity.key_id, decision.event, job_id, tenant=tenant_id)
+            await repository.audit(identity, decision.event, job_id, tenant=tenant_id)

@@ -1,4 +1,4 @@
-"""API keys as secrets: made, hashed, compared."""
+"""API keys as secrets: generated, recognised and hashed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEY_PATTERN = r"ws_[A-Za-z0-9_-]{43}"
 
 
 def new_secret() -> str:
-    """Return a new key: 256 random bits behind a prefix by which scanners find keys that leaked."""
+    """Return a new key: 256 random bits after a prefix by which scanners find leaked keys."""
     return "ws_" + secrets.token_urlsafe(32)
 
 
@@ -20,9 +20,9 @@ def is_secret(text: str) -> bool:
 
 
 def key_hash(secret: str) -> bytes:
-    """Return what is stored of a key.
+    """Return the hash by which a key is stored.
 
-    Plain SHA-256, on purpose: slow hashes protect passwords that can be guessed. Nobody guesses 256 random bits, and a
-    slow hash would be paid at every request that is not in the gateway's cache.
+    Plain SHA-256 on purpose: slow hashes protect passwords that can be guessed, which 256 random bits cannot be. A slow
+    hash would delay every request whose key is not in the gateway's cache.
     """
     return hashlib.sha256(secret.encode()).digest()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.job_repository import Allocated, JobRepository
 from services.admission.jobs import Jobs
+from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.identity import Identity
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import (
@@ -30,7 +30,7 @@ PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a piece of output comes from."""
+    """The gang and node that a piece of output comes from."""
 
     url: str
     allocation_id: str
@@ -41,7 +41,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Some of the output, and the headers that say where it lies."""
+    """A piece of the output, and the headers that describe it."""
 
     content: bytes
     headers: dict[str, str]
@@ -73,7 +73,7 @@ class Logs:
         """Return one piece.
 
         Raises:
-            ProblemError: 404 where there is no such job, gang, node or output; 503 where the node does not answer.
+            ProblemError: 404 if there is no such job, gang, node or output; 503 if the node does not answer.
         """
         source = await self._source(identity, job_id, query)
         return await self._fetch(source, query.offset, query.limit)
@@ -81,8 +81,10 @@ class Logs:
     async def follow(
         self, identity: Identity, job_id: str, query: LogQuery
     ) -> tuple[dict[str, str], AsyncIterator[bytes]]:
-        """Return the headers of the first piece, and all pieces from there on until the gang has ended; errors as for
-        ``piece``."""
+        """Return the headers of the first piece, and all pieces from there until the gang has ended.
+
+        Errors are those of ``piece``.
+        """
         source = await self._source(identity, job_id, query)
         first = await self._fetch(source, query.offset, query.limit)
         return first.headers, self._pieces(source, first, query.limit)
@@ -97,11 +99,11 @@ class Logs:
                 await asyncio.sleep(self._poll_s)
             try:
                 piece = await self._fetch(source, piece.next_offset, limit)
-            except ProblemError:  # the node is away: it may come back while its gang lives
+            except ProblemError:  # the node may answer again while its gang is alive
                 piece = LogPiece(b"", {}, piece.next_offset, is_end=False)
 
     async def _is_over(self, source: _Source) -> bool:
-        """Return whether the gang has ended; what it wrote last is fetched before anybody asks this twice."""
+        """Return whether the gang has ended; its last output is fetched before this is asked again."""
         async with self._engine.connect() as connection:
             return await JobRepository(connection).allocation_ended(source.allocation_id)
 
@@ -140,14 +142,14 @@ class Logs:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise unavailable(f"Node {source.node_id}") from error
         if status == 404:
-            raise ProblemError(404, ProblemCode.NO_DATA, f"Node {source.node_id} has no such output (any more).")
+            raise ProblemError(404, ProblemCode.NO_DATA, f"Node {source.node_id} does not have this output.")
         if status != 200:
             raise unavailable(f"Node {source.node_id}")
-        told = headers.get(LOG_NEXT_OFFSET_HEADER, "")
+        next_offset = headers.get(LOG_NEXT_OFFSET_HEADER, "")
         passed_on = {name: headers[name] for name in PASSED_ON if name in headers}
         return LogPiece(
             content=content,
             headers={**passed_on, LOG_GENERATION_HEADER: str(source.generation), LOG_NODE_HEADER: source.node_id},
-            next_offset=int(told) if told.isdigit() else offset + len(content),
+            next_offset=int(next_offset) if next_offset.isdigit() else offset + len(content),
             is_end=headers.get(LOG_EOF_HEADER) == "true",
         )

@@ -1,4 +1,4 @@
-"""The use case of submitting: read, check, commit, answer."""
+"""The use case of submitting jobs: read, check, commit, answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = Log(__name__)
 
 
 class Submissions:
-    """Answers submissions, many at a time; one bad entry does not spoil the others."""
+    """Answers submissions, many at a time; an invalid entry does not affect the others."""
 
     def __init__(self, committer: Committer, capacity: CapacityCache) -> None:
         self._committer = committer
         self._capacity = capacity
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
-        """Return the answers in the order of the entries; what they say is on disk."""
+        """Return the answers in the order of the entries, once the accepted jobs are on disk."""
         read = [self._read(entry) for entry in entries]
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]
@@ -34,7 +34,7 @@ class Submissions:
     def _read(entry: SubmissionEntry) -> Draft | ProblemError:
         try:
             return read_submission(entry)
-        except Exception as error:  # a validator's own fault must stay this entry's
+        except Exception as error:  # an error in a validator must affect this entry only
             log.exception("submission.not_read")
             return as_problem(error)
 
@@ -45,9 +45,9 @@ class Submissions:
         try:
             capacity = await self._capacity.get()
             if any(check_capacity(draft, capacity) for draft in drafts):
-                capacity = await self._capacity.get(fresh=True)  # a node may have come since
+                capacity = await self._capacity.get(fresh=True)  # a node may have registered since
         except Exception as error:
             if not is_connection_error(error):
                 raise
-            return list(read)  # the commit waits for the database, and says so if it stays away
+            return list(read)  # the commit waits for the database and answers 503 if it stays unreachable
         return [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]

@@ -16,16 +16,22 @@ class AdmissionSettings(SharedSettings):
     host: str = "127.0.0.1"
     port: int = 8020
     max_jobs_per_commit: int = Field(
-        default=2_000, ge=1, description="Submissions that would make a commit larger than this wait for the next one."
+        default=2_000, ge=1, description="Jobs in one commit; submissions beyond that wait for the next commit."
     )
     commit_patience_s: float = Field(
-        default=4, gt=0, description="How long a submission waits for a database that is away before it is refused."
+        default=4, gt=0, description="How long a submission waits for an unreachable database before it is refused."
     )
     capacity_max_age_s: float = Field(
         default=5, gt=0, description="How old the nodes' capacity may be when a gang is checked against it."
     )
-    event_poll_s: float = Field(default=0.15, gt=0, description="How often new events are looked for, if anyone asks.")
-    event_buffer: int = Field(default=10_000, ge=1, description="Events kept in memory for those who follow them.")
-    keep_alive_s: float = Field(default=15, gt=0, description="A silent stream of events gets a comment this often.")
-    log_poll_s: float = Field(default=0.4, gt=0, description="How often followed output is looked for.")
-    agent_timeout_s: float = Field(default=5, gt=0, description="How long a node may take to answer for its logs.")
+    event_poll_s: float = Field(
+        default=0.15, gt=0, description="How often new events are read while clients follow them."
+    )
+    event_buffer: int = Field(default=10_000, ge=1, description="Events kept in memory for clients that follow them.")
+    keep_alive_s: float = Field(
+        default=15, gt=0, description="An event stream without events gets a comment this often."
+    )
+    log_poll_s: float = Field(default=0.4, gt=0, description="How often new output is read while a client follows it.")
+    agent_timeout_s: float = Field(
+        default=5, gt=0, description="How long a node may take to answer a request for output."
+    )

@@ -1,4 +1,4 @@
-"""What cancel, hold and release mean in each state of a job: a table, and nothing else."""
+"""What cancel, hold and release do in each state of a job; no effects."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import func
-
 from services.core.cycle.lifecycle import check_transition
 from services.core.domain.errors import TransitionError
 from services.core.domain.jobs import JobState
 
 
 class Command(StrEnum):
-    """What a user may ask of a job."""
+    """What a user may do to a job."""
 
     CANCEL = "cancel"
     HOLD = "hold"
@@ -23,20 +21,27 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The columns to set, and the event that tells of it."""
+    """A change of a job.
+
+    Attributes:
+        event: Type of the event that announces it.
+        values: New values of columns.
+        now: Columns that are set to the time of the transaction.
+    """
 
     event: str
     values: dict[str, Any]
+    now: tuple[str, ...] = ()
 
 
 def decide(command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool) -> Decision | None:
-    """Return what to do; None where the job is already as asked.
+    """Return what to change; None if the job is already as requested.
 
-    A job without GPUs changes state at once. One that holds GPUs is marked, and the scheduler, which alone ends gangs,
-    does the rest.
+    A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
+    ends gangs, does the rest.
 
     Raises:
-        TransitionError: The job has ended, or is being cancelled, and cannot be what is asked.
+        TransitionError: The job has ended or is being cancelled, so that the command is not possible.
     """
     match command:
         case Command.CANCEL:
@@ -54,7 +59,7 @@ def _cancel(state: JobState, cancel_requested: bool) -> Decision | None:
         return None if cancel_requested else Decision("job.cancel_requested", {"cancel_requested": True})
     if state.is_final:
         raise TransitionError(f"The job has {state} and cannot be cancelled any more.")
-    return _move(state, JobState.CANCELLED, "cancelled", ended_at=func.now(), expected_start_at=None)
+    return _move(state, JobState.CANCELLED, "cancelled", ("ended_at",), expected_start_at=None)
 
 
 def _hold(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
@@ -69,7 +74,7 @@ def _hold(state: JobState, cancel_requested: bool, hold_requested: bool) -> Deci
 def _release(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
     _refuse_if_over(state, cancel_requested, "released")
     if state is JobState.HELD:
-        return _move(state, JobState.QUEUED, None, queued_at=func.now())
+        return _move(state, JobState.QUEUED, None, ("queued_at",))
     return Decision("job.hold_withdrawn", {"hold_requested": False}) if hold_requested else None
 
 
@@ -80,7 +85,9 @@ def _refuse_if_over(state: JobState, cancel_requested: bool, asked: str) -> None
         raise TransitionError(f"The job is being cancelled and cannot be {asked}.")
 
 
-def _move(current: JobState, following: JobState, reason: str | None, **values: Any) -> Decision:
+def _move(
+    current: JobState, following: JobState, reason: str | None, now: tuple[str, ...] = (), **values: Any
+) -> Decision:
     check_transition(current, following)
     flags = {"hold_requested": False}
-    return Decision(f"job.{following}", {"state": following, "reason": reason, "detail": None, **flags, **values})
+    return Decision(f"job.{following}", {"state": following, "reason": reason, "detail": None, **flags, **values}, now)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from services.admission.feed import BEGINNING, EventFeed, Position, Scope, StoredEvent
+from services.admission.feed import EventFeed
 from services.admission.jobs import Jobs
+from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.core.domain.jobs import JobState
@@ -17,10 +18,10 @@ HELLO = b": events\n\n"
 
 
 def read_last_event_id(header: str | None) -> Position | None:
-    """Return where a client that lost its stream wants to go on.
+    """Return the position after which a client that reconnects wants to continue.
 
     Raises:
-        ProblemError: The header names no event.
+        ProblemError: 422, the header is not the id of an event.
     """
     if not header:
         return None
@@ -36,7 +37,7 @@ def read_last_event_id(header: str | None) -> Position | None:
 
 
 def as_sse(event: StoredEvent) -> bytes:
-    """Return an event as clients of `EventSource` read it."""
+    """Return an event in the format of server-sent events."""
     message = event.message()
     return f"id: {message.id}\nevent: {message.type}\ndata: {message.model_dump_json()}\n\n".encode()
 
@@ -50,16 +51,19 @@ class EventStreams:
         self._keep_alive_s = keep_alive_s
 
     async def of_all(self, scope: Scope, after: Position | None, *, follow: bool) -> AsyncIterator[bytes]:
-        """Return the events in ``scope`` from now on, or from ``after`` on; for ever, or as far as there are any."""
+        """Return the events in ``scope`` after ``after``, without end or, unless ``follow``, as far as there are any.
+
+        By default, they begin now if they are followed, and otherwise with the first.
+        """
         start = after if after is not None else BEGINNING if not follow else await self._feed.now()
         return self._follow_all(scope, start) if follow else self._replay(scope, start)
 
     async def of_job(
         self, identity: Identity, job_id: str, after: Position | None, *, follow: bool
     ) -> AsyncIterator[bytes] | None:
-        """Return a job's events from its first on, or from ``after`` on, until its end.
+        """Return a job's events from the first, or those after ``after``, until its end.
 
-        None when the job has ended and the client has seen it all: it is told not to come back.
+        None if the job has ended and the client has seen all its events, so that it need not reconnect.
         """
         job = await self._jobs.get(identity, job_id)
         scope, start = Scope(job_id=job_id), after or BEGINNING

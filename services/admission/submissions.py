@@ -1,4 +1,4 @@
-"""What a submission asks for, read and checked; and the answers it may get."""
+"""Submissions, parsed and validated, and the answers to them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from services.kit.problems import ProblemError, validation_problem
 REUSED = ProblemError(
     422,
     ProblemCode.IDEMPOTENCY_KEY_REUSED,
-    "This Idempotency-Key stands for another request body; nothing was submitted.",
+    "This Idempotency-Key was used with another request body; nothing was submitted.",
     errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
 )
 
 
-POOLS_ALONE = "only pools start standing services"
+POOLS_ALONE = "only pools can start service instances"
 
 
 @dataclass(slots=True, frozen=True)
 class DraftJob:
-    """A job that a commit may make: its id and its columns are settled before the first attempt."""
+    """A job to be stored; its id and its columns are fixed before the first attempt."""
 
     id: str
     spec: JobSpec
@@ -54,13 +54,13 @@ class Draft:
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """What makes the submission idempotent, where it asks for that."""
+        """What identifies the submission when it is repeated; None without an idempotency key."""
         key = self.entry.idempotency_key
         return None if key is None else (self.entry.tenant_id, key)
 
 
 def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
-    """Return the jobs that ``entry`` asks for, or what is wrong with it."""
+    """Return the jobs that ``entry`` asks for, or the problem with it."""
     try:
         if entry.batch:
             specs = JobBatch.model_validate_json(entry.body).jobs
@@ -92,7 +92,7 @@ def _not_a_pool(pointers: list[str]) -> ProblemError:
 
 
 def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
-    """Return the problem of gangs that no registered node could ever hold."""
+    """Return a problem if there are gangs that the registered nodes can never hold."""
     errors: list[FieldError] = []
     for index, job in enumerate(draft.jobs):
         found = impossibility(job.spec.gpus, capacity)
@@ -106,7 +106,7 @@ def check_capacity(draft: Draft, capacity: Capacity) -> ProblemError | None:
 
 @dataclass(slots=True, frozen=True)
 class MadeJob:
-    """What a submitter is told about one job."""
+    """A stored job, as in the answer to its submission."""
 
     id: str
     name: str
@@ -115,7 +115,7 @@ class MadeJob:
 
 
 def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
-    """Return the answer to a submission that is in the database; the same whenever it is given."""
+    """Return the answer to a submission that is in the database; it is the same at every repetition."""
     made = [{"id": j.id, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs]
     body = orjson.dumps({"jobs": made} if batch else made[0], option=orjson.OPT_UTC_Z).decode()
     location = None if batch else f"/v1/jobs/{jobs[0].id}"

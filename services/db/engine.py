@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import orjson
+from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -22,7 +23,7 @@ def async_url(database_url: str) -> str:
 
 
 def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:
-    """Return an engine that notices dead connections and never waits for ever."""
+    """Return an engine that notices dead connections and never waits without limit."""
     return create_async_engine(
         async_url(database_url),
         pool_size=pool_size,
@@ -37,6 +38,12 @@ def create_engine(database_url: str, *, pool_size: int = 5, application_name: st
             "server_settings": {"application_name": application_name, "timezone": "UTC"},
         },
     )
+
+
+async def ping(engine: AsyncEngine) -> None:
+    """Return once the database has answered a query; otherwise raise."""
+    async with engine.connect() as connection:
+        await connection.execute(text("SELECT 1"))
 
 
 def is_connection_error(error: BaseException) -> bool:

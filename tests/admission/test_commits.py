@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 
 from services.admission.commits import Committer
-from services.admission.submission_repository import SubmissionRepository
+from services.admission.repository.submissions import SubmissionRepository
 from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.streams import HINTS_STREAM

@@ -8,7 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 import asyncpg
 import pytest
 
-from services.admission.feed import BEGINNING, EventFeed, Position, Scope, StoredEvent
+from services.admission.feed import EventFeed
+from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
 from services.db.engine import create_engine
 from tests.admission.installation import Admission
 

@@ -46,7 +46,7 @@ async def test_a_start_killed_before_the_database_had_the_key(
     async def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("services.admission.first_start.insert_key", killed)
+    monkeypatch.setattr("services.admission.repository.access.AccessRepository.insert_key", killed)
     with pytest.raises(KeyboardInterrupt):
         await _start(database_url, tmp_path)
     kept = (tmp_path / "admin.key").read_text().strip()

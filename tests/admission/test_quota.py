@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from services.admission.accounts import RECOUNT_EVERY_S
-from services.admission.submission_repository import SubmissionRepository
+from services.admission.repository.accounts import RECOUNT_EVERY_S
+from services.admission.repository.submissions import SubmissionRepository
 from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from tests.admission.conftest import admission_on

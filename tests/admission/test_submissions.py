@@ -177,7 +177,7 @@ async def test_only_pools_start_standing_services(admission: Admission) -> None:
     )
 
     assert (one.status, _code(one), _pointers(one)) == (422, "invalid_request", ["/service"])
-    assert "only pools start standing services" in json.loads(one.body)["detail"]
+    assert "only pools can start service instances" in json.loads(one.body)["detail"]
     assert (many.status, _pointers(many)) == (422, ["/jobs/1/service"])
     assert allowed.status == 201
     assert await admission.count("jobs", "spec ? 'service'") == 1

@@ -53,7 +53,7 @@ def answers(installation: Installation, service: str) -> bool:
 
 
 def test_users_cannot_start_one(installation: Installation) -> None:
-    with pytest.raises(Exception, match="only pools start standing services"):
+    with pytest.raises(Exception, match="only pools can start service instances"):
         submit(installation, {"name": "mine", "command": ["true"], "service": {}})
 
 

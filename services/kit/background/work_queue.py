@@ -64,7 +64,7 @@ class WorkQueue:
             raise ProblemError(
                 422,
                 ProblemCode.IDEMPOTENCY_KEY_REUSED,
-                "This Idempotency-Key stands for another request body; nothing was submitted.",
+                "This Idempotency-Key was used with another request body; nothing was submitted.",
                 errors=[FieldError(pointer="#Idempotency-Key", detail="Already used with another body.")],
             ) from error
         except TooManyPendingError as error:

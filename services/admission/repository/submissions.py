@@ -9,7 +9,7 @@ from itertools import chain
 
 import asyncpg
 
-from services.admission.accounts import Account, Accounts
+from services.admission.repository.accounts import Account, Accounts
 from services.admission.submissions import REUSED, Draft, MadeJob, accepted, refused
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
@@ -45,7 +45,7 @@ made AS (
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::timestamptz[])
          AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at)
 ),
-told AS (
+announced AS (
     INSERT INTO job_events (job_id, tenant_id, at, type, data)
     SELECT id, tenant_id, submitted_at, 'job.submitted',
            CASE WHEN held THEN '{"state": "held"}'::jsonb ELSE '{"state": "queued"}'::jsonb END
@@ -64,7 +64,7 @@ WHERE tenants.id = account.tenant_id
 
 
 class SubmissionRepository:
-    """Carries out commits over one connection of its own: there is one commit at a time, and the next one gathers."""
+    """Carries out commits on a connection of its own, one at a time."""
 
     def __init__(self, database_url: str) -> None:
         self._url = database_url
@@ -75,7 +75,7 @@ class SubmissionRepository:
     async def commit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
         """Accept, replay or refuse each draft, in one transaction; return the answers once it is on disk.
 
-        May be called again with drafts of a call that failed: what that call did commit after all is found again.
+        May be called again with the drafts of a call that failed. If it did commit after all, its jobs are found.
         """
         connection = await self._connected()
         try:
@@ -120,9 +120,9 @@ class SubmissionRepository:
         return answers
 
     async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> set[str]:
-        """Return the first job ids of drafts that an earlier attempt committed without our hearing of it.
+        """Return the first job ids of drafts that an earlier attempt committed although it seemed to fail.
 
-        The tenants are locked, so an attempt that still hangs on the server has ended by now, one way or the other.
+        The tenants are locked, so an earlier attempt has either committed or been rolled back by now.
         """
         tried = [draft.jobs[0].id for draft in drafts if draft.jobs[0].id in self._attempted]
         return {row["id"] for row in await connection.fetch(EXISTING, tried)} if tried else set()
@@ -147,7 +147,7 @@ class SubmissionRepository:
 
 
 class _StoredSubmission:
-    """What an idempotency key already stands for."""
+    """The submission that an idempotency key belongs to."""
 
     __slots__ = ("answer", "body_sha256")
 
@@ -156,12 +156,12 @@ class _StoredSubmission:
         self.answer = answer
 
     def replay(self, draft: Draft) -> SubmissionAnswer:
-        """Return the answer to somebody who comes with the same key."""
+        """Return the answer to another submission with the same key."""
         return self.answer if draft.body_sha256 == self.body_sha256 else refused(REUSED)
 
 
 class _Resolver:
-    """Decides each draft in turn, on what is in the database and what was decided before it in the same commit."""
+    """Decides on each draft in turn, given the database and the drafts before it in the same commit."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Resolver:
         self.new: list[Draft] = []
 
     def answer(self, draft: Draft) -> SubmissionAnswer:
-        """Return what to tell the submitter; an accepted draft is in ``new``."""
+        """Return the answer to a draft; an accepted one is added to ``new``."""
         if draft.jobs[0].id in self._there:
             return _acceptance(draft)
         if draft.key and (stored := self._stored.get(draft.key)):

@@ -1,4 +1,4 @@
-"""Jobs as they are read and steered, one or a page at a time."""
+"""Jobs as they are read, cancelled, held and released, one or a page at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, select, t
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.capacity import DeviceKind
+from services.admission.repository.audit import write_audit
+from services.admission.steering import Decision
+from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
-from services.db.tables.admission import audit_log, job_events, jobs
+from services.db.tables.admission import job_events, jobs
 from services.db.tables.scheduler import allocations
 from services.db.tables.telemetry import job_footprints, job_progress, nodes
 
@@ -47,7 +50,7 @@ _CAPACITY = text("""
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs a page is taken from."""
+    """Which jobs to list."""
 
     tenant_id: str | None = None
     states: Sequence[JobState] = ()
@@ -84,7 +87,7 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class LockedJob:
-    """What a command on a job depends on; it stays so until the transaction ends."""
+    """What a command on a job depends on; it does not change until the transaction ends."""
 
     state: JobState
     tenant_id: str
@@ -94,7 +97,7 @@ class LockedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """One of a job's gangs, and where its nodes answer."""
+    """One of a job's gangs, and the addresses of its nodes' agents."""
 
     id: str
     generation: int
@@ -114,7 +117,7 @@ class JobRepository:
         return [_job(row) for row in await self._connection.execute(query)]
 
     async def find(self, job_id: str, tenant_id: str | None) -> Job | None:
-        """Return a job, if it exists and is ``tenant_id``'s (None: anybody's)."""
+        """Return a job if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
         query = _WITH_ALL.where(jobs.c.id == job_id)
         if tenant_id is not None:
             query = query.where(jobs.c.tenant_id == tenant_id)
@@ -122,7 +125,7 @@ class JobRepository:
         return None if row is None else _job(row)
 
     async def lock(self, job_id: str, tenant_id: str | None) -> LockedJob | None:
-        """Return a job's steering columns and keep others from changing it until the transaction ends."""
+        """Return what commands on a job depend on, and lock the job until the transaction ends."""
         query = select(jobs.c.state, jobs.c.tenant_id, jobs.c.cancel_requested, jobs.c.hold_requested)
         query = query.where(jobs.c.id == job_id).with_for_update()
         if tenant_id is not None:
@@ -130,21 +133,20 @@ class JobRepository:
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3])
 
-    async def change(self, job_id: str, **values: Any) -> None:
+    async def change(self, job_id: str, decision: Decision) -> None:
         """Set columns of a job that this transaction has locked."""
+        values = {**decision.values, **dict.fromkeys(decision.now, func.now())}
         await self._connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
-    async def tell(self, job_id: str, tenant_id: str, event: str, **data: Any) -> None:
+    async def add_event(self, job_id: str, tenant_id: str, event: str, **data: Any) -> None:
         """Add an event."""
         await self._connection.execute(
             insert(job_events).values(job_id=job_id, tenant_id=tenant_id, type=event, data=data)
         )
 
-    async def audit(self, tenant_id: str, key_id: str, action: str, target: str, **data: Any) -> None:
-        """Write down what an operator did."""
-        await self._connection.execute(
-            insert(audit_log).values(tenant_id=tenant_id, key_id=key_id, action=action, target=target, data=data)
-        )
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record what an operator did."""
+        await write_audit(self._connection, caller, action, target, **data)
 
     async def allocation(self, job_id: str, generation: int | None) -> Allocated | None:
         """Return a job's gang of that generation, or its newest."""
@@ -160,7 +162,7 @@ class JobRepository:
         return Allocated(row.id, row.generation, node_ids, {node.id: node.agent_url for node in known})
 
     async def allocation_ended(self, allocation_id: str) -> bool:
-        """Return whether the gang is over."""
+        """Return whether the gang has ended."""
         query = select(func.count()).where(allocations.c.id == allocation_id, allocations.c.state != "ended")
         return not (await self._connection.execute(query)).scalar_one()
 

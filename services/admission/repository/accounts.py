@@ -1,4 +1,4 @@
-"""How many more jobs a tenant may have active: exact, without counting them for every submission."""
+"""How many more jobs a tenant may have active: exact, but without counting them at every submission."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.contracts.identity import TenantLimits
 from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError
 
-# The lock is the tenant's until the commit, so that nobody else, in this process or another one, accepts for it
-# meanwhile. In order of id: two commits with the same tenants must not wait for each other.
+# Tenants are locked until the commit, so that no other transaction, in this process or another, accepts jobs for them
+# meanwhile. In order of id, because two commits with the same tenants must not deadlock.
 LOCK = """
 SELECT id, accepted_jobs, (limits->>'max_active_jobs')::bigint AS limit
 FROM tenants WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE
@@ -54,12 +54,12 @@ class _Count:
 
 
 class Accounts:
-    """Opens accounts, inside the transaction that will use them.
+    """Opens accounts, inside the transaction that uses them.
 
-    Jobs become active only by being accepted, and ``tenants.accepted_jobs`` counts that. The active jobs of a tenant
-    are therefore never more than they were when last counted, plus what has been accepted since, by whatever process.
-    Only when that bound reaches the limit are they counted again, at most every ``RECOUNT_EVERY_S``: a tenant at its
-    limit then learns of room that late, but never gets more than its limit.
+    Jobs become active only by being accepted, which ``tenants.accepted_jobs`` counts. So a tenant never has more active
+    jobs than when they were last counted plus those accepted since, by any process. Only when that bound reaches the
+    limit are they counted again, at most every ``RECOUNT_EVERY_S``: a tenant at its limit may wait that long for room
+    that has become free, but never exceeds its limit.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,114 @@
+"""The table of events, read in order.
+
+Events are read by ``(transaction_id, sequence)`` and only below the oldest transaction still open: whoever has read up
+to a position never misses an event before it (see the docstring of ``job_events``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.jobs import JobEvent
+
+PAGE = 500
+LAST = 2**63 - 1
+
+_READ = """
+WITH horizon AS (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS xid)
+SELECT horizon.xid AS horizon, event.*
+FROM horizon LEFT JOIN LATERAL (
+    SELECT transaction_id, sequence, job_id, tenant_id, at, type, data FROM job_events
+    WHERE (transaction_id, sequence) > (:xid, :sequence) AND transaction_id < horizon.xid {condition}
+    ORDER BY transaction_id, sequence LIMIT :page
+) AS event ON true
+"""
+_READ_ALL = text(_READ.format(condition=""))
+_READ_TENANT = text(_READ.format(condition="AND tenant_id = :tenant_id"))
+_READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
+
+
+class Position(NamedTuple):
+    """A place in the order of events."""
+
+    transaction_id: int
+    sequence: int
+
+    @classmethod
+    def parse(cls, event_id: str) -> Position | None:
+        """Return the position that an event's id stands for; None if it is not such an id."""
+        xid, dash, sequence = event_id.partition("-")
+        parts = (xid, sequence)
+        if not dash or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+            return None
+        return cls(int(xid), int(sequence))
+
+
+BEGINNING = Position(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose events: one job's, one tenant's, or all."""
+
+    tenant_id: str | None = None
+    job_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event and its place."""
+
+    position: Position
+    job_id: str
+    tenant_id: str
+    at: datetime
+    type: str
+    data: dict[str, Any]
+
+    def matches(self, scope: Scope) -> bool:
+        """Return whether the event is in ``scope``."""
+        if scope.job_id is not None:
+            return self.job_id == scope.job_id
+        return scope.tenant_id in (None, self.tenant_id)
+
+    def message(self) -> JobEvent:
+        """Return the event as clients see it."""
+        event_id = f"{self.position.transaction_id}-{self.position.sequence}"
+        return JobEvent(id=event_id, job_id=self.job_id, at=self.at, type=self.type, data=self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Some events in order.
+
+    Attributes:
+        is_last: Whether there are no more for now.
+        head: The position after everything that can be read now.
+    """
+
+    events: list[StoredEvent]
+    is_last: bool
+    head: Position
+
+
+async def read_events(connection: AsyncConnection, scope: Scope, after: Position) -> EventPage:
+    """Return the page of events in ``scope`` that follows ``after``."""
+    values: dict[str, Any] = {"xid": after.transaction_id, "sequence": after.sequence, "page": PAGE}
+    if scope.job_id is not None:
+        query, values["job_id"] = _READ_JOB, scope.job_id
+    elif scope.tenant_id is not None:
+        query, values["tenant_id"] = _READ_TENANT, scope.tenant_id
+    else:
+        query = _READ_ALL
+    rows = (await connection.execute(query, values)).all()
+    events = [
+        StoredEvent(Position(r.transaction_id, r.sequence), r.job_id, r.tenant_id, r.at, r.type, r.data)
+        for r in rows
+        if r.job_id is not None
+    ]
+    return EventPage(events, len(events) < PAGE, Position(rows[0].horizon - 1, LAST))
