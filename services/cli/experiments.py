@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from services.cli.client import EXIT_UNAVAILABLE, EXIT_USAGE, CliError, data_dir
 from services.cli.output import console, print_json, table
+from services.cli.plugins import add_plugins
 from services.core.domain.errors import DomainError, PolicyConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def experiment(
     from services.simulator.experiments.plan import load_experiment
     from services.simulator.report.markdown import fill_page
 
+    add_plugins()
     if page is not None and not page.is_file():
         raise CliError(f"there is no page {page}", EXIT_USAGE)
     processes = _processes(workers)

@@ -16,6 +16,7 @@ from services.cli import experiments
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
+from services.cli.plugins import add_plugins
 from services.contracts.simulations import TrainingOptions
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def training(
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
     from services.simulator.training import Inputs, OptionError, prepare
 
+    add_plugins()
     sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
     try:
         options = TrainingOptions(

@@ -16,6 +16,7 @@ from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
+from services.kit.policies import load_policies
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
@@ -30,9 +31,11 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     """Return the app; the decision loop runs as long as it does.
 
     Raises:
-        PolicyConfigError: The settings name a policy there is not.
+        PluginError: An installed package adds a policy that cannot be used.
+        PolicyConfigError: There is no policy of the name in the settings.
         DomainError: Nodes cannot be powered as the settings have it.
     """
+    load_policies()
     build_policy(settings.policy, {})
     hook = build_hook(settings)
 

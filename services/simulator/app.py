@@ -18,6 +18,8 @@ from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
+from services.kit.plugins import PluginError
+from services.kit.policies import load_policies
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 from services.simulator import endpoints
@@ -29,7 +31,12 @@ from services.simulator.sources import ServiceSources
 
 
 def create_app(settings: SimulatorSettings) -> FastAPI:
-    """Return the app; it sweeps up after crashes while it runs."""
+    """Return the app; it sweeps up after crashes while it runs.
+
+    Raises:
+        PluginError: An installed package adds a policy that cannot be used.
+    """
+    load_policies()
     engine = create_engine(settings.database_url, application_name="simulator")
     redis = connect(settings.redis_url)
     repository = SimulationRepository(engine)
@@ -77,7 +84,7 @@ def main() -> None:
         app = create_app(settings)
     except ValidationError as error:
         sys.exit("\n".join(f"simulator: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
-    except ValueError as error:
+    except (ValueError, PluginError) as error:
         sys.exit(f"simulator: {error}")
     serve(app, "simulator", settings, settings.host, settings.port)
 

@@ -1,4 +1,8 @@
-"""Every policy by name: what an operator may pick, and how a choice becomes a policy."""
+"""Every policy by name: what an operator may pick, and how a choice becomes a policy.
+
+A policy of ours is one entry of ``POLICIES``. Those of other packages are added as a process starts
+(``services.kit.policies``).
+"""
 
 from __future__ import annotations
 
@@ -231,6 +235,25 @@ ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}
 """Other names that operators may write."""
 
 
+def add_policy(name: str, entry: PolicyEntry) -> None:
+    """Add a policy of another package; adding the same entry again changes nothing.
+
+    Raises:
+        PolicyConfigError: The name is taken, the policy calls itself something else, or its parameters do not hold.
+    """
+    if POLICIES.get(name) is entry:
+        return
+    if name in POLICIES or name in ALIASES:
+        raise PolicyConfigError(f"there is a policy called {name!r} already")
+    describe_parameters(entry.config)
+    own_name = entry.build(build_config(entry.config, {})).name
+    if own_name != name:
+        raise PolicyConfigError(f"the policy calls itself {own_name!r}, not {name!r}")
+    known = {**POLICIES, name: entry}
+    POLICIES.clear()
+    POLICIES.update(sorted(known.items()))
+
+
 def policy_name(name: str) -> str:
     """Return the name in ``POLICIES`` of a policy that may be called by another one."""
     return ALIASES.get(name, name)
@@ -241,8 +264,7 @@ def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
 
     Raises:
         PolicyConfigError: no such policy (empty pointer), an unknown parameter, or a bad value, with a JSON pointer
-        into
-            ``parameters``.
+            into ``parameters``.
     """
     entry = POLICIES.get(policy_name(name))
     if entry is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from services.core.policies.registry import policy_name
 from services.core.solvers.model import SolveStatus
+from services.kit.policies import load_policies
 from services.simulator.engine import EngineOptions
 from services.simulator.experiments.bound import bound_of
 from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cells, workload_of
@@ -69,9 +70,10 @@ def run_experiment(
 
 def by_processes(groups: Sequence[list[Cell]], folder: Path, *, workers: int) -> Iterator[Ended]:
     """Run groups by processes of this machine."""
-    with ProcessPoolExecutor(min(workers, len(groups)), mp_context=get_context("spawn")) as pool:
+    spawn, processes = get_context("spawn"), min(workers, len(groups))
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=load_policies) as executor:
         futures = {
-            pool.submit(run_to_files, group, [folder / f"{cell.key()}.json" for cell in group]): group
+            executor.submit(run_to_files, group, [folder / f"{cell.key()}.json" for cell in group]): group
             for group in groups
         }
         for future in as_completed(futures):
