@@ -6,6 +6,7 @@
 It imports nothing of the project: it must be there before what it measures is imported.
 """
 
+import functools
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+MEASURED_S = 2.0
+"""How much of its processor time a test is measured for."""
 _MAP = os.environ.get("MUTATION_MAP")
 _PLAN = os.environ.get("MUTATION_PLAN")
 
@@ -48,10 +51,18 @@ class _Mapper:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        _forget()
         self._coverage.switch_context(item.nodeid)
+        # What a test has not executed after seconds of work it hardly will, and measured code is slow.
+        stopped: list[int] = []
+        signal.signal(signal.SIGVTALRM, lambda number, _: (stopped.append(number), self._coverage.stop()))
+        signal.setitimer(signal.ITIMER_VIRTUAL, MEASURED_S)
         try:
             return (yield)
         finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if stopped:
+                self._coverage.start()
             self._coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -66,6 +77,16 @@ class _Mapper:
         (self._folder / f"tests.{os.getpid()}.json").write_text(json.dumps(self._tests))
         others = [name for name, module in list(sys.modules.items()) if _is_of_others(module)]
         (self._folder / f"modules.{os.getpid()}.json").write_text(json.dumps(others))
+
+
+def _forget() -> None:
+    """Empty all caches of the measured code: a test that is answered from one would not seem to execute anything."""
+    places = json.loads(os.environ["MUTATION_SOURCES"])
+    for module in list(sys.modules.values()):
+        if (getattr(module, "__file__", None) or "").startswith(tuple(places)):
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
 
 
 def _is_of_others(module: ModuleType) -> bool:

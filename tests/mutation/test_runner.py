@@ -16,7 +16,7 @@ from tests.mutation.selection import CoverageMap
 
 TOY = '''"""A toy."""
 
-from __future__ import annotations
+from functools import cache
 
 LIMIT = 3
 
@@ -32,12 +32,17 @@ def untested(value: int) -> int:
     return value + 1
 
 
+@cache
+def three():
+    return 3
+
+
 def endless(value: int) -> int:
     while value > 0:
         value -= 1
     return value
 '''
-TESTS = """from toy.limits import capped, endless
+TESTS = """from toy.limits import capped, endless, three
 
 
 def test_below():
@@ -50,6 +55,14 @@ def test_above():
 
 def test_ends():
     assert endless(2) == 0
+
+
+def test_three():
+    assert three() > 2
+
+
+def test_three_again():
+    assert three() == 3
 """
 
 
@@ -82,7 +95,7 @@ def test_the_map_says_which_tests_execute_a_line(tests: CoverageMap) -> None:
     line = {text.strip(): number for number, text in enumerate(TOY.splitlines(), 1)}
     both = {"tests/test_limits.py::test_below", "tests/test_limits.py::test_above"}
 
-    assert tests.n_tests == 3
+    assert tests.n_tests == 5
     assert tests.executing("toy/limits.py", line["if value > LIMIT:"], line["if value > LIMIT:"]) == both
     assert tests.executing("toy/limits.py", line["return LIMIT"], line["return LIMIT"]) == {
         "tests/test_limits.py::test_above"
@@ -105,6 +118,7 @@ def test_what_tests_notice_is_killed_and_what_they_do_not_survives(results: list
         ("endless", "value -= 1", "value += 1"): "test_ends",  # it never ends
         ("endless", "value -= 1", "value = 1"): "test_ends",
         ("endless", "1", "2"): "",
+        ("three", "3", "4"): "test_three_again",
     }
 
 
@@ -112,8 +126,8 @@ def test_the_share_and_its_interval_are_those_of_the_mutants(results: list[Resul
     write(tmp_path / "results.json", results)
     results = read(tmp_path / "results.json")
 
-    assert share(results) == 0.6
-    assert table(results).splitlines()[-1] == "| **all** | 10 | 6 | 60.0 % | 31.3 to 83.2 % |"
+    assert share(results) == 7 / 11
+    assert table(results).splitlines()[-1] == "| **all** | 11 | 7 | 63.6 % | 35.4 to 84.8 % |"
     assert survivors(results).count("\n -> ") == 4
     assert "toy/limits.py:16 untested [number, 0 tests]\n    1\n -> 2" in survivors(results)
 
@@ -131,7 +145,7 @@ def test_a_new_test_is_mapped_without_running_the_others(root: Path, tests: Cove
         new.unlink()
 
     runs = [json.loads(file.read_text()) for file in sorted(tests.folder.glob("runs/*/tests.*.json"))]
-    assert [len(ran) for ran in runs] == [3, 1]
+    assert [len(ran) for ran in runs] == [5, 1]
     assert tests.executing("toy/limits.py", 16, 16) == {"tests/test_more.py::test_more"}
 
 

@@ -61,6 +61,18 @@ def test_each_layer_of_a_network_for_pictures_sends_on_its_feature_maps(name: st
     assert [layer.outputs for layer in architecture(name).layers] == list(values)
 
 
+def test_layers_are_called_as_their_sources_call_them() -> None:
+    def names(name: str) -> list[str]:
+        return [layer.name for layer in architecture(name).layers]
+
+    assert names("vgg19") == [*(f"conv{at}" for at in range(1, 17)), "fc1", "fc2", "fc3"]
+    groups = [f"conv{group}_{at}" for group, n in ((2, 3), (3, 8), (4, 36), (5, 3)) for at in range(1, n + 1)]
+    assert names("resnet152") == ["conv1", *groups, "fc"]
+    stem, mixed = [f"stem{at}" for at in range(1, 6)], ["mixed5"] * 3 + ["mixed6a"] + ["mixed6"] * 4 + ["mixed7a"]
+    assert names("inception-v3") == [*stem, *mixed, "mixed7", "mixed7", "fc"]
+    assert names("bert-large") == ["embedding", *(f"layer{at}" for at in range(1, 25)), "pooler"]
+
+
 @pytest.mark.parametrize(
     ("name", "width", "layers"),
     [
@@ -74,7 +86,9 @@ def test_each_layer_of_a_network_for_pictures_sends_on_its_feature_maps(name: st
 def test_a_language_model_sends_on_one_hidden_state_per_token(name: str, width: int, layers: int) -> None:
     """512 tokens; a tensor group sums it behind attention and behind the feed-forward block, in both directions."""
     embedding, *body = architecture(name).layers
+    rows = {"bert-large": 30_522 + 512 + 2 + 2, "xlnet-large": 32_000 + 1}.get(name, 50_257 + 2_048 + 2)
 
+    assert embedding.parameters == rows * width  # vocabulary, positions where they are learnt, segments, norms
     assert (embedding.outputs, embedding.forward_flops, embedding.tensor_sums) == (512 * width, 0, 0)
     assert {(layer.outputs, layer.tensor_sums) for layer in body[:layers]} == {(512 * width, 4 * 512 * width)}
     assert len(body) - layers == (name == "bert-large")  # its pooler, which reads the first token only

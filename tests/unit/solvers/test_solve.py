@@ -178,6 +178,12 @@ def test_who_solved_it_instead_is_said_whatever_comes_out(
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
+def test_a_solver_prints_nothing(backend: Backend, capfd: pytest.CaptureFixture[str]) -> None:
+    assert solve(hard_model(), backend, relative_gap=0.5).status is SolveStatus.OPTIMAL
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
 def test_a_wider_gap_is_enough(backend: Backend) -> None:
     found = solve(hard_model(), backend, relative_gap=0.5)
     assert found.status is SolveStatus.OPTIMAL

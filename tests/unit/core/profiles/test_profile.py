@@ -8,10 +8,10 @@ import pytest
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
-from services.core.profiles.learn import mape
+from services.core.profiles.learn import EnergyModel, mape
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.performance import PerformanceTable
-from services.core.profiles.priors import FAMILIES, board_of
+from services.core.profiles.priors import FAMILIES, believed_draw, board_of
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
 from tests.support.performance import grid, measured
 from tests.unit.core.profiles.test_capped import points
@@ -104,6 +104,38 @@ def test_what_was_never_seen_stays_as_believed() -> None:
     alone, spread = (profile.foreseen(gpus, 32, 1_200, nodes)[0] for gpus, nodes in ((1, 1), (16, 2)))
 
     assert 1.2 * alone < spread < 4 * alone
+
+
+def test_points_without_energy_teach_times_and_leave_the_draw_as_believed() -> None:
+    before = JobProfile.of("V100", "vision", ControlKind.CLOCK)
+    after = before.observe(measured(grid(), draw=None))
+    truth = measured(EVERYWHERE, draw=None)
+
+    step_s, energy_j = after.foreseen(*EVERYWHERE)
+
+    assert mape(step_s, truth.seconds_per_iteration) < 0.01
+    assert isinstance(before.model, EnergyModel)
+    assert isinstance(after.model, EnergyModel)
+    assert after.model.parameters == before.model.parameters
+    assert after.model.throughput.parameters != before.model.throughput.parameters
+    assert np.isfinite(energy_j).all()
+
+
+def test_a_hungrier_job_than_believed_draws_more_everywhere() -> None:
+    """One energy scales the draw of every setting, and leaves alone how it goes with batch and clock."""
+    where = grid(gpus=(1,), batches=(32,), clocks=(900,))
+    point = measured(where)
+    model = JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(point).model
+
+    assert isinstance(model, EnergyModel)
+    believed = believed_draw(board_of("V100"), FAMILIES["vision"])
+    ratios = {
+        name: now / then for name, now, then in zip(believed._fields, model.parameters, believed, strict=True) if then
+    }
+    shape = {name: ratios.pop(name) for name in list(ratios) if name.startswith(("alpha", "theta", "beta", "f0"))}
+    assert list(shape.values()) == pytest.approx([1.0] * len(shape))
+    assert list(ratios.values()) == pytest.approx([ratios["a_hg"]] * len(ratios))
+    assert ratios["a_hg"] > 1.2
 
 
 def test_nonsense_is_refused_and_changes_nothing() -> None:
