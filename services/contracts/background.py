@@ -1,4 +1,4 @@
-"""Work that takes longer than a request should: how it stands, and why there is no answer."""
+"""Work that takes longer than a request should: its state, and why it failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.contracts.schema import Message
 
 
 class WorkState(StrEnum):
-    """Where a piece of work stands. `succeeded` means answered: that there is no solution is an answer too."""
+    """State of a piece of work. `succeeded` means that there is an answer, which may be that there is no solution."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -21,12 +21,12 @@ class WorkState(StrEnum):
 
 
 class WorkFailureCode(StrEnum):
-    """Why there is no answer."""
+    """Stable code of why there is no answer."""
 
     TIME_LIMIT = "time_limit"
-    """It ran past every limit, its own included."""
+    """It exceeded its time limit."""
     WORKER_LOST = "worker_lost"
-    """Its worker died under it, as often as it was tried; most likely out of memory."""
+    """Its worker died at every attempt, most likely because it ran out of memory."""
     INVALID_PROBLEM = "invalid_problem"
     UNAVAILABLE = "unavailable"
     """Another service that it needs did not answer."""
@@ -34,7 +34,7 @@ class WorkFailureCode(StrEnum):
 
 
 class WorkFailure(Message):
-    """Why there is no answer, for programs and for people."""
+    """Why there is no answer: a code for programs and a text for people."""
 
     code: WorkFailureCode
     detail: str
@@ -42,12 +42,12 @@ class WorkFailure(Message):
 
 @dataclass(frozen=True)
 class WorkProblem:
-    """What is to be done: nothing is left to look up in it.
+    """What is to be done, with all its inputs resolved.
 
     Attributes:
-        document: JSON; what a worker is given.
+        document: JSON that a worker gets.
         sha256: Equal problems have equal hashes.
-        columns: What else the table keeps of it.
+        columns: Further columns of its row.
     """
 
     document: Any
@@ -57,7 +57,7 @@ class WorkProblem:
 
 @dataclass(frozen=True)
 class Draft:
-    """A valid submission: its ids and hashes are settled before the first attempt to store it."""
+    """A valid submission; its ids and hashes are fixed before the first attempt to store it."""
 
     id: str
     tenant_id: str
@@ -69,15 +69,15 @@ class Draft:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Which piece of work a submission stands for."""
+    """The piece of work of a submission, which may be an earlier one."""
 
     id: str
     is_new: bool
 
 
 class KeyReusedError(Exception):
-    """The idempotency key stands for another body."""
+    """The idempotency key was used with another body."""
 
 
 class TooManyPendingError(Exception):
-    """The tenant has as much work queued or running as it may."""
+    """The tenant has the maximum amount of work queued or running."""

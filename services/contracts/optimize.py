@@ -1,4 +1,4 @@
-"""Long solves: what may be asked of the optimizer, and how an answer stands."""
+"""Long solves: requests to the optimizer, their state and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.core.domain.carbon import CarbonCurve, Signal
 MAX_STEPS = 20_000
 MAX_WORK = 20_000
 MAX_CELLS = 500_000
-"""Most pairs of a class of work and a step of its window: the variables of a carbon bound."""
+"""Maximum number of pairs of a class of work and a step of its window: the variables of a carbon bound."""
 
 
 def _storable(value: datetime | None) -> datetime | None:
@@ -28,14 +28,16 @@ def _storable(value: datetime | None) -> datetime | None:
 
 
 class WorkClass(Message):
-    """Work of one kind: jobs that draw the same power and may run in the same window."""
+    """Work of jobs that draw the same power and may run in the same window."""
 
     name: Name = "work"
     gpu_hours: Real = Field(gt=0, le=1e9)
-    power_w: Real = Field(ge=0, le=1e6, description="Of one GPU at work, with whatever of the host goes with it.")
-    release_at: Instant | None = Field(default=None, description="Not before; null for the horizon's beginning.")
-    deadline_at: Instant | None = Field(default=None, description="Done by; null for the horizon's end.")
-    max_gpus: Real | None = Field(default=None, gt=0, le=1e7, description="At most so many at once.")
+    power_w: Real = Field(ge=0, le=1e6, description="Power of one busy GPU, including its share of the host.")
+    release_at: Instant | None = Field(
+        default=None, description="Earliest start; null for the beginning of the horizon."
+    )
+    deadline_at: Instant | None = Field(default=None, description="Latest end; null for the end of the horizon.")
+    max_gpus: Real | None = Field(default=None, gt=0, le=1e7, description="Maximum number of GPUs at once.")
 
     _window = field_validator("release_at", "deadline_at")(_storable)
 
@@ -47,7 +49,7 @@ class WorkClass(Message):
 
 
 class IntensitySeries(Message):
-    """The grid over a horizon: contiguous steps, as the carbon service's histories and forecasts list them."""
+    """Carbon intensity over a horizon in contiguous steps, as in the carbon service's histories and forecasts."""
 
     signal: Signal
     points: list[IntensityPoint] = Field(min_length=1, max_length=MAX_STEPS)
@@ -70,31 +72,39 @@ class IntensitySeries(Message):
 
 
 class _CarbonBoundTerms(SolveOptions):
-    capacity_gpus: Real | None = Field(default=None, ge=0, le=1e7, description="GPUs there are.")
+    capacity_gpus: Real | None = Field(default=None, ge=0, le=1e7, description="Number of GPUs.")
     capacity_gpus_by_step: list[Annotated[Real, Field(ge=0, le=1e7)]] | None = Field(
-        default=None, description="Instead of `capacity_gpus`: one number for each of `intensity.points`."
+        default=None, description="Number of GPUs in each step of `intensity.points`, instead of `capacity_gpus`."
     )
     work: list[WorkClass] = Field(min_length=1, max_length=MAX_WORK)
     pue: Real = Field(default=1, ge=1, le=10, description="Power usage effectiveness of the site.")
 
 
 class CarbonBoundRequest(_CarbonBoundTerms):
-    """The least carbon any schedule of `work` could reach on so many GPUs, knowing the grid in advance.
+    """Asks for the least carbon that any schedule of `work` on these GPUs could reach, knowing the grid in advance.
 
-    Either `intensity` says what the grid emits, or `zone` and `horizon_h` have it forecast; then the horizon begins
-    with the forecast's step in force.
+    The carbon intensity is either given as `intensity` or forecast for `zone` and `horizon_h`. In the second case, the
+    horizon begins with the current step of the forecast.
     """
 
     intensity: IntensitySeries | None = None
     zone: Name | None = None
-    signal: Signal | None = Field(default=None, description="With `zone`; default: the installation's own.")
-    horizon_h: Real = Field(default=24, gt=0, le=168, description="With `zone`.")
-    clock: Clock = Field(default="real", description="With `zone`: whose hours `horizon_h` counts.")
+    signal: Signal | None = Field(
+        default=None, description="With `zone`; by default, the signal that the installation is configured for."
+    )
+    horizon_h: Real = Field(default=24, gt=0, le=168, description="With `zone`: length of the horizon in hours.")
+    clock: Clock = Field(
+        default="real", description="With `zone`: whether `horizon_h` counts real hours or grid hours."
+    )
     idle_power_w: Real | None = Field(
-        default=None, ge=0, le=1e6, description="Of a GPU nobody uses; 0 where idle nodes are powered down."
+        default=None, ge=0, le=1e6, description="Power of an idle GPU; 0 if idle nodes are powered down."
     )
     idle_power_fraction: Real | None = Field(
-        default=None, ge=0, le=1, description="Instead of `idle_power_w`: share of the mean power of the work's GPUs."
+        default=None,
+        ge=0,
+        le=1,
+        description="Power of an idle GPU as a fraction of the mean power of the work's GPUs, instead of "
+        "`idle_power_w`.",
     )
 
     @model_validator(mode="after")
@@ -113,7 +123,7 @@ class CarbonBoundRequest(_CarbonBoundTerms):
 
     @property
     def idle_w(self) -> float:
-        """Watts of a GPU nobody uses."""
+        """Power of an idle GPU in watts."""
         if self.idle_power_fraction is not None:
             gpu_hours = sum(item.gpu_hours for item in self.work)
             return self.idle_power_fraction * sum(item.gpu_hours * item.power_w for item in self.work) / gpu_hours
@@ -121,7 +131,7 @@ class CarbonBoundRequest(_CarbonBoundTerms):
 
 
 class IntensitySource(Message):
-    """Where a forecast intensity came from."""
+    """The origin of a forecast intensity."""
 
     zone: str
     provider: str
@@ -131,28 +141,30 @@ class IntensitySource(Message):
 
 
 class CarbonBoundProblem(_CarbonBoundTerms):
-    """A carbon bound as it is solved: nothing left to look up."""
+    """The problem of a carbon bound with all its inputs resolved."""
 
     kind: Literal["carbon-bound"] = "carbon-bound"
     intensity: IntensitySeries
     idle_power_w: float
-    source: IntensitySource | None = Field(default=None, description="Null where the caller gave the intensity.")
+    source: IntensitySource | None = Field(default=None, description="Null if the caller gave the intensity.")
 
 
 class ClassSchedule(Message):
-    """When one class of work runs in a schedule that reaches the bound."""
+    """When a class of work runs, in a schedule that reaches the bound."""
 
     name: str
     first_step: int = Field(description="Index into the problem's `intensity.points`.")
-    gpu_hours: list[float] = Field(description="Of that step and those after it.")
-    shortfall_gpu_hours: float = Field(default=0, description="Work that no schedule can do together with the rest.")
+    gpu_hours: list[float] = Field(description="GPU hours in that step and each following one.")
+    shortfall_gpu_hours: float = Field(
+        default=0, description="GPU hours that no schedule can fit in together with the other work."
+    )
 
 
 class CarbonBoundResult(SolveOutcome):
-    """A carbon bound. `infeasible` comes with the least shortfall and a schedule of what can be done."""
+    """A carbon bound. If `infeasible`, the least shortfall and a schedule of the remaining work."""
 
     kind: Literal["carbon-bound"] = "carbon-bound"
-    carbon_gco2: float | None = Field(description="The least carbon, idle GPUs and PUE included.")
+    carbon_gco2: float | None = Field(description="The least carbon, including idle GPUs and PUE.")
     busy_energy_kwh: float | None
     idle_energy_kwh: float | None
     schedule: list[ClassSchedule]
@@ -163,23 +175,23 @@ Result = Annotated[CarbonBoundResult | PoolsResult, Field(discriminator="kind")]
 
 
 class SolveSummary(Message):
-    """A solve, without its problem and its schedule."""
+    """A solve without its problem and its result."""
 
     id: str
     kind: str
     tenant_id: str
     state: WorkState
     submitted_at: Instant
-    started_at: Instant | None = Field(default=None, description="When a worker last took it up.")
+    started_at: Instant | None = Field(default=None, description="When a worker last started it.")
     ended_at: Instant | None = None
-    attempts: int = Field(default=0, description="How often a worker took it up; more than once after a crash.")
-    solve_s: float | None = Field(default=None, description="Wall time of the solve itself.")
+    attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
+    solve_s: float | None = Field(default=None, description="Wall-clock time of the solve.")
     outcome: SolveOutcome | None = None
     failure: WorkFailure | None = None
 
 
 class Solve(SolveSummary):
-    """A solve, whole."""
+    """A solve with its problem and its result."""
 
     problem: Problem
     result: Result | None = None
@@ -195,6 +207,10 @@ class SolveList(Message):
 class SolveQuery(PageQuery):
     """Which solves to list, newest first."""
 
-    state: list[WorkState] = Field(default_factory=list[WorkState], description="Any of these states; repeatable.")
+    state: list[WorkState] = Field(
+        default_factory=list[WorkState], description="Solves in any of these states; repeatable."
+    )
     kind: Name | None = None
-    tenant: Name | None = Field(default=None, description="Operators: only this tenant's. Users see their own.")
+    tenant: Name | None = Field(
+        default=None, description="For operators: only this tenant's. Users always see only their own."
+    )

@@ -1,4 +1,4 @@
-"""Pools of LLM instances to be planned: the terms of ``POST /v1/optimize/pools`` and ``wattshift plan pools``."""
+"""Planning pools of LLM instances: the input and output of ``POST /v1/optimize/pools`` and ``wattshift plan pools``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.core.solvers.model import SolveStatus
 
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000
-"""Most combinations of location, class and mode of one partition."""
+"""Maximum number of combinations of location, class and mode in one partition."""
 GCO2_PER_KWH_OF_LB_PER_MWH = 0.45359237
 
 Objective = Literal["carbon", "energy", "cost"]
@@ -35,24 +35,29 @@ Rates = Annotated[list[Annotated[Real, Field(ge=-1e7, le=1e7)]], Field(min_lengt
 
 
 class PoolLocation(Message):
-    """A place with GPUs and a grid."""
+    """A place with GPUs and the carbon intensity of its grid."""
 
     name: Name
-    gpus: Gpus = Field(description="How many there are, by type.")
-    intensity: Rates = Field(description="Of each step, in `intensity_unit`; marginal rates may be negative.")
-    price_per_kwh: Rates | None = Field(default=None, description="Of each step, for the objective `cost`.")
+    gpus: Gpus = Field(description="Number of GPUs by type.")
+    intensity: Rates = Field(
+        description="Intensity in each step, in `intensity_unit`; marginal intensities may be negative."
+    )
+    price_per_kwh: Rates | None = Field(default=None, description="Price in each step, for the objective `cost`.")
 
 
 class PoolMode(Message):
-    """On what an instance runs."""
+    """The GPUs that an instance runs on."""
 
     name: Name
-    gpus: Gpus = Field(description="That one instance takes, by type.")
+    gpus: Gpus = Field(description="Number of GPUs of one instance, by type.")
     idle_w: Real | None = Field(
-        default=None, ge=0, le=1e7, description="Without requests; by default its least power in any profile."
+        default=None,
+        ge=0,
+        le=1e7,
+        description="Power without requests; by default the lowest power in any of its profiles.",
     )
-    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a start costs.")
-    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a stop costs, such as its drain.")
+    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
+    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
 
 
 class ModeProfile(Message):
@@ -60,25 +65,27 @@ class ModeProfile(Message):
 
     mode: Name
     max_qps: Real = Field(
-        ge=0, le=1e7, description="Requests per second of one instance; 0 where it cannot serve them."
+        ge=0, le=1e7, description="Requests per second that one instance serves; 0 if it cannot serve them."
     )
-    power_w: Real = Field(ge=0, le=1e7, description="Of the whole instance at that load.")
+    power_w: Real = Field(ge=0, le=1e7, description="Power of the whole instance at that load.")
     latency_s: Real | None = Field(default=None, ge=0)
     ttft_ms: Real | None = Field(default=None, ge=0)
     tbt_ms: Real | None = Field(default=None, ge=0)
 
 
 class ClassTerms(Message):
-    """Requests of one class: their limits, and who can serve them."""
+    """A class of requests: its latency limits, and the modes that can serve it."""
 
     name: Name
     max_latency_s: Real | None = Field(default=None, gt=0)
     max_ttft_ms: Real | None = Field(default=None, gt=0)
     max_tbt_ms: Real | None = Field(default=None, gt=0)
-    profiles: list[ModeProfile] = Field(max_length=MAX_MODES, description="A mode without one cannot serve the class.")
+    profiles: list[ModeProfile] = Field(
+        max_length=MAX_MODES, description="How modes serve the class; a mode without a profile cannot serve it."
+    )
 
     def admits(self, profile: ModeProfile) -> bool:
-        """Return whether a profile keeps the limits; one that was not measured keeps none."""
+        """Return whether a profile keeps the limits; without a measured value, a limit is not kept."""
         pairs = (
             (self.max_latency_s, profile.latency_s),
             (self.max_ttft_ms, profile.ttft_ms),
@@ -88,72 +95,83 @@ class ClassTerms(Message):
 
 
 class RequestClass(ClassTerms):
-    """Requests of one class as they are planned for."""
+    """A class of requests with the demand to plan for."""
 
     demand_qps: list[Annotated[Real, Field(ge=0, le=1e9)]] = Field(min_length=1, max_length=MAX_STEPS)
 
 
 class RequestPartition(Message):
-    """One way to tell requests apart."""
+    """One way to divide requests into classes."""
 
     name: Name
     classes: list[RequestClass] = Field(min_length=1, max_length=MAX_CLASSES)
 
 
 class RunningInstances(Message):
-    """Instances that run already."""
+    """Instances that are already running."""
 
     location: Name
     mode: Name
     instances: Int = Field(ge=0, le=1_000_000)
-    up_s: Real | None = Field(default=None, ge=0, description="For how long; null: longer than `min_up_s`.")
+    up_s: Real | None = Field(
+        default=None, ge=0, description="How long they have been running; null means longer than `min_up_s`."
+    )
 
 
 class PlannedInstances(Message):
-    """Instances of one mode in one place for one class."""
+    """Instances of one mode, in one place, for one class of requests."""
 
     location: str
-    request_class: str | None = Field(description="Null for instances kept running without requests.")
+    request_class: str | None = Field(description="Null for instances that are kept running without requests.")
     mode: str
     count: int
-    power_w: float = Field(description="Of each.")
+    power_w: float = Field(description="Power of each instance.")
 
 
 class Incumbent(Message):
-    """A plan to begin the search from, such as the one in force."""
+    """A plan to start the search from, such as the current one."""
 
     partition: Name
     instances: list[PlannedInstances] = Field(max_length=MAX_COLUMNS)
 
 
 class PoolsRequest(SolveOptions):
-    """The pools of least carbon, energy or cost for the next steps (FREESH, equation 1).
+    """Asks for the pools with the least carbon, energy or cost over the next steps (FREESH, equation 1).
 
-    Every instance runs for all the steps, and every class's greatest demand is met with head-room.
+    Every instance runs during all steps, and the peak demand of every class is met with head-room.
     """
 
     objective: Objective = "carbon"
     step_s: Real = Field(default=300, gt=0, le=86_400)
-    head_room: Real = Field(default=1.1, gt=0, le=100, description="Alpha: serve so many times the demand.")
+    head_room: Real = Field(
+        default=1.1,
+        gt=0,
+        le=100,
+        description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
+    )
     intensity_unit: Literal["gco2_per_kwh", "lb_per_mwh"] = "gco2_per_kwh"
     negative_rates: NegativeRates = Field(
         default=NegativeRates.FRUGAL,
-        description="`frugal`: no instance that could be dropped; `paper`: negative rates literally.",
+        description="How negative intensities or prices count. `frugal`: no more instances than the demand needs; "
+        "`paper`: they are taken literally, so that more instances may be planned.",
     )
     gap: Real | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Stop at a plan so close to the bound; null: the optimum if quickly found.",
+        description="Stop at a plan this close to the bound, as a fraction; null for the optimum if it is found "
+        "quickly.",
     )
-    partition: Name | None = Field(default=None, description="Only this one; null to choose.")
+    partition: Name | None = Field(default=None, description="Plan for this partition only; null to choose the best.")
     locations: list[PoolLocation] = Field(min_length=1, max_length=MAX_LOCATIONS)
     modes: list[PoolMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     running: list[RunningInstances] = Field(default_factory=list[RunningInstances], max_length=MAX_COLUMNS)
-    min_up_s: Real = Field(default=0, ge=0, le=1e7, description="No instance is stopped before.")
+    min_up_s: Real = Field(
+        default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
+    )
     incumbent: Incumbent | None = Field(
-        default=None, description="A plan to begin the search from; one that does not fit the problem is ignored."
+        default=None, description="A plan to start the search from; it is ignored if it does not fit the problem."
     )
 
     @model_validator(mode="after")
@@ -193,10 +211,10 @@ class PoolsRequest(SolveOptions):
         return [part for part in self.partitions if self.partition in (None, part.name)]
 
     def in_core(self) -> PoolProblem:
-        """Return the problem as the core takes it.
+        """Return the problem for the core.
 
         Raises:
-            DomainError: Instances that may not be stopped take more GPUs than there are.
+            DomainError: The instances that may not be stopped need more GPUs than there are.
         """
         types = sorted({name for each in (*self.locations, *self.modes) for name in each.gpus})
         running, locked = self._running()
@@ -216,7 +234,7 @@ class PoolsRequest(SolveOptions):
         )
 
     def incumbent_in_core(self) -> PoolPlan | None:
-        """Return the incumbent as the core takes it; None where there is none, or it does not fit the problem."""
+        """Return the incumbent for the core; None if there is none or it does not fit the problem."""
         plan = self.incumbent
         part = next((each for each in self.chosen if plan is not None and each.name == plan.partition), None)
         if plan is None or part is None:
@@ -274,7 +292,7 @@ class PoolsRequest(SolveOptions):
 
 
 class PoolsProblem(PoolsRequest):
-    """Pools as they are solved."""
+    """The problem that is solved."""
 
     kind: Literal["pools"] = "pools"
 
@@ -288,31 +306,34 @@ class InstanceChange(Message):
 
 
 class UnservedDemand(Message):
-    """Demand that no plan can serve."""
+    """Demand of a class that no plan can serve."""
 
     request_class: str
-    qps: float = Field(description="Of the greatest demand with head-room.")
+    qps: float = Field(description="Requests per second that are not served, of the peak demand with head-room.")
     reason: Literal["no_mode", "gpus", "gpus_shared"] = Field(
-        description="No mode keeps its limits; all GPUs together could not serve it; not with the other classes."
+        description="`no_mode`: no mode keeps the latency limits; `gpus`: all GPUs together could not serve it; "
+        "`gpus_shared`: the GPUs do not suffice for it and the other classes."
     )
 
 
 class FullGpus(Message):
-    """GPUs of which the plan of least shortfall has no useful number left."""
+    """GPUs that the plan of least shortfall uses up."""
 
     location: str
     gpu_type: str
 
 
 class PoolsResult(SolveOutcome):
-    """A plan. `infeasible` comes with what breaks it and the plan of least shortfall."""
+    """A plan. If `infeasible`, the demand that cannot be served, and the plan with the least shortfall."""
 
     kind: Literal["pools"] = "pools"
     partition: str | None = None
     instances: list[PlannedInstances] = Field(default_factory=list[PlannedInstances])
-    emissions_kg: float | None = Field(default=None, description="By the intensities as given, starts and stops too.")
+    emissions_kg: float | None = Field(
+        default=None, description="Emissions by the given intensities, including starts and stops."
+    )
     energy_kwh: float | None = None
-    cost: float | None = Field(default=None, description="Where all locations have a price.")
+    cost: float | None = Field(default=None, description="Cost, if all locations have a price.")
     starts: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     stops: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     shortfall: list[UnservedDemand] = Field(default_factory=list[UnservedDemand])
@@ -320,7 +341,7 @@ class PoolsResult(SolveOutcome):
 
 
 def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> PoolsResult:
-    """Return a plan in the names of the request."""
+    """Return a plan with the names used in the request."""
     outcome = {
         "status": plan.status,
         "solver": plan.solver,

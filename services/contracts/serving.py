@@ -1,8 +1,8 @@
-"""Pools of model servers that are kept running: what an operator asks for, and how it stands.
+"""Pools of model servers: what an operator asks for, and their state.
 
-A *pool* is one service: its requests may be served by instances in several *places*, each of a *mode* (so many GPUs of
-one model, and the command that serves on them). Every half hour a *plan* says how many instances of which mode run
-where and for which class of requests (FREESH, equation 1); instances are started and drained until they are as planned.
+A *pool* serves one kind of request with instances in several *places*. Each instance has a *mode*: a number of GPUs of
+one model, and the command to run on them. Every half hour a *plan* says how many instances of which mode run where, and
+for which class of requests (FREESH, equation 1). Instances are then started and drained as planned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from services.core.policies.freesh.pools import NegativeRates
 from services.core.profiles.traffic import WINDOW_S
 
 PLANNER = Identity(tenant_id="installation", role=Role.USER, key_id="serving")
-"""As whom serving asks the optimizer for the solves of plans. No tenant's key has this id."""
+"""The identity with which serving asks the optimizer to solve plans. No tenant has a key with this id."""
 MAX_WINDOW_REQUESTS = 200_000
 UrlPath = Annotated[str, StringConstraints(pattern=r"^/[^\s\x00]{0,500}$")]
 MetricName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]{0,199}$")]
@@ -44,49 +44,58 @@ Tokens = Annotated[int, Field(strict=True, ge=0, le=10**9)]
 
 
 class PlanMode(StrEnum):
-    """What becomes of plans."""
+    """What happens to a pool's plans."""
 
     AUTOMATIC = "automatic"
     """They are carried out."""
     FIXED = "fixed"
-    """They are proposals: nothing is started or stopped until an operator applies one."""
+    """They are only proposed: nothing is started or stopped until an operator applies one."""
 
 
 class PoolPlace(Message):
-    """Where instances may run: nodes of one grid zone."""
+    """Nodes of one grid zone where instances may run."""
 
     name: Name
-    zone: Name = Field(description="Grid zone of its nodes, and of its carbon intensity.")
-    signal: Signal | None = Field(default=None, description="Of the intensity; null: the zone's own.")
+    zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
+    signal: Signal | None = Field(
+        default=None, description="Signal of the carbon intensity; null for the zone's default."
+    )
     node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict[LabelKey, LabelValue], max_length=64, description="Only nodes that carry all of these."
+        default_factory=dict[LabelKey, LabelValue],
+        max_length=64,
+        description="Only nodes that have all of these labels.",
     )
     gpus: dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]] | None = Field(
         default=None,
         max_length=50,
-        description="The most it may take, by GPU model; null: all of its nodes that are up and take work.",
+        description="Maximum number of GPUs by model; null for all GPUs of the nodes that are up and not drained.",
     )
-    price_per_kwh: Real | None = Field(default=None, description="For the objective `cost`.")
+    price_per_kwh: Real | None = Field(default=None, description="Price of electricity, for the objective `cost`.")
 
 
 class ServerMode(Message):
-    """On what an instance runs, and how it is started.
+    """The GPUs that an instance runs on, and how it is started.
 
-    The process finds its port in `$WATTSHIFT_PORT` and sees its GPUs alone; it serves at the address of its node.
+    The process must listen on port `$WATTSHIFT_PORT` at the address of its node. It sees its own GPUs only.
     """
 
     name: Name
-    gpu_model: Name = Field(description="As nodes report it.")
-    gpus: Int = Field(ge=1, le=1_024, description="Of one node.")
+    gpu_model: Name = Field(description="GPU model, as nodes report it.")
+    gpus: Int = Field(ge=1, le=1_024, description="Number of GPUs, all on one node.")
     command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
     image: Text | None = Field(default=None, max_length=500)
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
     working_dir: Text | None = Field(default=None, max_length=4_096)
-    idle_w: Real | None = Field(default=None, ge=0, le=1e7, description="As for `POST /v1/optimize/pools`.")
-    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a start costs.")
-    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy that a stop costs, such as its drain.")
+    idle_w: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1e7,
+        description="Power without requests; by default the lowest power in any of its profiles.",
+    )
+    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
+    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
 
     @field_validator("working_dir")
     @classmethod
@@ -103,27 +112,29 @@ class ServerMode(Message):
 
 
 class PoolThresholds(Message):
-    """Where long begins: a length equal to the threshold is long."""
+    """Number of tokens from which a request counts as long."""
 
     input_tokens: Int = Field(ge=1, le=10**9)
     output_tokens: Int = Field(ge=1, le=10**9)
 
 
 class PoolPartition(Message):
-    """A way to tell requests apart: by two thresholds into `SS`, `SL`, `LS` and `LL` (input first), or not at all."""
+    """A way to divide requests into classes: one class, or `SS`, `SL`, `LS` and `LL` (input first) by thresholds."""
 
     name: Name
-    thresholds: PoolThresholds | None = Field(default=None, description="Null: one class, of any name, for all.")
+    thresholds: PoolThresholds | None = Field(
+        default=None, description="Null for a single class, which may have any name."
+    )
     classes: list[ClassTerms] = Field(min_length=1, max_length=MAX_CLASSES)
     assumed_qps: dict[Name, Annotated[Real, Field(ge=0, le=1e9)]] = Field(
         default_factory=dict[str, float],
         max_length=MAX_CLASSES,
-        description="Demand by class, planned for until requests were reported for long enough to foretell it.",
+        description="Demand by class, to plan for until enough requests have been reported to predict it.",
     )
 
     @property
     def counted_as(self) -> str:
-        """What its counts of requests stand under, `184,444` or the name of its one class: all that they depend on."""
+        """The key of its request counts: the thresholds (`184,444`) or the name of its only class."""
         if self.thresholds is None:
             return self.classes[0].name
         return f"{self.thresholds.input_tokens},{self.thresholds.output_tokens}"
@@ -132,9 +143,9 @@ class PoolPartition(Message):
     def _fits_together(self) -> Self:
         names = [each.name for each in self.classes]
         if self.thresholds is None and len(names) != 1:
-            raise ValueError("without thresholds there is one class")
+            raise ValueError("without thresholds there must be exactly one class")
         if self.thresholds is not None and sorted(names) != sorted(CLASSES):
-            raise ValueError(f"with thresholds the classes are {', '.join(CLASSES)}, each once")
+            raise ValueError(f"with thresholds the classes must be {', '.join(CLASSES)}, each once")
         if unknown := sorted(set(self.assumed_qps) - set(names)):
             raise ValueError(f"assumed_qps names {unknown[0]}, which is not among the classes")
         for each in self.classes:
@@ -144,35 +155,59 @@ class PoolPartition(Message):
 
 
 class ServerProbes(Message):
-    """How an instance is asked how it does, over HTTP at its own port."""
+    """How an instance's health and load are read, over HTTP at its own port."""
 
-    health_path: UrlPath = Field(default="/health", description="Answers 2xx once it serves.")
+    health_path: UrlPath = Field(
+        default="/health", description="Path that answers 2xx once the instance serves requests."
+    )
     load_path: UrlPath | None = Field(
         default="/metrics",
-        description="Prometheus text with the requests it holds; null: it drains by itself on SIGTERM.",
+        description="Path of Prometheus metrics with the number of requests; null if the instance drains by itself "
+        "on SIGTERM.",
     )
     load_metrics: list[MetricName] = Field(
         default=["vllm:num_requests_running", "vllm:num_requests_waiting"],
         min_length=1,
         max_length=20,
-        description="Their sum is the requests it holds.",
+        description="Metrics whose sum is the number of requests that the instance holds.",
     )
-    ready_timeout_s: Real = Field(default=600, gt=0, le=86_400, description="For loading a model.")
-    unhealthy_timeout_s: Real = Field(default=60, gt=0, le=86_400, description="Silent so long, it is replaced.")
-    drain_min_s: Real = Field(default=5, ge=0, le=3_600, description="For routers to hear that it is left.")
-    drain_timeout_s: Real = Field(default=300, ge=0, le=86_400, description="Then it is stopped whatever it holds.")
-    grace_s: Real = Field(default=30, ge=0, le=3_600, description="Between SIGTERM and SIGKILL.")
+    ready_timeout_s: Real = Field(
+        default=600,
+        gt=0,
+        le=86_400,
+        description="Maximum time until an instance is ready; it covers loading the model.",
+    )
+    unhealthy_timeout_s: Real = Field(
+        default=60, gt=0, le=86_400, description="An instance that has not answered for this long is replaced."
+    )
+    drain_min_s: Real = Field(
+        default=5, ge=0, le=3_600, description="Minimum time that an instance drains, so that routers notice."
+    )
+    drain_timeout_s: Real = Field(
+        default=300,
+        ge=0,
+        le=86_400,
+        description="Maximum time that an instance drains; then it is stopped even if it holds requests.",
+    )
+    grace_s: Real = Field(default=30, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
 
 
 class PoolSpec(SolveOptions):
-    """A pool as an operator wants it."""
+    """A pool as specified by an operator."""
 
     mode: PlanMode = PlanMode.AUTOMATIC
     objective: Objective = "carbon"
     negative_rates: NegativeRates = NegativeRates.FRUGAL
     gap: Real | None = Field(default=None, ge=0, le=1)
-    head_room: Real = Field(default=1.1, gt=0, le=100, description="Alpha: serve so many times the demand.")
-    min_up_s: Real = Field(default=0, ge=0, le=1e7, description="No instance is stopped before.")
+    head_room: Real = Field(
+        default=1.1,
+        gt=0,
+        le=100,
+        description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
+    )
+    min_up_s: Real = Field(
+        default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
+    )
     places: list[PoolPlace] = Field(min_length=1, max_length=MAX_LOCATIONS)
     modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
@@ -199,24 +234,24 @@ class PoolSpec(SolveOptions):
 
 
 class PoolChange(Message):
-    """What may be changed without saying the rest again."""
+    """What can be changed without sending the whole spec."""
 
     mode: PlanMode
 
 
 class InstanceState(StrEnum):
-    """Where an instance stands."""
+    """State of an instance."""
 
     WANTED = "wanted"
-    """Planned; not with the scheduler yet."""
+    """It is planned, but its job has not been submitted yet."""
     STARTING = "starting"
-    """It waits for GPUs, or loads its model."""
+    """It waits for GPUs or loads its model."""
     READY = "ready"
-    """It answers: requests may be sent to it."""
+    """Requests can be sent to it."""
     DRAINING = "draining"
-    """It ends what it holds; no more requests may be sent to it."""
+    """It finishes the requests it holds; no more may be sent to it."""
     STOPPING = "stopping"
-    """Its process is being ended."""
+    """Its process is being stopped."""
     ENDED = "ended"
 
 
@@ -231,14 +266,18 @@ class PoolInstance(Message):
     state: InstanceState
     place: str
     mode: str
-    partition: str | None = Field(default=None, description="Whose classes are meant.")
+    partition: str | None = Field(default=None, description="The partition that the class belongs to.")
     request_class: str | None = Field(
-        default=None, description="Which requests it is for; null: kept without, as it may not be stopped yet."
+        default=None,
+        description="Class of requests that it serves; null if it is kept without requests because it may not be "
+        "stopped yet.",
     )
-    url: str | None = Field(default=None, description="Where it serves, once it runs.")
-    job_id: str | None = Field(default=None, description="The job it runs as: its output, energy and emissions.")
-    plan_id: str | None = Field(default=None, description="The plan that wanted it.")
-    reason: str | None = Field(default=None, description="Why it waits, leaves or ended: a stable code.")
+    url: str | None = Field(default=None, description="Address at which it serves, once it runs.")
+    job_id: str | None = Field(
+        default=None, description="The job that it runs as, which has its output, energy and emissions."
+    )
+    plan_id: str | None = Field(default=None, description="The plan that asked for it.")
+    reason: str | None = Field(default=None, description="Stable code of why it waits, drains or ended.")
     detail: str | None = None
     created_at: Instant
     ready_at: Instant | None = None
@@ -254,19 +293,23 @@ class InstanceList(Message):
 
 
 class Pool(Message):
-    """A pool as it stands."""
+    """A pool and its current state."""
 
     name: str
     tenant_id: str
-    revision: int = Field(description="Counts changes of the spec.")
+    revision: int = Field(description="Counts the changes of the spec.")
     spec: PoolSpec
-    is_deleted: bool = Field(description="Its instances are being drained; then it is gone.")
+    is_deleted: bool = Field(
+        description="Whether the pool is being deleted: it is removed when its instances have been drained."
+    )
     created_at: Instant
     updated_at: Instant
-    plan_id: str | None = Field(description="The plan in force.")
-    planned_at: Instant | None = Field(description="Since when it is.")
-    is_plan_stale: bool = Field(description="Whether the plan in force was made for an earlier half hour.")
-    instances: dict[InstanceState, int] = Field(description="How many there are, by state; those ended left out.")
+    plan_id: str | None = Field(description="The current plan.")
+    planned_at: Instant | None = Field(description="When the current plan was applied.")
+    is_plan_stale: bool = Field(description="Whether the current plan was made for an earlier half hour.")
+    instances: dict[InstanceState, int] = Field(
+        description="Number of instances by state, without those that have ended."
+    )
 
 
 class PoolList(Message):
@@ -277,31 +320,35 @@ class PoolList(Message):
 
 
 class PlanOutcome(StrEnum):
-    """What became of a plan."""
+    """What happened to a plan."""
 
     APPLIED = "applied"
     PROPOSED = "proposed"
-    """The pool is fixed: an operator may apply it."""
+    """It waits for an operator to apply it, as the pool's mode is `fixed`."""
     LATE = "late"
-    """There was no answer in time: the plan before it stays in force."""
+    """It was not ready in time; the previous plan remains."""
     FAILED = "failed"
-    """There was none at all: the plan before it stays in force."""
+    """It could not be made; the previous plan remains."""
     SUPERSEDED = "superseded"
-    """The pool was changed, or a newer plan applied, before it."""
+    """The pool was changed or a newer plan was applied first."""
 
 
 class DemandForecast(Message):
-    """The peak rates that were planned for, of one partition."""
+    """The predicted peak rates of one partition."""
 
     method: str
-    is_assumed: bool = Field(description="Whether they are the spec's, for too little is known.")
-    history_s: float = Field(description="How much of the past was known.")
-    peaks_qps: dict[str, list[float]] = Field(description="By class, of each step.")
-    left_out: dict[str, str] = Field(default_factory=dict[str, str], description="Forecasters, and why not they.")
+    is_assumed: bool = Field(
+        description="Whether they are the `assumed_qps` of the spec, because too little traffic has been reported."
+    )
+    history_s: float = Field(description="Length of the traffic history that was known.")
+    peaks_qps: dict[str, list[float]] = Field(description="Peak rates of each step, by class.")
+    left_out: dict[str, str] = Field(
+        default_factory=dict[str, str], description="Forecasting methods that were not used, and why."
+    )
 
 
 class PlaceIntensity(Message):
-    """The grid that was planned for, in one place."""
+    """The predicted carbon intensity of one place."""
 
     zone: str
     signal: Signal
@@ -309,16 +356,16 @@ class PlaceIntensity(Message):
     method: str
     generated_at: Instant
     is_stale: bool
-    gco2_per_kwh: list[float] = Field(description="Of each step.")
+    gco2_per_kwh: list[float] = Field(description="Intensity in each step.")
 
 
 class PlanForecasts(Message):
-    """What a plan was made from."""
+    """The predictions that a plan was made from."""
 
     step_s: float
-    demand: dict[str, DemandForecast] = Field(description="By partition.")
-    intensity: dict[str, PlaceIntensity] = Field(description="By place.")
-    gpus: dict[str, dict[str, int]] = Field(description="By place and model.")
+    demand: dict[str, DemandForecast] = Field(description="Demand by partition.")
+    intensity: dict[str, PlaceIntensity] = Field(description="Carbon intensity by place.")
+    gpus: dict[str, dict[str, int]] = Field(description="Number of GPUs by place and model.")
 
 
 class PoolPlanSummary(Message):
@@ -326,15 +373,15 @@ class PoolPlanSummary(Message):
 
     id: str
     pool: str
-    revision: int = Field(description="Of the spec it was made for.")
+    revision: int = Field(description="Revision of the spec that it was made for.")
     trigger: Literal["clock", "request"]
     from_at: Instant
-    deadline_at: Instant = Field(description="An answer after that is late.")
+    deadline_at: Instant = Field(description="A plan that is not ready by then is late.")
     state: WorkState
     submitted_at: Instant
     ended_at: Instant | None = None
-    plan_s: float | None = Field(default=None, description="Forecasts and solving together.")
-    outcome: PlanOutcome | None = Field(default=None, description="Null until it is decided.")
+    plan_s: float | None = Field(default=None, description="Time for predictions and solving together.")
+    outcome: PlanOutcome | None = Field(default=None, description="Null until it is known what happens to the plan.")
     decided_at: Instant | None = None
     failure: WorkFailure | None = None
 
@@ -347,14 +394,14 @@ class PoolPlanList(Message):
 
 
 class PoolPlanResult(Message):
-    """What a worker answers."""
+    """A plan with the predictions it was made from."""
 
     forecasts: PlanForecasts
-    plan: PoolsResult = Field(description="`starts` and `stops` are those against the instances of that moment.")
+    plan: PoolsResult = Field(description="The plan; `starts` and `stops` are relative to the instances at the time.")
 
 
 class PoolPlanDetail(PoolPlanSummary):
-    """A plan whole."""
+    """A plan with its result."""
 
     result: PoolPlanResult | None = None
 
@@ -362,23 +409,26 @@ class PoolPlanDetail(PoolPlanSummary):
 class PlanQuery(PageQuery):
     """Which plans to list."""
 
-    outcome: list[PlanOutcome] = Field(default_factory=list[PlanOutcome], description="Any of these; repeatable.")
+    outcome: list[PlanOutcome] = Field(
+        default_factory=list[PlanOutcome], description="Plans with any of these outcomes; repeatable."
+    )
 
 
 class InstanceQuery(PageQuery):
     """Which instances to list."""
 
     state: list[InstanceState] = Field(
-        default_factory=lambda: list(LIVE_STATES), description="Any of these; repeatable. Those ended only if asked."
+        default_factory=lambda: list(LIVE_STATES),
+        description="Instances in any of these states; repeatable. By default, all but those that have ended.",
     )
 
 
 class TrafficWindow(Message):
-    """All requests that one source saw arrive within 5 seconds."""
+    """All requests that arrived at one source within 5 seconds."""
 
-    start_at: Instant = Field(description="A whole multiple of 5 seconds of UTC.")
+    start_at: Instant = Field(description="Start of the window, a multiple of 5 seconds in UTC.")
     requests: list[tuple[Tokens, Tokens]] = Field(
-        max_length=MAX_WINDOW_REQUESTS, description="Input and output tokens of each."
+        max_length=MAX_WINDOW_REQUESTS, description="Input and output tokens of each request."
     )
 
     @field_validator("start_at")
@@ -390,23 +440,23 @@ class TrafficWindow(Message):
 
 
 class TrafficReport(Message):
-    """Requests as a router saw them. A window said again replaces what was said of it, so that nothing counts twice."""
+    """Requests as seen by a router. A window that is reported again replaces the earlier report and is counted once."""
 
-    source: Name = Field(description="Who saw them: of two sources both count.")
+    source: Name = Field(description="Name of the reporting router; the requests of all sources are added up.")
     windows: list[TrafficWindow] = Field(min_length=1, max_length=1_440)
 
     @field_validator("windows")
     @classmethod
     def _once(cls, windows: Sequence[TrafficWindow]) -> Sequence[TrafficWindow]:
         if len({window.start_at for window in windows}) < len(windows):
-            raise ValueError("name a window twice")
+            raise ValueError("has a window twice")
         if sum(len(window.requests) for window in windows) > MAX_WINDOW_REQUESTS:
-            raise ValueError(f"have more than {MAX_WINDOW_REQUESTS} requests in all")
+            raise ValueError(f"has more than {MAX_WINDOW_REQUESTS} requests in all")
         return windows
 
 
 class TrafficReceipt(Message):
-    """The windows are in the database, flushed to disk."""
+    """The answer to a traffic report; the windows are on disk by then."""
 
     windows: int
     requests: int

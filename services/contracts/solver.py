@@ -1,4 +1,4 @@
-"""What every solve is told, and what every solve reports."""
+"""Options and results that all kinds of solve share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ Solver = Literal[Backend.HIGHS, Backend.CBC, Backend.GUROBI]
 
 
 class SolveOptions(Message):
-    """Who solves, and for how long."""
+    """Which solver to use, and for how long."""
 
-    solver: Solver = Field(default=Backend.HIGHS, description="HiGHS stands in where another is missing or too small.")
-    time_limit_s: Real = Field(default=60, gt=0, le=MAX_SOLVER_TIME_S, description="For the solver alone.")
+    solver: Solver = Field(
+        default=Backend.HIGHS,
+        description="Solver to use. HiGHS replaces one that is not installed or whose licence is too small.",
+    )
+    time_limit_s: Real = Field(
+        default=60, gt=0, le=MAX_SOLVER_TIME_S, description="Maximum time for the solver itself."
+    )
 
 
 class SolveOutcome(Message):
-    """What every kind of solve reports."""
+    """The outcome of any kind of solve."""
 
     status: SolveStatus
-    solver: Backend = Field(description="Who solved it in the end.")
+    solver: Backend = Field(description="Solver that was used in the end.")
     objective: float | None = None
-    bound: float | None = Field(default=None, description="No solution is better, as far as is proven.")
-    gap: float | None = Field(default=None, description="(objective - bound) / |objective|.")
-    note: str = Field(default="", description="What a reader should know, such as that another solver stepped in.")
+    bound: float | None = Field(default=None, description="Proven bound: no solution is better.")
+    gap: float | None = Field(default=None, description="Relative gap: (objective - bound) / |objective|.")
+    note: str = Field(default="", description="Remarks, for example that another solver was used.")
