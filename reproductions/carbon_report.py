@@ -38,7 +38,7 @@ from services.learning.carbon import (
     training_days,
     tune,
 )
-from services.learning.carbon_blend import foretold, learn
+from services.learning.carbon_blend import blended, learn
 from services.learning.carbon_intervals import QUANTILES, inside, outside
 
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
@@ -255,7 +255,7 @@ def marginal_table(data: Path) -> str:
     truth = values[now[:, None] + np.arange(steps)]
     told = np.stack([learn(values[:at], HORIZON_H, hour).at(values[:at], day) for at in now.tolist()], axis=1)
     zeros = np.zeros(steps)
-    rows = {"last value": foretold(values, now, zeros + 1, day), "persistence": foretold(values, now, zeros, day)}
+    rows = {"last value": blended(values, now, zeros + 1, day), "persistence": blended(values, now, zeros, day)}
     lines = [
         f"| hours ahead | {' | '.join(_span(*each) for each in AHEAD_H)} |",
         "|---|" + "---:|" * 7,

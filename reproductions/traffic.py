@@ -38,7 +38,7 @@ from services.core.profiles.traffic import (
     choose,
     observe,
 )
-from services.learning.demand import foretell
+from services.learning.demand import forecast_demand
 from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
@@ -149,7 +149,7 @@ def plans(data: Path) -> str:
         peaks = day_of_peaks(data, partition)
         asked = range(2 * LEAST_PLANNED, len(peaks), STEPS_AHEAD)
         least = [choose(peaks.until(at), without).forecast(peaks.until(at)) for at in asked]
-        demand = [foretell(peaks.until(at), None) for at in asked]
+        demand = [forecast_demand(peaks.until(at), None) for at in asked]
         rows = {"least error": _asked(peaks, asked, [each.peaks_qps for each in least]),
                 "for the planner": _asked(peaks, asked, [each.peaks_qps for each in demand])}  # fmt: skip
         lines += [*_planned(f"The day, partition {partition}", rows), ""]
@@ -162,18 +162,20 @@ def plans(data: Path) -> str:
         for partition in PARTITIONS:
             cuts = hours(data, trace, partition)
             alone = [backtest(cut, LastPeak(), range(1, len(cut))) for cut in cuts]
-            ready = [
-                _asked(cut, range(1, len(cut)), [foretell(cut.until(at), None).peaks_qps for at in range(1, len(cut))])
-                for cut in cuts
-            ]
+            ready = [_demand_of_every_step(cut) for cut in cuts]
             rows = {"last peak": pooled(alone), "for the planner": pooled(ready)}
             lines += [*_planned(f"{label.capitalize()}, partition {partition}", rows), ""]
     return "\n".join(lines).rstrip()
 
 
-def _asked(history: Traffic, asked: Sequence[int], told: Sequence[Floats]) -> Backtest:
+def _demand_of_every_step(history: Traffic) -> Backtest:
+    moments = range(1, len(history))
+    return _asked(history, moments, [forecast_demand(history.until(at), None).peaks_qps for at in moments])
+
+
+def _asked(history: Traffic, asked: Sequence[int], predicted: Sequence[Floats]) -> Backtest:
     came = backtest(history, LastPeak(), asked)
-    return Backtest(came.name, came.origins, np.stack(told), came.actual_qps)
+    return Backtest(came.name, came.origins, np.stack(predicted), came.actual_qps)
 
 
 def _planned(what: str, rows: dict[str, Backtest]) -> list[str]:
@@ -206,8 +208,8 @@ def speed(data: Path) -> str:
             continue
         model = each.fit(many)
         fits = [_cpu_s(lambda: each.fit(past)) for past in (one, many)]  # noqa: B023
-        told = median(_cpu_s(lambda: model.forecast(many)) for _ in range(50))  # noqa: B023
-        lines.append(f"| {each.name} | {fits[0]:.1f} s | {fits[1]:.1f} s | {1_000 * told:.1f} ms |")
+        forecast_s = median(_cpu_s(lambda: model.forecast(many)) for _ in range(50))  # noqa: B023
+        lines.append(f"| {each.name} | {fits[0]:.1f} s | {fits[1]:.1f} s | {1_000 * forecast_s:.1f} ms |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Carbon intensity up to days ahead, learned from a grid's own past.
 
-One ridge regression foretells every hour ahead at once from what was known at the moment of forecasting: the last two
+One ridge regression predicts every hour ahead at once from what was known at the moment of forecasting: the last two
 weeks of intensity, taken as differences from the last week's mean, the shares of carbon-free and renewable energy where
 they are given, the weekday and the season. It learns from moments at the same hour of day as the forecast's own and the
 hours beside it, so that no hour of the day needs a term of its own, and it says the change from the last value known.
@@ -16,17 +16,21 @@ in it, and in units of the grid's recent roughness, so that they widen when the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from importlib import import_module
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import Ridge
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.learning.carbon_intervals import QUANTILES, Intervals, MeasuredGrid, inside, outside
+from services.learning.estimators import Regressor
 from services.learning.one_thread import one_thread
+
+_new_ridge = cast("Callable[..., Regressor]", import_module("sklearn.linear_model").Ridge)
 
 Method = Literal["ridge", "persistence"]
 
@@ -104,7 +108,7 @@ class Forecast:
     Attributes:
         start_s: The moment of forecasting.
         values: (hours,) gCO2/kWh.
-        p10, p90: (hours,) nine of ten errors of the backtest stayed above, below; None where nothing tells.
+        p10, p90: (hours,) nine of ten errors of the backtest lay above, below; None where too little is known.
         method: What made it.
         backtest: None for a history too short for one.
         note: Why it is not the learned method, where it is not.
@@ -228,7 +232,7 @@ class Tuned:
 
     Attributes:
         penalties: Of the ridge regression, by day ahead; None for persistence.
-        horizon_h: How far it foretells.
+        horizon_h: How far ahead it predicts, hours.
         root: Whether intensities are square roots inside.
         intervals: How far the forecasts may be off.
         backtest: What the choice rests on.
@@ -246,13 +250,13 @@ class Tuned:
         return "persistence" if self.penalties is None else "ridge"
 
     def at(self, history: History, days: Ints, now: Ints) -> Floats:
-        """Return what is foretold at the moments ``now`` having learned from those of ``days``, (now, hours)."""
+        """Return the predictions made at the moments ``now``, learned from those of ``days``: (now, hours)."""
         if self.penalties is None:
             return persistence(history, now, self.horizon_h)
         return _by_day(ridge(history, days, now, self.horizon_h, tuple(set(self.penalties))), self.penalties)
 
     def quantiles(self, history: History, now: Ints, values: Floats) -> tuple[Floats, Floats]:
-        """Return p10 and p90 of the (now, hours) foretold at the moments ``now``, gCO2/kWh."""
+        """Return p10 and p90 of the (now, hours) predictions made at the moments ``now``, gCO2/kWh."""
         return self.intervals.at(MeasuredGrid(history.values, history.known, self.root), now, values)
 
 
@@ -296,9 +300,9 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
 def _held_out(
     history: History, days: Ints, horizon_h: int, penalties: tuple[float, ...] | None
 ) -> tuple[Ints, Floats] | None:
-    """Return moments, and what is foretold at them by those whose days ahead do not overlap theirs, part by part.
+    """Return moments and the predictions made at them, learned from moments whose days ahead do not overlap theirs.
 
-    None where too few are left to learn from.
+    The history is held out part by part. None where too few moments are left to learn from.
     """
     if penalties is None:
         return days, persistence(history, days, horizon_h)
@@ -365,7 +369,9 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     total = float((x * x).sum())
     level = inner.values[now - 1][:, None]
     with one_thread():
-        fits = {penalty: Ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y) for penalty in penalties}
+        fits = {
+            penalty: _new_ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y) for penalty in penalties
+        }
         return {penalty: outside(fit.predict(x_now) + level, root) for penalty, fit in fits.items()}
 
 

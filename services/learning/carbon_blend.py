@@ -53,8 +53,8 @@ class Blend:
         return bool(self.mae["blend"].mean() < self.mae["persistence"].mean())
 
     def at(self, values: Floats, day: int) -> tuple[Floats, Floats, Floats]:
-        """Return what is foretold after the last of some values, and p10 and p90 of it; (steps,) each."""
-        made = foretold(values, np.array([len(values)]), self.weights, day)[0]
+        """Return the forecast that follows the last of some values, and its p10 and p90; (steps,) each."""
+        made = blended(values, np.array([len(values)]), self.weights, day)[0]
         low, high = made + self.low, made + self.high
         return (made, low, high) if values.min() < 0 else (made, np.maximum(low, 0.0), high)
 
@@ -64,7 +64,7 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
 
     Args:
         values: (n,) gCO2/kWh, the latest last, without gaps.
-        hours: How far to foretell.
+        hours: How far ahead to forecast.
         hour: Steps in an hour.
 
     Raises:
@@ -79,7 +79,7 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
         raise DomainError(f"about {least:.0f} days are needed to blend, and {len(values) / day:.0f} are given")
     truth = values[late[:, None] + np.arange(steps)]
     before = _weights(values, early, steps, hour)
-    made = {"persistence": foretold(values, late, 0.0 * before, day), "blend": foretold(values, late, before, day)}
+    made = {"persistence": blended(values, late, 0.0 * before, day), "blend": blended(values, late, before, day)}
     low, high = _quantiles(values, early, before, day)
     missed = truth - made["blend"]
     weights = _weights(values, origins, steps, hour)
@@ -94,8 +94,8 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
     )
 
 
-def foretold(values: Floats, origins: Ints, weights: Floats, day: int) -> Floats:
-    """Return (origins, steps) of what is foretold at moments of the past, gCO2/kWh; a day has ``day`` steps."""
+def blended(values: Floats, origins: Ints, weights: Floats, day: int) -> Floats:
+    """Return the (origins, steps) forecasts made at moments of the past, gCO2/kWh; a day has ``day`` steps."""
     yesterday = values[origins[:, None] - day + np.arange(len(weights)) % day]
     return yesterday + weights * (values[origins - 1][:, None] - yesterday)
 
@@ -103,13 +103,13 @@ def foretold(values: Floats, origins: Ints, weights: Floats, day: int) -> Floats
 def _weights(values: Floats, origins: Ints, steps: int, hour: int) -> Floats:
     """Return the weight with the least absolute error in each hour ahead; (steps,)."""
     truth = values[origins[:, None] + np.arange(steps)]
-    tried = (np.abs(foretold(values, origins, np.full(steps, w), DAY_H * hour) - truth).mean(axis=0) for w in WEIGHTS)
+    tried = (np.abs(blended(values, origins, np.full(steps, w), DAY_H * hour) - truth).mean(axis=0) for w in WEIGHTS)
     by_hour = np.stack([each.reshape(-1, hour).mean(axis=1) for each in tried])
     return np.repeat(WEIGHTS[np.argmin(by_hour, axis=0)], hour)
 
 
 def _quantiles(values: Floats, origins: Ints, weights: Floats, day: int) -> tuple[Floats, Floats]:
-    missed = values[origins[:, None] + np.arange(len(weights))] - foretold(values, origins, weights, day)
+    missed = values[origins[:, None] + np.arange(len(weights))] - blended(values, origins, weights, day)
     low, high = np.quantile(missed, QUANTILES, axis=0)
     return np.minimum(low, 0.0), np.maximum(high, 0.0)
 

@@ -32,7 +32,7 @@ def outside(values: Floats, root: bool) -> Floats:
 
 @dataclass(frozen=True)
 class MeasuredGrid:
-    """What a grid did: (hours,) gCO2/kWh, whether each hour was measured, and whether square roots are taken."""
+    """The hours of a grid's past: (hours,) gCO2/kWh, whether each was measured, and whether square roots are taken."""
 
     values: Floats
     known: NDArray[np.bool_]
@@ -68,8 +68,8 @@ class Intervals:
 
     @classmethod
     def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:
-        """Return those of the (moments, hours) that were foretold at past moments."""
-        hours = made.shape[1]
+        """Return the quantiles for the (moments, hours) predictions made at past moments."""
+        hours = int(made.shape[1])
         truth = grid.values[moments[:, None] + np.arange(hours)]
         rough = grid.roughness(moments)
         usual = float(np.nanmedian(rough)) if np.isfinite(rough).any() else 0.0
@@ -81,7 +81,7 @@ class Intervals:
         return cls(np.minimum(low, 0.0), np.maximum(high, 0.0), usual)
 
     def at(self, grid: MeasuredGrid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:
-        """Return p10 and p90 of the (moments, hours) foretold, gCO2/kWh."""
+        """Return p10 and p90 of the (moments, hours) predictions, gCO2/kWh."""
         scale, level = self._scale(grid.roughness(moments)), inside(made, grid.root)
         return outside(level + scale * self.low, grid.root), outside(level + scale * self.high, grid.root)
 

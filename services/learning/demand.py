@@ -23,7 +23,7 @@ from services.core.profiles.traffic import (
     Traffic,
     choose,
 )
-from services.core.profiles.traffic_service import SERVICE, Service
+from services.core.profiles.traffic_service import SERVICE, ServiceLevel
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
 
@@ -57,13 +57,13 @@ class Demand:
 
 
 def candidates(service: float = SERVICE, *, lstm: bool = False) -> list[Forecaster]:
-    """Return who is compared, the simpler first; the LSTMs take minutes, and torch."""
+    """Return the forecasters to compare, the simpler first; the LSTMs take minutes and need torch."""
     plain: list[Forecaster] = [LastPeak(), SeasonalNaive(), Boosting()]
     high: list[Forecaster] = [Boosting(quantile=service)] if service != Boosting().quantile else []
     return [*plain, *high, *([Lstm("windows"), Lstm("peaks")] if lstm else [])]
 
 
-def foretell(
+def forecast_demand(
     history: Traffic,
     assumed_qps: Floats | None,
     *,
@@ -71,46 +71,46 @@ def foretell(
     service: float = SERVICE,
     lstm: bool = False,
 ) -> Demand:
-    """Return the peaks that pools shall be planned for, from what came so far.
+    """Return the peaks to plan pools for, from the traffic so far.
 
     Where history is too short to learn from, it is what the operator expects, or the greatest peak seen so far if that
     is more.
 
-    >>> foretell(Traffic(np.array([[3.0], [4.0]])), None).peaks_qps.T.tolist()
+    >>> forecast_demand(Traffic(np.array([[3.0], [4.0]])), None).peaks_qps.T.tolist()
     [[4.0, 4.0, 4.0, 4.0, 4.0, 4.0]]
 
     Args:
         history: What came, until the moment of planning.
-        assumed_qps: (n_classes,) peaks that the operator expects; None for no such word.
+        assumed_qps: (n_classes,) peaks that the operator expects; None if there is no such estimate.
         head_room: The plan serves so many times the peaks.
-        service: Share of the steps in which that shall suffice.
+        service: Share of the steps in which that should suffice.
         lstm: Whether the LSTMs are compared too.
 
     Raises:
         DomainError: Neither history nor assumption, an assumption that cannot be, or a head-room or service level out
             of bounds.
     """
-    judge = Service(service, head_room)
+    criterion = ServiceLevel(service, head_room)
     if assumed_qps is not None and (
         assumed_qps.shape != (history.n_classes,) or not np.all(np.isfinite(assumed_qps) & (assumed_qps >= 0))
     ):
         raise DomainError(f"assumed peaks are {history.n_classes} finite numbers >= 0")
     compared = candidates(service, lstm=lstm)
-    least = LastPeak().steps_needed(history) + judge.moments_needed + LEAST_ORIGINS
+    least = LastPeak().steps_needed(history) + criterion.moments_needed + LEAST_ORIGINS
     if len(history) < least:
         why = f"needs {least} steps of history, which has {len(history)}"
         return _assumed(history, assumed_qps, {each.name: why for each in compared})
-    told = choose(
+    forecast = choose(
         history,
         compared,
-        judge,
+        criterion,
         least_origins=LEAST_ORIGINS,
         most_origins=MOMENTS,
         latest_steps=JUDGED_STEPS,
         refit_steps=max(LEAST_REFIT_STEPS, int(REFIT_SHARE * len(history))),
     ).forecast(history)
-    scores = {score.name: _said(score, judge) for score in told.scores}
-    return Demand(told.peaks_qps, told.method, scores, told.left_out, assumed=False)
+    scores = {score.name: _figures(score, criterion) for score in forecast.scores}
+    return Demand(forecast.peaks_qps, forecast.method, scores, forecast.left_out, assumed=False)
 
 
 def _assumed(history: Traffic, assumed_qps: Floats | None, left_out: dict[str, str]) -> Demand:
@@ -122,11 +122,11 @@ def _assumed(history: Traffic, assumed_qps: Floats | None, left_out: dict[str, s
     return Demand(np.repeat(peaks[None], STEPS_AHEAD, axis=0), method, {}, left_out, assumed=True)
 
 
-def _said(score: Backtest, judge: Service) -> dict[str, list[float]]:
-    gap = judge.head_room * score.forecast_qps - score.actual_qps
+def _figures(score: Backtest, criterion: ServiceLevel) -> dict[str, list[float]]:
+    gap = criterion.head_room * score.forecast_qps - score.actual_qps
     return {
         "mae_qps": score.mae_qps.tolist(),
-        "short_share": score.under_share(judge.head_room).tolist(),
+        "short_share": score.under_share(criterion.head_room).tolist(),
         "spare_qps": np.nanmean(np.maximum(gap, 0.0), axis=(0, 1)).tolist(),
-        "cost_qps": score.newsvendor_qps(judge.service, judge.head_room).tolist(),
+        "cost_qps": score.newsvendor_qps(criterion.service, criterion.head_room).tolist(),
     }

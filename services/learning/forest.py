@@ -5,10 +5,10 @@ tree is fitted to one row per pair: its weight is how often the bootstrap of all
 of the jobs drawn. Splits and leaves are those of the tree fitted to every job, since the squared error within a pair is
 the same whatever the split; it takes a tenth of the time or less.
 
-What is known is foretold when the forest is fitted, so that serving it is a look-up. Only a known group with a new user
+Known pairs are predicted when the forest is fitted, so that serving it is a look-up. Only a known group with a new user
 walks the trees.
 
-Source: A-SRPT section IV-C, 3: 100 trees, squared error, an unseen group is foretold 0.
+Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """
 
 from __future__ import annotations
@@ -18,25 +18,38 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.tree import DecisionTreeRegressor
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.profiles.recurrence import GroupTable, Predictions, Runs
+from services.learning.estimators import FittedTree
 
 TREES = 100
 
 T = TypeVar("T")
 
 
+class _TreeRegressor(Protocol):
+    """scikit-learn's regression tree."""
+
+    tree_: FittedTree
+
+    def fit(self, x: NDArray[np.float32], y: Floats, *, sample_weight: Floats) -> object: ...
+
+
+_new_tree = cast("Callable[..., _TreeRegressor]", import_module("sklearn.tree").DecisionTreeRegressor)
+
+
 @dataclass(frozen=True)
 class Forest:
     """How to grow one; equal history and equal seed give equal forests.
 
-    Without ``keeps_trees``, which take a hundred bytes and more per pair each, a known group's new user cannot be told.
+    Without ``keeps_trees``, which take a hundred bytes and more per pair each, there is no prediction for a new user of
+    a known group.
     """
 
     trees: int = TREES
@@ -44,7 +57,7 @@ class Forest:
     keeps_trees: bool = True
 
     def fit(self, history: Runs) -> ForestModel | GroupTable:
-        """Return the forest of a history; of an empty one, what foretells 0."""
+        """Return the forest of a history; of an empty one, a table that predicts 0."""
         nothing = np.empty(0)
         if not len(history):
             return GroupTable(np.empty(0, dtype=np.int64), nothing, nothing)
@@ -53,12 +66,12 @@ class Forest:
         groups, users = (np.unique(pairs[:, column]) for column in (0, 1))
         coded = _coded(groups, users, pairs[:, 0], pairs[:, 1])
         rng = np.random.default_rng(self.seed)
-        grown: list[Any] = []
+        grown: list[FittedTree] = []
         sums, squares = np.zeros(len(pairs)), np.zeros(len(pairs))
 
-        def grow(seed: int, weight: Floats, total: Floats) -> tuple[Any, Floats]:
+        def grow(seed: int, weight: Floats, total: Floats) -> tuple[FittedTree, Floats]:
             there = np.flatnonzero(weight)
-            tree = DecisionTreeRegressor(random_state=seed)
+            tree = _new_tree(random_state=seed)
             tree.fit(coded[there], total[there] / weight[there], sample_weight=weight[there])
             return tree.tree_, tree.tree_.predict(coded)[:, 0]
 
@@ -68,11 +81,11 @@ class Forest:
             total = np.bincount(drawn, history.amount[jobs], minlength=len(pairs)).astype(np.float64)
             return seed, weight, total
 
-        for tree, told in _in_order(grow, (draw(seed) for seed in rng.integers(0, 2**31, self.trees).tolist())):
+        for tree, predicted in _in_order(grow, (draw(seed) for seed in rng.integers(0, 2**31, self.trees).tolist())):
             if self.keeps_trees:
                 grown.append(tree)
-            sums += told
-            squares += told**2
+            sums += predicted
+            squares += predicted**2
         mean = sums / self.trees
         spread = np.sqrt(np.maximum(squares / self.trees - mean**2, 0.0))
         return ForestModel(groups, users, pairs, mean, spread, grown)
@@ -94,7 +107,7 @@ class ForestModel:
     pairs: Ints
     mean: Floats
     spread: Floats
-    trees: list[Any]
+    trees: list[FittedTree]
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
         """Return what jobs of these groups and users will come to."""
@@ -111,18 +124,18 @@ class ForestModel:
         new = np.flatnonzero(seen & ~known)
         if new.size:
             coded = _coded(self.groups, self.users, group[new], user[new])
-            told = np.stack([tree.predict(coded)[:, 0] for tree in self.trees])
-            amount[new], spread[new] = told.mean(axis=0), told.std(axis=0)
+            predicted = np.stack([tree.predict(coded)[:, 0] for tree in self.trees])
+            amount[new], spread[new] = predicted.mean(axis=0), predicted.std(axis=0)
         return Predictions(amount, spread, seen)
 
 
 def _in_order(call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> Iterator[T]:
     """Yield the results of calls on all cores, in the order of their arguments, which are drawn as they are needed."""
     cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:  # a tree grows outside of Python's lock
+    with ThreadPoolExecutor(cores) as executor:  # a tree grows outside of Python's lock
         pending: deque[Future[T]] = deque()
         for each in arguments:
-            pending.append(pool.submit(call, *each))
+            pending.append(executor.submit(call, *each))
             if len(pending) > cores:
                 yield pending.popleft().result()
         while pending:

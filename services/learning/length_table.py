@@ -1,8 +1,8 @@
-"""A fitted forest as what is served: a table of what it foretells of every (group, user) it has seen.
+"""A fitted forest as it is served: a table of its predictions for every (group, user) it has seen.
 
-What the forest tells of a known pair is exact here. Of a known group with a new user the table tells the mean over the
-group's users, weighted by their jobs: a tree's answer would hang on where the new user's hash happens to lie. Written
-as plain arrays, which cannot run code when they are read.
+The forest's prediction for a known pair is exact here. For a known group with a new user the table has the mean over
+the group's users, weighted by their jobs: a tree's answer would depend on where the new user's hash happens to lie.
+Written as plain arrays, which cannot run code when they are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = ("groups", "amount", "spread", "examples", "quantiles", "pairs", "pair_
 
 @dataclass(frozen=True)
 class LengthTable:
-    """What is foretold, in the history's unit.
+    """The predictions, in the history's unit.
 
     Attributes:
         groups: (n_groups,) ascending.

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Protocol, cast
 
-from threadpoolctl import ThreadpoolController
+
+class _Controller(Protocol):
+    """threadpoolctl's controller of the thread pools that are loaded."""
+
+    def limit(self, *, limits: int) -> AbstractContextManager[object]: ...
 
 
-def one_thread() -> AbstractContextManager[Any]:
+def one_thread() -> AbstractContextManager[object]:
     """Return a context in which this process's BLAS and OpenMP take one thread; what uses them is imported before."""
     return _controller().limit(limits=1)
 
 
 @cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+def _controller() -> _Controller:
+    return cast(_Controller, import_module("threadpoolctl").ThreadpoolController())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import cast
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingRegressor
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, Traffic
 from services.core.profiles.traffic_features import LAGS, features, levels_qps, ratios
+from services.learning.estimators import Regressor
 from services.learning.one_thread import one_thread
+
+_new_boosting = cast("Callable[..., Regressor]", import_module("sklearn.ensemble").HistGradientBoostingRegressor)
 
 LATEST_STEPS = 14 * DAY_STEPS
 """Learned from at most two weeks: longer ones cost more than seconds."""
@@ -23,7 +27,7 @@ class Boosting:
     """Learns the ratio of a peak to the recent level, from features that are ratios to it too.
 
     Attributes:
-        quantile: Of the peak that is foretold, in (0, 1); the median has the least absolute error, 0.9 brings head-room
+        quantile: Of the predicted peak, in (0, 1); the median has the least absolute error, 0.9 brings head-room
             of its own.
         rounds: Trees.
         seed: Equal history and equal seed give equal models.
@@ -56,12 +60,12 @@ class Boosting:
         seen = features(recent, origins).reshape(target.size, -1)
         known = ~np.isnan(target)
         columns = np.flatnonzero(~np.isnan(seen[known]).all(axis=0))  # scikit-learn bins no column that is all NaN
-        trees = HistGradientBoostingRegressor(
+        trees = _new_boosting(
             loss="quantile",
             quantile=self.quantile,
             max_iter=self.rounds,
             max_leaf_nodes=15,
-            early_stopping=False,  # pyright: ignore[reportArgumentType]
+            early_stopping=False,
             random_state=self.seed,
         )
         with one_thread():
@@ -72,7 +76,7 @@ class Boosting:
 class BoostingModel:
     """Fitted trees of scikit-learn, and the columns of features that they see."""
 
-    trees: Any
+    trees: Regressor
     columns: Ints
 
     def forecast(self, history: Traffic) -> Floats:
@@ -81,5 +85,5 @@ class BoostingModel:
         origin = np.array([len(recent)])
         rows = features(recent, origin).reshape(STEPS_AHEAD * history.n_classes, -1)
         with one_thread():
-            told = self.trees.predict(rows[:, self.columns]).reshape(STEPS_AHEAD, history.n_classes)
-        return np.maximum(told, 0.0) * levels_qps(recent, origin)
+            predicted = self.trees.predict(rows[:, self.columns]).reshape(STEPS_AHEAD, history.n_classes)
+        return np.maximum(predicted, 0.0) * levels_qps(recent, origin)

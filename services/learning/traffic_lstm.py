@@ -2,7 +2,7 @@
 
 The paper's network takes counts per 5-second window and gives the counts of the next 360 windows; the greatest of each
 step is the peak. The paper prints neither sizes nor loss: one layer, squared error, sizes as below. A network trained
-so foretells each window's mean, and the greatest of 60 means lies below the mean of the greatest: ``target="peaks"``
+so predicts each window's mean, and the greatest of 60 means lies below the mean of the greatest: ``target="peaks"``
 is trained on the peaks themselves and has no such bias.
 
 Source: FREESH appendix D.3.
@@ -100,7 +100,7 @@ class Lstm:
             for _ in range(self.epochs):
                 for batch in torch.randperm(len(inputs)).split(64):
                     optimizer.zero_grad()
-                    loss = torch.nn.functional.mse_loss(_told(network, inputs[batch], ahead), targets[batch])
+                    loss = torch.nn.functional.mse_loss(_predicted(network, inputs[batch], ahead), targets[batch])
                     loss.backward()
                     optimizer.step()
         return LstmModel(self, network, scale)
@@ -123,8 +123,8 @@ class LstmModel:
         ahead = STEPS_AHEAD * (WINDOWS if self.trained.target == "windows" else 1)
         with torch.no_grad():
             seen = torch.tensor(points / self.scale, dtype=torch.float32)[None]
-            told = _told(self.network, seen, ahead)[0].numpy() * self.scale
-        return np.maximum(told.reshape(STEPS_AHEAD, -1, history.n_classes).max(axis=1), 0.0).astype(np.float64)
+            predicted = _predicted(self.network, seen, ahead)[0].numpy() * self.scale
+        return np.maximum(predicted.reshape(STEPS_AHEAD, -1, history.n_classes).max(axis=1), 0.0).astype(np.float64)
 
 
 def _points(history: Traffic, target: str) -> Floats:
@@ -141,7 +141,7 @@ def _network(torch: Any, n_classes: int, hidden: int, ahead: int) -> Any:
     return torch.nn.ModuleDict({"recurrent": recurrent, "head": torch.nn.Linear(hidden, ahead * n_classes)})
 
 
-def _told(network: Any, seen: Any, ahead: int) -> Any:
+def _predicted(network: Any, seen: Any, ahead: int) -> Any:
     """Return (n_samples, ahead, n_classes): the change from the mean of what was seen, read off the last state."""
     states, _ = network["recurrent"](seen)
     change = network["head"](states[:, -1]).reshape(len(seen), ahead, -1)

@@ -16,13 +16,13 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Learned:
-    """A new table, and what was foretold of the newest jobs by forests that had not seen them.
+    """A new table, and the predictions for the newest jobs by forests that had not seen them.
 
     Attributes:
         table: Fitted to the whole history.
-        new: What the same forest foretells when it is fitted to all but the newest jobs.
-        last: What the table in force foretells of them; None without one.
-        user_median: What the median of the user's earlier jobs foretells of them.
+        new: Errors of the same forest when it is fitted to all but the newest jobs.
+        last: Errors of the table in force on them; None without one.
+        user_median: Errors of the median of the user's earlier jobs on them.
         is_better: Whether the table should come into force: its mean absolute error is not above the last one's.
     """
 

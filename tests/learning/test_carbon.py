@@ -41,7 +41,7 @@ def recording(zone: str, hours: int = 24 * 170) -> tuple[Floats, Floats]:
 
 
 @pytest.mark.parametrize("zone", ["US-CAL-CISO", "DE"])
-def test_a_real_grid_is_foretold_better_than_by_persistence(zone: str) -> None:
+def test_a_real_grid_is_predicted_better_than_by_persistence(zone: str) -> None:
     times, values = recording(zone, 24 * 184)
     tested = 24 * 140
     whole = history_of(times, values, times[-1] + HOUR_S)
@@ -72,7 +72,7 @@ def test_the_future_changes_no_forecast(seed: int, at_h: int, with_shares: bool)
     np.testing.assert_array_equal([one.values, one.p10, one.p90], [two.values, two.p10, two.p90])
 
 
-def test_no_forecast_of_the_backtest_learned_from_what_it_was_to_foretell() -> None:
+def test_no_forecast_of_the_backtest_learned_from_what_it_was_to_predict() -> None:
     times, values = grid(120)
     whole = tune(history_of(times, values, times[-1] + HOUR_S))
     assert whole is not None

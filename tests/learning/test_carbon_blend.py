@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from services.core.domain.errors import DomainError
-from services.learning.carbon_blend import foretold, learn, steps_of
+from services.learning.carbon_blend import blended, learn, steps_of
 
 
 def walk(days: int, seed: int = 1, hour: int = 12) -> NDArray[np.float64]:
@@ -16,9 +16,7 @@ def walk(days: int, seed: int = 1, hour: int = 12) -> NDArray[np.float64]:
 
 def test_a_weight_leads_from_yesterday_to_the_last_value() -> None:
     values = np.arange(8.0)  # a day of four steps
-    assert_allclose(
-        foretold(values, np.array([8]), np.array([0.0, 0.5, 1.0, 0.0, 0.0]), 4), [[4.0, 6.0, 7.0, 7.0, 4.0]]
-    )
+    assert_allclose(blended(values, np.array([8]), np.array([0.0, 0.5, 1.0, 0.0, 0.0]), 4), [[4.0, 6.0, 7.0, 7.0, 4.0]])
 
 
 def test_what_moves_without_a_daily_shape_keeps_its_last_value_and_what_repeats_itself_does_not() -> None:
@@ -35,7 +33,7 @@ def test_the_weights_of_the_backtest_come_from_what_came_before_it() -> None:
     assert len(whole.origins) >= 48
     before = learn(values[: whole.origins[0]], 24, 12).weights
     truth = values[whole.origins[:, None] + np.arange(288)]
-    errors = np.abs(foretold(values, whole.origins, before, 288) - truth).mean(axis=0)
+    errors = np.abs(blended(values, whole.origins, before, 288) - truth).mean(axis=0)
     assert_allclose(whole.mae["blend"], errors)
 
 

@@ -111,7 +111,7 @@ def test_steps_of_the_plan_have_the_peaks_of_the_forecasts_steps_that_they_overl
         peaks = np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
         return demand.Demand(peaks, "rising", {}, {}, assumed=False)
 
-    monkeypatch.setattr(demand, "foretell", rising)
+    monkeypatch.setattr(demand, "forecast_demand", rising)
     log = a_log([1] * 120)
     assert predicted(log, from_s=END_S).peaks_qps["all"] == [1, 2, 3, 4, 5, 6]
     assert predicted(log, from_s=END_S + 120).peaks_qps["all"] == [2, 3, 4, 5, 6, 6]

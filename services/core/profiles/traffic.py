@@ -1,7 +1,7 @@
 """Demand ahead: the peak rate of each request class in each of the next six five-minute steps.
 
 A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
-learns from the past and foretells the peaks of the next half hour. ``backtest`` asks it at many moments of the past,
+learns from the past and predicts the peaks of the next half hour. ``backtest`` asks it at many moments of the past,
 each time knowing only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
 error, or for pools by what shortage and spare cost (``services.core.profiles.traffic_service``). Forecasters that need
 scikit-learn or torch stand in ``services.learning``; here are the two that need nothing.
@@ -33,7 +33,7 @@ WINDOWS = 60
 STEPS_AHEAD = 6
 DAY_STEPS = 288
 HEAD_ROOM = 1.1
-"""Pools are planned for so many times the peak foretold."""
+"""Pools are planned for this many times the predicted peak."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Traffic:
     def of_windows(cls, counts: Ints) -> Traffic:
         """Return the traffic of requests counted in 5-second windows, in whole steps that end where the counts end.
 
-        What is foretold of it so begins where the last window ends; the oldest windows, less than a step, are ignored.
+        Forecasts so begin where the last window ends; the oldest windows, less than a step, are ignored.
 
         Args:
             counts: (n_windows, n_classes), the latest last; a window without requests is a row of zeros.
@@ -193,7 +193,7 @@ class SeasonalNaive:
 
 @dataclass(frozen=True)
 class Backtest:
-    """What a forecaster would have foretold, beside what came.
+    """What a forecaster would have predicted, beside what came.
 
     Attributes:
         name: Of the forecaster.
@@ -234,7 +234,7 @@ class Backtest:
 
 
 def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *, refit_steps: int = 12) -> Backtest:
-    """Return what a forecaster would have foretold at past moments, each time from what was known before it.
+    """Return what a forecaster would have predicted at past moments, each time from what was known before it.
 
     Args:
         history: What really came.
@@ -251,24 +251,24 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
     if not origins or min(origins) < needed or max(origins) >= len(history):
         raise DomainError(f"{forecaster.name} needs {needed} steps before an origin and one after it")
     model, fitted = forecaster.fit(history.until(origins[0])), origins[0]
-    told: list[Floats] = []
+    predicted: list[Floats] = []
     for origin in origins:
         known = history.until(origin)
         if origin - fitted >= refit_steps:
             model, fitted = forecaster.fit(known), origin
-        told.append(model.forecast(known))
+        predicted.append(model.forecast(known))
     ahead = np.full((STEPS_AHEAD, history.n_classes), np.nan)
     padded = np.concatenate([history.peaks_qps, ahead])
     actual = np.stack([padded[origin : origin + STEPS_AHEAD] for origin in origins])
-    return Backtest(forecaster.name, np.asarray(origins, dtype=np.int64), np.stack(told), actual)
+    return Backtest(forecaster.name, np.asarray(origins, dtype=np.int64), np.stack(predicted), actual)
 
 
-class Judge(Protocol):
+class Criterion(Protocol):
     """What the choice among forecasters goes by."""
 
     @property
     def moments_needed(self) -> int:
-        """Moments of the past that it needs before the first that it can judge."""
+        """Moments of the past that it needs before the first that it can score."""
         ...
 
     def replayed(self, score: Backtest) -> Backtest:
@@ -309,12 +309,12 @@ class LeastError:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The peaks foretold, by whom, and why by them.
+    """The predicted peaks, the forecaster that made them, and why it was chosen.
 
     Attributes:
         peaks_qps: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem.
         method: The forecaster that was chosen.
-        scores: Backtests of all that were compared, over the same origins, as the judge replayed them.
+        scores: Backtests of all that were compared, over the same origins, as the criterion replayed them.
         left_out: Why the others were not compared, by name.
     """
 
@@ -341,22 +341,22 @@ class Choice:
 def choose(
     history: Traffic,
     forecasters: Sequence[Forecaster],
-    judge: Judge = LeastError(),
+    criterion: Criterion = LeastError(),
     *,
     least_origins: int = 24,
     most_origins: int | None = None,
     latest_steps: int | None = None,
     refit_steps: int = 12,
 ) -> Choice:
-    """Return the forecaster that costs least in the judge's eyes; the first of equals.
+    """Return the forecaster that costs least by the criterion; the first of equals.
 
     All are asked at the same moments: every step from where the neediest can be fitted, and from a fifth of history
-    on. Who leaves fewer than ``least_origins`` moments to judge is left out.
+    on. A forecaster that leaves fewer than ``least_origins`` moments to compare at is left out.
 
     Args:
         history: What is known.
         forecasters: The simpler first.
-        judge: By default the least mean absolute error, which is blind to shortage.
+        criterion: By default the least mean absolute error, which is blind to shortage.
         least_origins: Two hours by default: too few moments choose by chance.
         most_origins: At so many moments at most, evenly apart; None for every step.
         latest_steps: All of them among so many steps at the end; None for no such bound.
@@ -373,7 +373,7 @@ def choose(
         if isinstance(needed, str):
             left_out[each.name] = needed
             continue
-        least = needed + judge.moments_needed + least_origins
+        least = needed + criterion.moments_needed + least_origins
         if least > len(history):
             left_out[each.name] = f"needs {least} steps of history, which has {len(history)}"
         else:
@@ -384,6 +384,6 @@ def choose(
     every = 1 if most_origins is None else -(-(len(history) - first) // most_origins)
     origins = range(first, len(history), every)
     raw = [backtest(history, each, origins, refit_steps=refit_steps) for each in able]
-    scores = tuple(judge.replayed(score) for score in raw)
-    best = int(np.argmin([judge.cost_qps(score) for score in scores]))
-    return Choice(able[best].name, judge.ready(able[best].fit(history), raw[best]), scores, left_out)
+    scores = tuple(criterion.replayed(score) for score in raw)
+    best = int(np.argmin([criterion.cost_qps(score) for score in scores]))
+    return Choice(able[best].name, criterion.ready(able[best].fit(history), raw[best]), scores, left_out)

@@ -1,11 +1,11 @@
 """Forecasts of traffic for capacity: seldom short, with little spare.
 
-Half of all peaks pass a median forecast, and a head-room of a tenth covers few of them. ``Service`` says instead in
-which share of the steps capacity shall suffice. Each forecaster gets a *margin* learned from its own past errors, and
-the one whose capacity would have cost least is taken, by a cost in which a query per second short weighs as much as
+Half of all peaks pass a median forecast, and a head-room of a tenth covers few of them. ``ServiceLevel`` says instead
+in which share of the steps capacity should suffice. Each forecaster gets a *margin* learned from its own past errors,
+and the one whose capacity would have cost least is taken, by a cost in which a query per second short weighs as much as
 many that are spare.
 
->>> Service(0.95).moments_needed
+>>> ServiceLevel(0.95).moments_needed
 24
 """
 
@@ -29,7 +29,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceLevel:
     """Goes by what shortage and spare cost together.
 
     Capacity is ``head_room`` times the forecast, or more where that was short too often: the root of capacity is raised
@@ -39,8 +39,8 @@ class Service:
     not eat up the head-room that was asked for.
 
     Attributes:
-        service: Share of the steps in which capacity shall suffice, each class by itself.
-        head_room: Pools are planned for so many times the forecast.
+        service: Share of the steps in which capacity should suffice, each class by itself.
+        head_room: Pools are planned for this many times the forecast.
     """
 
     service: float = SERVICE
@@ -71,19 +71,19 @@ class Service:
         misses = self._misses(score)
         came = score.origins[:, None] + np.arange(STEPS_AHEAD) + 1  # the first moment at which a step's peak is known
         kept: list[int] = []
-        told: list[Floats] = []
+        raised: list[Floats] = []
         for at, origin in enumerate(score.origins.tolist()):
             known = came <= origin
             if known.sum(axis=0).min() >= self.errors_needed:
                 kept.append(at)
-                told.append(
+                raised.append(
                     self.raised(score.forecast_qps[at], self._margin(np.where(known[..., None], misses, np.nan)))
                 )
         if not kept:
             raise DomainError(
                 f"{score.name}: {len(score.origins)} moments are too few for a service level of {self.service}"
             )
-        return Backtest(score.name, score.origins[kept], np.stack(told), score.actual_qps[kept])
+        return Backtest(score.name, score.origins[kept], np.stack(raised), score.actual_qps[kept])
 
     def cost_qps(self, score: Backtest) -> float:
         """Return the newsvendor's cost, summed over classes."""
@@ -115,7 +115,7 @@ class Raised:
     """A model and the margin on top of it; (STEPS_AHEAD, n_classes)."""
 
     model: Model
-    service: Service
+    service: ServiceLevel
     margin: Floats
 
     def forecast(self, history: Traffic) -> Floats:

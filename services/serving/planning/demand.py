@@ -44,14 +44,17 @@ def predict_demand(
     Where the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or
     the greatest of the last day known where that is more; nothing at all where there is neither.
     """
-    from services.learning.demand import candidates, foretell  # scikit-learn: a tenth of a second, for this task alone
+    from services.learning.demand import (  # scikit-learn: a tenth of a second, for this task alone
+        candidates,
+        forecast_demand,
+    )
 
     counts, age_s = _history(log, max_age_s, now_s)
     names = [each.name for each in part.classes]
     assumed = np.array([part.assumed_qps.get(name, 0.0) for name in names]) if part.assumed_qps else None
     traffic = Traffic.of_windows(counts)
     if age_s <= max_age_s and len(traffic):
-        predicted = foretell(traffic, assumed, head_room=head_room)
+        predicted = forecast_demand(traffic, assumed, head_room=head_room)
         end_s = now_s - age_s
         peaks = _shifted(predicted.peaks_qps, (from_s - end_s) / STEP_S)
         method, is_assumed, left_out = predicted.method, predicted.assumed, predicted.left_out

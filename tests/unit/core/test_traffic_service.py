@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEPS_AHEAD, Backtest, LastPeak, Traffic, backtest, choose
-from services.core.profiles.traffic_service import Service
+from services.core.profiles.traffic_service import ServiceLevel
 
 
 def told_of(actual: list[float], forecast: float = 4.0) -> Backtest:
@@ -23,21 +23,21 @@ def test_the_newsvendors_cost_counted_by_hand() -> None:
 
 
 def test_the_margin_is_the_conformal_quantile_of_past_errors_and_head_room_counts() -> None:
-    judge = Service(0.75, head_room=1.0)  # three errors, of which it takes the greatest: rank ceil(4 x 0.75)
-    assert (judge.errors_needed, judge.moments_needed) == (3, 8)
-    raised = judge.replayed(told_of([9.0, 16.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
+    criterion = ServiceLevel(0.75, head_room=1.0)  # three errors, of which it takes the greatest: rank ceil(4 x 0.75)
+    assert (criterion.errors_needed, criterion.moments_needed) == (3, 8)
+    raised = criterion.replayed(told_of([9.0, 16.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
     assert raised.origins.tolist() == [8, 9]  # the sixth step of a third forecast is known then
     assert_allclose(raised.forecast_qps[0, STEPS_AHEAD - 1], 16.0)
     assert_allclose(raised.forecast_qps[1, 0], 9.0)  # of nine errors the eighth
-    with_room = Service(0.75, head_room=4.0).replayed(told_of([9.0, 16.0, 4.0] + [1.0] * 7))
+    with_room = ServiceLevel(0.75, head_room=4.0).replayed(told_of([9.0, 16.0, 4.0] + [1.0] * 7))
     assert_allclose(with_room.forecast_qps, 4.0)  # 4 x 4 suffices, and is not lowered
     with pytest.raises(DomainError, match="too few"):
-        judge.replayed(told_of([1.0] * 8))
+        criterion.replayed(told_of([1.0] * 8))
 
 
 def test_a_forecast_of_nothing_is_raised_too() -> None:
-    judge = Service(0.75, head_room=1.0)
-    assert judge.replayed(told_of([9.0] * 10, forecast=0.0)).forecast_qps.min() == pytest.approx(9.0)
+    criterion = ServiceLevel(0.75, head_room=1.0)
+    assert criterion.replayed(told_of([9.0] * 10, forecast=0.0)).forecast_qps.min() == pytest.approx(9.0)
 
 
 @settings(max_examples=25)
@@ -45,21 +45,21 @@ def test_a_forecast_of_nothing_is_raised_too() -> None:
 def test_no_future_is_seen(now: int, seed: int) -> None:
     real, other = (np.random.default_rng(each).poisson(9.0, (60, 2)) / 5.0 for each in (1, seed))
     mixed = np.concatenate([real[:now], other[now:]])
-    raised = [Service().replayed(backtest(Traffic(each), LastPeak(), range(1, 60))) for each in (real, mixed)]
+    raised = [ServiceLevel().replayed(backtest(Traffic(each), LastPeak(), range(1, 60))) for each in (real, mixed)]
     known = raised[0].origins <= now
     assert known.any()
     assert_array_equal(raised[0].forecast_qps[known], raised[1].forecast_qps[known])
-    judge = Service()
-    ready = judge.ready(LastPeak(), backtest(Traffic(real[:now]), LastPeak(), range(1, now)))
+    criterion = ServiceLevel()
+    ready = criterion.ready(LastPeak(), backtest(Traffic(real[:now]), LastPeak(), range(1, now)))
     assert_allclose(ready.forecast(Traffic(real[:now])), raised[0].forecast_qps[raised[0].origins == now][0])
 
 
 def test_a_choice_by_service_is_thinned_and_counts_its_margins_history() -> None:
     traffic = Traffic(np.random.default_rng(2).poisson(9.0, (400, 1)) / 5.0)
-    choice = choose(traffic, [LastPeak()], Service(), most_origins=50, latest_steps=150)
+    choice = choose(traffic, [LastPeak()], ServiceLevel(), most_origins=50, latest_steps=150)
     origins = choice.scores[0].origins
     assert np.unique(np.diff(origins)).tolist() == [3]
     assert origins[0] > 250
     assert len(origins) <= 50 - 19
     with pytest.raises(DomainError, match="needs 49 steps"):
-        choose(traffic.until(48), [LastPeak()], Service())
+        choose(traffic.until(48), [LastPeak()], ServiceLevel())
