@@ -85,7 +85,7 @@ def cluster(n_jobs: int, n_nodes: int, gpus_per_node: int, *, occupied: float) -
             schedulable=np.ones(n_nodes, dtype=np.bool_),
             free_devices=tuple(map(tuple, free)),
         ),
-        carbon=CarbonOutlook("GB", Signal.AVERAGE_LIFECYCLE, hourly_curve(rng.uniform(100, 400, 72).tolist())),
+        outlooks=(CarbonOutlook("GB", Signal.AVERAGE_LIFECYCLE, hourly_curve(rng.uniform(100, 400, 72).tolist())),),
         tenant_gpu_quota={},
     )
 

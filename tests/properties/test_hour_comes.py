@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.carbon import CarbonCurve
-from services.core.policies.carbon.wait_awhile import hour_comes_s, hour_has_come
+from services.core.policies.greener_hours import hour_comes_s, hour_has_come
 from tests.support.builders import NOON_S, hourly_curve
 
 INTENSITIES = st.lists(st.sampled_from([100, 200, 300, 400]), min_size=1, max_size=30)

@@ -113,6 +113,24 @@ def test_the_order_of_the_jobs_in_a_snapshot_does_not_matter(
 
 @every_policy
 @given(first=snapshots(Trigger.ACTIVE), second=snapshots())
+def test_two_zones_with_one_grid_are_as_one_zone(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
+) -> None:
+    zones = [
+        replace(
+            each,
+            outlooks=each.outlooks * 2,
+            nodes=replace(each.nodes, zone=np.arange(len(each.nodes)) % 2),
+        )
+        for each in (first, second)
+    ]
+
+    plans = two_rounds(name, parameters, first, second)
+    assert [story(plan) for plan in two_rounds(name, parameters, *zones)] == [story(plan) for plan in plans]
+
+
+@every_policy
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
 def test_memory_goes_through_json_and_decides_the_same(
     name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
 ) -> None:

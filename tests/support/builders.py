@@ -21,6 +21,9 @@ from services.core.domain.placement import NodeShare, Placement
 NOON_S = 1_700_000_000.0
 """When the tests' snapshots are taken, UTC seconds."""
 
+ZONES = ("GB", "SE", "PL")
+"""The zones of the curves, in order."""
+
 
 @dataclass(frozen=True)
 class NodeRow:
@@ -30,6 +33,7 @@ class NodeRow:
     gpus: int
     model: str
     schedulable: bool
+    zone: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class JobRow:
     progress: float = 0.0
 
 
-def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True) -> NodeRow:
-    """Return a node; ``schedulable=False`` is a drained one."""
-    return NodeRow(name, gpus, model, schedulable)
+def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True, zone: int = 0) -> NodeRow:
+    """Return a node; ``schedulable=False`` is a drained one, ``zone`` the place of its grid among the curves."""
+    return NodeRow(name, gpus, model, schedulable, zone)
 
 
 def a_job(
@@ -114,17 +118,17 @@ def a_snapshot(
     trigger: Trigger = Trigger.ACTIVE,
     now_s: float = NOON_S,
     curve: CarbonCurve | None = None,
+    more_curves: Sequence[CarbonCurve] = (),
     quota: Mapping[str, int] | None = None,
     version: int = 7,
 ) -> Snapshot:
-    """Return the snapshot of a cluster with these jobs and nodes."""
+    """Return the snapshot of a cluster with these jobs and nodes; ``more_curves`` are those of zones 1, 2 and so on."""
     models = tuple(dict.fromkeys(node.model for node in nodes))
     seats = _Seats(nodes)
     placements = [seats.place(job) for job in sorted(jobs, key=lambda job: job.on is None)]
     by_name = {
         job.name: placed for job, placed in zip(sorted(jobs, key=lambda job: job.on is None), placements, strict=True)
     }
-    outlook = CarbonOutlook("GB", Signal.AVERAGE_LIFECYCLE, curve or flat_curve())
     return Snapshot(
         version=version,
         now_s=now_s,
@@ -137,8 +141,12 @@ def a_snapshot(
             gpus=np.array([node.gpus for node in nodes], dtype=np.int64),
             schedulable=np.array([node.schedulable for node in nodes], dtype=np.bool_),
             free_devices=tuple(tuple(sorted(seats.free[node.name])) for node in nodes),
+            zone=np.array([node.zone for node in nodes], dtype=np.int64),
         ),
-        carbon=outlook,
+        outlooks=tuple(
+            CarbonOutlook(ZONES[at], Signal.AVERAGE_LIFECYCLE, each)
+            for at, each in enumerate((curve or flat_curve(), *more_curves))
+        ),
         tenant_gpu_quota=dict(quota or {}),
     )
 

@@ -117,12 +117,13 @@ class Harness:
         *,
         nodes: Sequence[NodeRow],
         curve: CarbonCurve | None = None,
+        more_curves: Sequence[CarbonCurve] = (),
         quota: Mapping[str, int] | None = None,
     ) -> None:
         self.policy = build_policy(policy, parameters or {})
         self.memory: Any = self.policy.initial()
         self.nodes = list(nodes)
-        self.curve = curve or flat_curve(start_s=NOON_S - 86_400.0, hours=24 * 30)
+        self.curves = (curve or flat_curve(start_s=NOON_S - 86_400.0, hours=24 * 30), *more_curves)
         self.quota = dict(quota or {})
         self.now_s = NOON_S
         self.jobs: dict[str, LiveJob] = {}
@@ -193,7 +194,8 @@ class Harness:
             self.nodes,
             trigger=trigger,
             now_s=self.now_s,
-            curve=self.curve,
+            curve=self.curves[0],
+            more_curves=self.curves[1:],
             quota=self.quota,
             version=self._version,
         )
@@ -238,10 +240,12 @@ class Harness:
     def _work(self, job: LiveJob, seconds: float) -> None:
         if not job.gpus:
             return
-        energy_j = job.gpus * job.gpu_power_w * seconds
         job.attained_gpu_s += job.gpus * seconds
-        job.energy_j += energy_j
-        job.carbon_gco2 += carbon_gco2(energy_j, self.curve.mean(self.now_s, self.now_s + seconds) if seconds else 0.0)
+        zones = {node.name: node.zone for node in self.nodes}
+        for name, devices in job.on.items():
+            energy_j = len(devices) * job.gpu_power_w * seconds
+            job.energy_j += energy_j
+            job.carbon_gco2 += carbon_gco2(energy_j, self.curves[zones[name]].mean(self.now_s, self.now_s + seconds))
         if job.phase == Phase.RUNNING:
             job.done_s += job.gpus**job.scaling * seconds
 

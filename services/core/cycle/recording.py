@@ -24,7 +24,6 @@ _DTYPES = {"Floats": np.float64, "Ints": np.int64, "Bools": np.bool_}
 
 def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
     """Return the snapshot as JSON values; NaN and infinity become the strings ``nan`` and ``inf``."""
-    carbon = snapshot.carbon
     return {
         "version": snapshot.version,
         "now_s": snapshot.now_s,
@@ -32,14 +31,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "gpu_models": list(snapshot.gpu_models),
         "jobs": _table_to_json(snapshot.jobs),
         "nodes": _table_to_json(snapshot.nodes),
-        "carbon": {
-            "zone": carbon.zone,
-            "signal": carbon.signal.value,
-            "stale": carbon.stale,
-            "times_s": carbon.curve.times_s.tolist(),
-            "intensity_gco2_per_kwh": carbon.curve.intensity_gco2_per_kwh.tolist(),
-            "end_s": carbon.curve.end_s,
-        },
+        "outlooks": [_outlook_to_json(outlook) for outlook in snapshot.outlooks],
         "tenant_gpu_quota": snapshot.tenant_gpu_quota,
         "speed_curves": snapshot.speed_curves.tolist(),
         "setting_curves": [_curves_to_json(curves) for curves in snapshot.control_curves],
@@ -62,12 +54,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
 
 def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
     """Return the snapshot that ``snapshot_to_json`` wrote, equal in every value."""
-    carbon = stored["carbon"]
-    curve = CarbonCurve(
-        np.array(carbon["times_s"], dtype=np.float64),
-        np.array(carbon["intensity_gco2_per_kwh"], dtype=np.float64),
-        carbon["end_s"],
-    )
+    outlooks = stored.get("outlooks") or [stored["carbon"]]  # recorded when a cluster had one zone
     return Snapshot(
         version=stored["version"],
         now_s=stored["now_s"],
@@ -75,7 +62,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         gpu_models=tuple(stored["gpu_models"]),
         jobs=JobTable(**_columns(JobTable, stored["jobs"], len(stored["gpu_models"]))),
         nodes=NodeTable(**_columns(NodeTable, stored["nodes"], len(stored["gpu_models"]))),
-        carbon=CarbonOutlook(carbon["zone"], Signal(carbon["signal"]), curve, carbon["stale"]),
+        outlooks=tuple(map(_outlook_from_json, outlooks)),
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
         goodput_curves=np.array(stored.get("goodput_curves") or np.empty((0, 2, 0)), dtype=np.float64),
@@ -97,6 +84,30 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         services_gpus=stored.get("services_gpus", 0),
         services_w=stored.get("services_w", 0.0),
     )
+
+
+def _outlook_to_json(outlook: CarbonOutlook) -> dict[str, Any]:
+    curve = outlook.curve
+    return {
+        "zone": outlook.zone,
+        "signal": outlook.signal.value,
+        "stale": outlook.stale,
+        "times_s": curve.times_s.tolist(),
+        "intensity_gco2_per_kwh": curve.intensity_gco2_per_kwh.tolist(),
+        "end_s": curve.end_s,
+        "estimated": curve.estimated.tolist(),
+    }
+
+
+def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
+    times_s = np.array(stored["times_s"], dtype=np.float64)
+    curve = CarbonCurve(
+        times_s,
+        np.array(stored["intensity_gco2_per_kwh"], dtype=np.float64),
+        stored["end_s"],
+        np.array(stored.get("estimated", [False] * times_s.size), dtype=np.bool_),
+    )
+    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"])
 
 
 def _shape(stored: dict[str, Any]) -> tuple[int, int]:

@@ -164,6 +164,7 @@ class NodeTable:
         schedulable: False while the node is drained: what runs there may end, nothing starts there.
         free_devices: Per node, the indices of devices nobody holds, ascending.
         free_gpus: How many those are; counted unless given.
+        zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
         asleep: Powered down; a gang that starts there waits for the node to boot. Nobody unless given.
         may_sleep: Whether plans may power the node down and up. Nobody unless given.
     """
@@ -176,6 +177,7 @@ class NodeTable:
     free_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
     asleep: Bools = field(default_factory=lambda: _NOWHERE)
     may_sleep: Bools = field(default_factory=lambda: _NOWHERE)
+    zone: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     @cached_property
     def all_schedulable(self) -> bool:
@@ -196,6 +198,8 @@ class NodeTable:
         if self.free_gpus is _UNCOUNTED:
             counted = np.fromiter(map(len, self.free_devices), np.int64, len(self.ids))
             object.__setattr__(self, "free_gpus", counted)
+        if self.zone is _UNCOUNTED:
+            object.__setattr__(self, "zone", np.zeros(len(self.ids), dtype=np.int64))
         for name in ("asleep", "may_sleep"):
             if getattr(self, name) is _NOWHERE:
                 object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
@@ -261,6 +265,8 @@ class Snapshot:
         trigger: Why the round is held.
         gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
         ``JobTable.eligible``.
+        outlooks: What is known of the grid of each zone, all of one signal, indexed by ``NodeTable.zone``; at least
+            one. ``services.core.cycle.grids`` says which of them a job draws from.
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
         speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
             that need it ahead; rows are named by ``JobTable.speed_curve``.
@@ -293,7 +299,7 @@ class Snapshot:
     gpu_models: tuple[str, ...]
     jobs: JobTable
     nodes: NodeTable
-    carbon: CarbonOutlook
+    outlooks: tuple[CarbonOutlook, ...]
     tenant_gpu_quota: dict[str, int]
     speed_curves: Floats = field(default_factory=lambda: np.empty((0, 0)))
     control_curves: tuple[Curves, ...] = ()

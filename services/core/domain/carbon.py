@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -158,12 +159,34 @@ class CarbonCurve:
         return np.diff(np.clip(edges, start_s, max(start_s, end_s)))
 
 
+def mixed(curves: Sequence[CarbonCurve], shares: Sequence[float]) -> CarbonCurve:
+    """Return the intensity of power that is drawn from several grids: at every moment the mean by shares.
+
+    Args:
+        curves: Of one signal.
+        shares: One per curve, >= 0; they add up to 1.
+    """
+    drawn = [(curve, share) for curve, share in zip(curves, shares, strict=True) if share > 0]
+    if len(drawn) == 1:
+        return drawn[0][0]
+    edges = np.unique(np.concatenate([curve.edges_s for curve, _ in drawn]))
+    parts = [curve.cut(float(edges[0]), float(edges[-1])) for curve, _ in drawn]
+    times = edges[:-1]
+    steps = [np.searchsorted(part.times_s, times, side="right") - 1 for part in parts]
+    intensity = np.zeros(times.shape)
+    estimated = np.zeros(times.shape, dtype=np.bool_)
+    for part, at, (_, share) in zip(parts, steps, drawn, strict=True):
+        intensity += share * part.intensity_gco2_per_kwh[at]
+        estimated |= part.estimated[at]
+    return CarbonCurve(times, intensity, float(edges[-1]), estimated)
+
+
 @dataclass(frozen=True)
 class CarbonOutlook:
-    """What is known of the grid at the time of a decision.
+    """What is known of one zone's grid at the time of a decision.
 
     Attributes:
-        zone: The grid zone the cluster draws from.
+        zone: The grid zone.
         signal: What the intensities measure.
         curve: Recent history and forecast in one curve.
         stale: The freshest value is past its age: decisions fall back to it and say so.

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from services.contracts.nodes import PowerState
+from services.core.cycle.grids import cluster_intensity
 from services.core.cycle.plan import (
     ACTION_NAMES,
     Control,
@@ -306,8 +307,8 @@ async def _record(
         len(starts),
         len(preempts),
         len(holds),
-        snapshot.carbon.curve.at(snapshot.now_s),
-        snapshot.carbon.stale,
+        cluster_intensity(snapshot),
+        any(outlook.stale for outlook in snapshot.outlooks),
         decided.decide_ms,
         actions,
     )

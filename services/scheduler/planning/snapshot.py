@@ -190,7 +190,7 @@ async def load(
         gpu_models=models,
         jobs=_job_table(jobs, profiles, eligible, now_s, of_kind, speed_rows, told),
         nodes=without_devices(table, {table.index[NodeId(on)]: held for on, held in standing.items()}),
-        carbon=carbon,
+        outlooks=(carbon,),
         tenant_gpu_quota={row["id"]: max(row["gpus"] - held_by[row["id"]], 0) for row in quotas},
         speed_curves=speed_curves,
         control_curves=control_curves,

@@ -214,7 +214,7 @@ class Simulation:
             gpu_models=self.nodes.models,
             jobs=self.live.table(),
             nodes=self.nodes.table(),
-            carbon=self.grid.outlook(self.gangs.now_s),
+            outlooks=(self.grid.outlook(self.gangs.now_s),),
             tenant_gpu_quota={},
             speed_curves=self._curves,
             control_curves=self._measurements.curves,

@@ -7,7 +7,7 @@ import numpy as np
 from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
-from services.core.policies.carbon.wait_awhile import hour_has_come
+from services.core.policies.greener_hours import hour_has_come
 from services.core.policies.registry import build_policy
 from services.simulator.engine import simulate
 from services.simulator.workload import ClusterSpec

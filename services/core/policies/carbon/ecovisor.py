@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
+from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Preemption, rank, waiting
@@ -65,13 +66,14 @@ class Ecovisor(StatelessPolicy):
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the starts that the threshold and free devices allow."""
         jobs, config, now_s = snapshot.jobs, self.config, snapshot.now_s
-        curve = snapshot.carbon.curve
-        limit = curve.percentile(now_s, now_s + config.curve_window_s, config.percentile)
         waits = waiting(snapshot)
         longest_s = np.inf if config.longest_wait_s is None else config.longest_wait_s
+        curves, until_s = eligible_curves(snapshot, waits), now_s + config.curve_window_s
+        dirty = curves.each(lambda curve: curve.at(now_s) > curve.percentile(now_s, until_s, config.percentile))
         starts = waits
-        if curve.at(now_s) > limit:
-            starts = waits[(jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)]
+        if np.any(dirty):
+            may = (jobs.phase[waits] != QUEUED) | (now_s - jobs.submitted_s[waits] >= longest_s)
+            starts = waits[may | np.logical_not(dirty)]
         sizes, backfill = fixed_sizes(snapshot, config.gang, starts), config.backfill
         keys, why = jobs.submitted_s[starts], Reason.GREENER_HOURS
         never = Preemption.NEVER

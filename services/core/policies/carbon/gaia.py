@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.ranking import Preemption, rank, waiting
 from services.core.cycle.reconcile import reconcile
@@ -104,11 +105,12 @@ class Gaia:
         if not new and not active:
             return memory
         start_s = {i: known[i] for i in jobs.ids if i in known} if active else dict(known)
-        for job in new:
+        curves = eligible_curves(snapshot, np.array(new, dtype=np.int64))
+        for row, job in enumerate(new):
             length_s = float(jobs.remaining_s[job]) if config.length == "predicted" else np.nan
             length_s = config.mean_length_s if not length_s > 0 else length_s
             submitted_s = float(jobs.submitted_s[job])
-            start_s[jobs.ids[job]] = best_start_s(snapshot.carbon.curve, submitted_s, length_s, config.longest_wait_s)
+            start_s[jobs.ids[job]] = best_start_s(curves.of_job(row), submitted_s, length_s, config.longest_wait_s)
         return GaiaMemory(start_s)
 
 

@@ -39,7 +39,7 @@ def high_power(power_w: Floats) -> Bools:
     return power_w >= np.median(power_w[known]) if known.any() else known
 
 
-def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float) -> Floats:
+def shifting(power_w: Floats, intensity: float | Floats, mean_intensity: float | Floats, mu: float) -> Floats:
     """Return SHIFTING: a factor below 1 brings a job forward at this hour, one above 1 puts it back.
 
     Our reading of the table that Fig. 5a shows and our copy has lost, after the sense given with Fig. 6:
@@ -61,8 +61,8 @@ def shifting(power_w: Floats, intensity: float, mean_intensity: float, mu: float
 
     Args:
         power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
-        intensity: Carbon intensity now, gCO2/kWh.
-        mean_intensity: The average I-bar that separates green hours from dirty ones, gCO2/kWh.
+        intensity: Carbon intensity now, gCO2/kWh; (n_jobs,) where jobs draw from several grids.
+        mean_intensity: The average I-bar that separates green hours from dirty ones, gCO2/kWh; as ``intensity``.
         mu: >= 1; at 1 every factor is exactly 1.
 
     Source: GREEN section 5.2, Fig. 5a and 6.

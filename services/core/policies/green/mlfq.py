@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, order_by, wishes_first
 from services.core.cycle.reconcile import reconcile
@@ -29,7 +30,6 @@ from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
-from services.core.policies.carbon.wait_awhile import hour_comes_s
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.efficiency import (
@@ -42,6 +42,7 @@ from services.core.policies.green.efficiency import (
 )
 from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
 from services.core.policies.green.slack import can_wait, left_and_deadline_s
+from services.core.policies.greener_hours import expected_start_s
 
 
 class Green:
@@ -249,7 +250,7 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     held: Ints = np.array(which, dtype=np.int64)
     gangs = _awaited_gangs(snapshot, memory, held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
-    comes_s = hour_comes_s(snapshot.carbon.curve, snapshot.now_s, *needs)
+    comes_s = expected_start_s(snapshot, held, *needs)
     if config.starvation_s is not None:
         comes_s = np.minimum(comes_s, jobs.waiting_since_s[held] + config.starvation_s)
     return held, np.maximum(comes_s, snapshot.next_active_s)
@@ -321,9 +322,11 @@ def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints
     return possible_sizes(snapshot, gangs, which)
 
 
-def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float, float]:
-    curve = snapshot.carbon.curve
-    return curve.at(snapshot.now_s), mean_intensity(curve, snapshot.now_s, config.curve_window_s)
+def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Floats, float | Floats]:
+    """Return the intensity now and its mean, of each job's own grids where there are several."""
+    curves, now_s = present_curves(snapshot, every_job(snapshot)), snapshot.now_s
+    means = curves.each(lambda curve: mean_intensity(curve, now_s, config.curve_window_s))
+    return curves.each(lambda curve: curve.at(now_s)), means
 
 
 def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> dict[JobId, tuple[float, float]]:

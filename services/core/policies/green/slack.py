@@ -11,7 +11,7 @@ import numpy as np
 
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
-from services.core.policies.carbon.wait_awhile import hour_has_come
+from services.core.policies.greener_hours import should_run
 
 
 def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack_share: float | None) -> Bools:
@@ -24,9 +24,7 @@ def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack
         slack_s: The most a job may be delayed, >= 0.
         slack_share: The same as a share of the time it needs; None: no such limit.
     """
-    return ~hour_has_come(
-        snapshot.carbon.curve, snapshot.now_s, *left_and_deadline_s(snapshot, which, gangs, slack_s, slack_share)
-    )
+    return ~should_run(snapshot, which, *left_and_deadline_s(snapshot, which, gangs, slack_s, slack_share))
 
 
 def left_and_deadline_s(

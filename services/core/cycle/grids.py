@@ -1,0 +1,119 @@
+"""Which grid each job draws from, where the nodes of a cluster lie in several zones.
+
+A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. For a job that waits nobody
+knows where it will run: no placer looks at zones. It is taken to draw from all nodes that take work and whose GPUs it
+may use, by their numbers of GPUs, free or not. That does not change with every start and end elsewhere, so that a job
+which waits for an hour does not change its mind before it comes.
+
+Where a job draws from several grids, its curve is their mean by its shares. In a cluster of one zone every job has the
+curve of that zone itself, and nothing here takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Floats, Ints
+from services.core.domain.carbon import CarbonCurve, mixed
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class JobCurves:
+    """The curves that some jobs draw by.
+
+    Attributes:
+        curves: Each curve once.
+        of: (n_jobs,) index into ``curves``; None: every job has the first.
+    """
+
+    curves: tuple[CarbonCurve, ...]
+    of: Ints | None = None
+
+    def of_job(self, row: int) -> CarbonCurve:
+        """Return the curve of one of the jobs."""
+        return self.curves[0 if self.of is None else int(self.of[row])]
+
+    def each(self, figure: Callable[[CarbonCurve], float]) -> float | Floats:
+        """Return a figure of each job's curve: (n_jobs,), or one number where all have one curve."""
+        if self.of is None:
+            return figure(self.curves[0])
+        return np.array([figure(curve) for curve in self.curves])[self.of]
+
+    def by_curve(self, answer: Callable[[CarbonCurve, Any], NDArray[Scalar]]) -> NDArray[Scalar]:
+        """Return what ``answer`` says of all jobs: (n_jobs,).
+
+        Args:
+            answer: Called for each curve, with what picks its jobs' rows out of a column: (n_jobs,) to (n_rows,).
+        """
+        if self.of is None:
+            return answer(self.curves[0], slice(None))
+        parts = [(rows := np.flatnonzero(self.of == at), answer(curve, rows)) for at, curve in enumerate(self.curves)]
+        answers = np.empty(self.of.shape, dtype=parts[0][1].dtype)
+        for rows, part in parts:
+            answers[rows] = part
+        return answers
+
+
+def eligible_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
+    """Return the curves of the nodes that each of these jobs may run on, wherever it runs now."""
+    if len(snapshot.outlooks) == 1 or not which.size:
+        return _of_first(snapshot)
+    return _mixes(snapshot, _eligible_gpus(snapshot, which))
+
+
+def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
+    """Return the curves that each of these jobs draws by: its nodes', or the eligible ones' if it holds none."""
+    if len(snapshot.outlooks) == 1 or not which.size:
+        return _of_first(snapshot)
+    nodes, gpus = snapshot.nodes, _eligible_gpus(snapshot, which)
+    for row, job in enumerate(which.tolist()):
+        held = np.zeros(len(snapshot.outlooks))
+        if (placement := snapshot.jobs.placements[job]) is not None:
+            for share in placement.shares:
+                if (node := nodes.index.get(share.node_id)) is not None:
+                    held[nodes.zone[node]] += len(share.devices)
+        if held.any():
+            gpus[row] = held
+    return _mixes(snapshot, gpus)
+
+
+def cluster_intensity(snapshot: Snapshot) -> float:
+    """Return the intensity now, gCO2/kWh; of several zones the mean by their nodes' GPUs."""
+    now = [outlook.curve.at(snapshot.now_s) for outlook in snapshot.outlooks]
+    if len(now) == 1:
+        return now[0]
+    gpus = np.bincount(snapshot.nodes.zone, snapshot.nodes.gpus, minlength=len(now))
+    return float(gpus @ np.array(now) / gpus.sum()) if gpus.any() else now[0]
+
+
+def _of_first(snapshot: Snapshot) -> JobCurves:
+    return JobCurves((snapshot.outlooks[0].curve,))
+
+
+def _eligible_gpus(snapshot: Snapshot, which: Ints) -> Floats:
+    """Return the GPUs that each job may use in each zone, on nodes that take work: (n_which, n_zones).
+
+    A job that may use none at present, because its nodes are drained or it is about to stop for good, is given all.
+    """
+    nodes = snapshot.nodes
+    of_model = np.zeros((len(snapshot.gpu_models), len(snapshot.outlooks)))
+    np.add.at(of_model, (nodes.gpu_model, nodes.zone), np.where(nodes.schedulable, nodes.gpus, 0))
+    everywhere = np.bincount(nodes.zone, nodes.gpus, minlength=len(snapshot.outlooks))
+    gpus: Floats = snapshot.jobs.eligible[which] @ of_model
+    gpus[gpus.sum(axis=1) == 0] = everywhere if everywhere.any() else 1.0
+    return gpus
+
+
+def _mixes(snapshot: Snapshot, gpus: Floats) -> JobCurves:
+    """Return the mean curves of jobs that draw by so many GPUs from each zone: (n_jobs, n_zones), no row all 0."""
+    shares, of = np.unique(gpus / gpus.sum(axis=1, keepdims=True), axis=0, return_inverse=True)
+    curves = [outlook.curve for outlook in snapshot.outlooks]
+    return JobCurves(tuple(mixed(curves, each) for each in shares.tolist()), of.reshape(-1))

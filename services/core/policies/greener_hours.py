@@ -1,0 +1,96 @@
+"""Whether a job should run now, or has greener hours ahead before it must be done.
+
+A job that still needs ``r`` seconds and must be done by ``d`` runs now exactly if the time until ``d`` that is greener
+than now is less than ``r``:
+
+    sum over steps t in [now, d) with c[t] < c[now] of length(t)  <  r
+
+which picks the same hours as sorting the window's slots by intensity and taking the first ``r``, and needs no plan to
+be kept.
+
+Source: Wiesner et al., Let's Wait Awhile, Middleware'21, interruptible scheduling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.cycle.grids import eligible_curves, present_curves
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.carbon import CarbonCurve
+
+
+def should_run(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floats) -> Bools:
+    """Return which of these jobs run now: (n,).
+
+    In a cluster of several zones a job that holds GPUs goes on if either its own nodes' grids say so or those of all
+    nodes that it may use. Were it stopped by its own alone, the others might start it again at once, and on the same
+    nodes: placers do not look at zones.
+
+    Args:
+        snapshot: The cluster.
+        which: (n,) indices into the job table.
+        left_s: (n,) what each still needs.
+        deadline_s: (n,) when each must be done, UTC seconds; finite.
+    """
+
+    def come(curve: CarbonCurve, rows: slice | Ints) -> Bools:
+        return hour_has_come(curve, snapshot.now_s, left_s[rows], deadline_s[rows])
+
+    runs = eligible_curves(snapshot, which).by_curve(come)
+    if len(snapshot.outlooks) > 1:
+        holds = np.array([snapshot.jobs.placements[job] is not None for job in which.tolist()], dtype=np.bool_)
+        runs |= holds & present_curves(snapshot, which).by_curve(come)
+    return runs
+
+
+def expected_start_s(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floats) -> Floats:
+    """Return when the hour of each of these waiting jobs comes, as ``hour_comes_s`` does, UTC seconds: (n,)."""
+    return eligible_curves(snapshot, which).by_curve(
+        lambda curve, rows: hour_comes_s(curve, snapshot.now_s, left_s[rows], deadline_s[rows])
+    )
+
+
+def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Bools:
+    """Return which jobs run now: those with less greener time ahead than they need: (n_jobs,).
+
+    Args:
+        curve: The grid as known.
+        now_s: UTC seconds.
+        left_s: (n_jobs,) what each still needs.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
+    """
+    until_s = float(deadline_s.max(initial=now_s))
+    if until_s <= now_s:
+        return np.ones(left_s.shape, dtype=np.bool_)
+    begins, ends, intensity = curve.steps(now_s, min(until_s, max(curve.end_s, now_s + 1.0)))
+    greener = np.where(intensity < intensity[0], ends - begins, 0.0)
+    edges, spent = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(greener))
+    return np.interp(deadline_s, edges, spent) < left_s
+
+
+def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Floats:
+    """Return when each job's hour comes if the forecast holds, from now on, UTC seconds: (n_jobs,).
+
+    That is now or the beginning of a step, for within a step the greener time ahead stays the same. NaN where it also
+    depends on what follows the curve: were all of that greener, the hour would not have come.
+
+    Args:
+        curve: The grid as known.
+        now_s: UTC seconds.
+        left_s: (n_jobs,) what each still needs.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
+    """
+    comes_s = np.full(left_s.shape, np.nan)
+    unknown_s = np.maximum(deadline_s - max(curve.end_s, now_s), 0.0)
+    ahead: list[float] = curve.times_s[curve.times_s > now_s].tolist()
+    waits = np.arange(left_s.size)
+    for begin_s in (now_s, *ahead):
+        comes = hour_has_come(curve, begin_s, left_s[waits], deadline_s[waits])
+        came, waits = waits[comes], waits[~comes]
+        certain = hour_has_come(curve, begin_s, left_s[came] - unknown_s[came], deadline_s[came])
+        comes_s[came[certain]] = begin_s
+        if not waits.size:
+            break
+    return comes_s
