@@ -1,9 +1,11 @@
 """Make the measured tables from their sources: ``python -m reproductions.make_profiles SOURCES``.
 
-SOURCES is a folder with ``profiles/sia`` (siasosp23/artifacts), ``profiles/zeus`` (ml-energy/zeus) and
-``profiles/h200/training.csv`` (our own). Only aggregates leave here: medians over repeated runs, in samples per second
-at a few batch sizes, the samples a model needed until trained, and means over tenths of the training of its gradient
-noise. The files are written to ``services/simulator/bundles``.
+SOURCES is a folder with ``profiles/sia`` (siasosp23/artifacts; its T4 tables and trainings are petuum/adaptdl's),
+``profiles/zeus`` (ml-energy/zeus) and ``profiles/h200/training.csv`` (our own). What is written is computed from the
+sources' rows: samples per second at a few batch sizes, from the median step where a batch was measured more than once
+and from the one row where it was not; the samples a model needed until trained; its gradient noise over tenths of the
+training; medians of power over optimizers. ``NOTICE`` counts the rows. The files are written to
+``services/simulator/bundles``.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ def write_work(sources: Path) -> None:
 
 
 def main() -> None:
-    """Make the four tables beside this module."""
+    """Make the four tables."""
     sources = Path(sys.argv[1])
     write_speeds(sources)
     write_powers(sources)

@@ -14,7 +14,7 @@ Variables: whole numbers of instances ``x`` by location, class and mode, of thos
 
 Frugal where rates are negative: with an instance of throughput ``L`` in use at a negative rate its class is served at
 less than its demand plus ``L``, so that it could not be dropped. A binary variable for each class and mode says
-"in use". The reading is ours; ``tests/unit/core/test_pools.py`` shows its effect.
+"in use". The reading is ours; ``tests/unit/freesh/test_pools.py`` shows its effect.
 """
 
 from __future__ import annotations
