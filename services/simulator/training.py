@@ -16,7 +16,7 @@ from typing import Any
 from services.contracts.simulations import FILE_OPTIONS, TrainingOptions, TrainingProblem
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
-from services.core.policies.parameters import describe_parameters
+from services.core.policies.parameters import accepted_names
 from services.core.policies.registry import POLICIES, build_policy, policy_name
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
@@ -166,16 +166,16 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
         raise OptionError("policy", f"unknown policy {given}; known: {', '.join(POLICIES)}")
     if len(set(names)) < len(names):
         raise OptionError("policy", "a policy is named twice")
-    keys = {name: {each.name for each in describe_parameters(POLICIES[name].config)} for name in names}
+    keys = {name: accepted_names(POLICIES[name].config) for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in options.params.items():
         owner, dot, inner = key.rpartition(".")
         of = [name for name in names if (not dot or name == owner) and inner in keys[name]]
         if not of:
-            known = "; ".join(f"{name}: {', '.join(sorted(keys[name])) or 'none'}" for name in names)
+            known = "; ".join(f"{name}: {', '.join(sorted({*keys[name].values()})) or 'none'}" for name in names)
             raise OptionError("params", f"{json.dumps(key)} sets no parameter of these policies ({known})")
         for name in of:
-            chosen[name][inner] = value
+            chosen[name][keys[name][inner]] = value
     try:
         for name in names:
             build_policy(name, chosen[name])

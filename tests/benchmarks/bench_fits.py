@@ -15,10 +15,10 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.profiles.learn import fit_energy, fit_throughput
-from services.core.profiles.performance import JobModel, PerformanceTable
-from services.core.profiles.profile import JobProfile
+from services.core.profiles.profile import JobModel, JobProfile
 from tests.benchmarks.results import write_result
 from tests.support.performance import CLOCKS_MHZ, grid, measured
+from tests.support.performance_table import PerformanceTable
 
 CLUSTERS = ((1_000, 4_096, 0.1), (10_000, 16_384, 1.0))
 """Jobs, GPUs, and the seconds an evaluation may take."""

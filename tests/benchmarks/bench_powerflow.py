@@ -23,7 +23,7 @@ import numpy as np
 from services.core.cycle.run_cycle import run_cycle
 from services.core.policies.powerflow.allocate import Greedy
 from services.core.policies.registry import build_policy
-from services.core.profiles.performance import JobModel
+from services.core.profiles.profile import JobModel
 from tests.benchmarks.results import write_result
 from tests.support.powerflow import gaps
 from tests.support.powerflow_clusters import an_hour_on, fitted_models, gangs_of, waiting_cluster

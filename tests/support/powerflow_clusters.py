@@ -12,10 +12,10 @@ from services.core.domain.arrays import Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.profiles.capped import CappedModel
-from services.core.profiles.performance import JobModel, PerformanceTable
 from services.core.profiles.priors import FAMILIES
-from services.core.profiles.profile import JobProfile
+from services.core.profiles.profile import JobModel, JobProfile
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
+from tests.support.performance_table import PerformanceTable
 
 BOARD, PER_NODE, IDLE_W, HOST_W = "V100", 8, 50.0, 40.0
 MOST_GPUS = 64

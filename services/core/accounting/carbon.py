@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
 
@@ -23,13 +22,3 @@ def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0
     if not pue >= 1:
         raise DomainError(f"a PUE is at least 1, not {pue}")
     return energy_j / J_PER_KWH * intensity_gco2_per_kwh * pue
-
-
-def carbon_of_power_gco2(power_w: float, start_s: float, end_s: float, curve: CarbonCurve, pue: float = 1.0) -> float:
-    """Return the emissions of a constant draw over ``[start_s, end_s)``: ``P * integral of CIC dt * PUE``, gCO2.
-
-    The window should lie within the curve; outside of it the mean of the part inside counts.
-
-    Source: GREEN section 4.2, for a power that is constant over the step.
-    """
-    return carbon_gco2(power_w * (end_s - start_s), curve.mean(start_s, end_s), pue)

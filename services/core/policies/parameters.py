@@ -51,12 +51,16 @@ class ParameterDescription:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a config field means, and the inclusive range its value may have (or each element; of a pair the second)."""
+    """What a config field means, and the inclusive range its value may have (or each element; of a pair the second).
+
+    ``formerly`` is a name it had in the release before, which is still accepted.
+    """
 
     meaning: str
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
+    formerly: str = ""
 
 
 def check_parameters(config: object) -> None:
@@ -75,14 +79,23 @@ def build_config(config_type: type[Config], parameters: Mapping[str, object]) ->
     Raises:
         PolicyConfigError: an unknown key or a bad value, with a JSON pointer to it.
     """
-    known = [name for name, _, _ in _declarations(config_type)]
+    names = accepted_names(config_type)
     values: dict[str, object] = {}
-    for name, value in parameters.items():
-        if name not in known:
-            expected = ", ".join(known) or "none"
-            raise PolicyConfigError(f"unknown parameter {name!r}; known: {expected}", pointer=_pointer(name))
+    for given, value in parameters.items():
+        name = names.get(given)
+        if name is None:
+            expected = ", ".join(dict.fromkeys(names.values())) or "none"
+            raise PolicyConfigError(f"unknown parameter {given!r}; known: {expected}", pointer=_pointer(given))
+        if name in values:
+            raise PolicyConfigError(f"{given!r} is given twice, by its present and its former name", _pointer(given))
         values[name] = _frozen(value)
     return config_type(**cast("dict[str, Any]", values))
+
+
+def accepted_names(config_type: type) -> dict[str, str]:
+    """Return the present name of each parameter, by its present and its former name."""
+    declared = [(name, parameter.formerly) for name, _, parameter in _declarations(config_type)]
+    return {name: name for name, _ in declared} | {former: name for name, former in declared if former}
 
 
 def _frozen(value: object) -> object:

@@ -117,7 +117,7 @@ POLICIES: dict[str, PolicyEntry] = {
         preempts=False,
     ),
     "gandiva": PolicyEntry(
-        summary="Jobs take turns on the GPUs, a slice of time each; gangs that span nodes are moved together.",
+        summary="Jobs take turns on the GPUs, one quantum each; gangs that span nodes are moved together.",
         paper="Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18",
         config=GandivaConfig,
         build=Gandiva,

@@ -23,10 +23,11 @@ from services.core.profiles.learn import (
     where_of,
 )
 from services.core.profiles.observations import Observations
-from services.core.profiles.performance import JobModel
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, board_of, family_of
 from services.core.profiles.throughput import ThroughputParameters
 
+JobModel = EnergyModel | CappedModel
+"""By clock, or by power limit."""
 MAX_CONFIGURATIONS = 128
 """Configurations kept of a job, those seen last; a gang of twelve sizes at ten clocks each."""
 MAX_COUNT = 16.0

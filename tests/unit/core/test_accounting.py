@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from services.core.accounting.carbon import carbon_gco2, carbon_of_power_gco2
+from services.core.accounting.carbon import carbon_gco2
 from services.core.accounting.completion import completion_times
-from services.core.accounting.efficiency import efficiency_per_j
 from services.core.accounting.energy import counter_energy_j
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.errors import DomainError
-from tests.support.builders import hourly_curve
 
 
 def test_a_counter_that_was_reset_counts_from_there() -> None:
@@ -31,12 +29,6 @@ def test_a_kilowatt_hour_at_300_grams_with_overhead() -> None:
             carbon_gco2(*arguments)
 
 
-def test_a_constant_draw_follows_the_curve() -> None:
-    curve = hourly_curve([100, 300], start_s=0)
-
-    assert carbon_of_power_gco2(1000, 1800, 5400, curve) == pytest.approx(0.5 * 100 + 0.5 * 300)
-
-
 def test_a_cpu_draws_between_idle_and_peak() -> None:
     line = CpuPowerModel.between(50, 250)
     assert [line.at(usage) for usage in (0, 0.5, 1, 1.2, -0.1)] == [50, 150, 250, 250, 50]
@@ -46,12 +38,6 @@ def test_a_cpu_draws_between_idle_and_peak() -> None:
     for points, watts in (((0.0, 0.5), (1.0, 2.0)), ((0.0, 1.0), (2.0, 1.0)), ((0.0,), (1.0,))):
         with pytest.raises(DomainError):
             CpuPowerModel(points, watts)
-
-
-def test_efficiency_is_progress_per_joule_since_the_last_scaling() -> None:
-    assert efficiency_per_j(0.10, 0.15, 1000, 3000) == pytest.approx(0.05 / 2000)
-    assert efficiency_per_j(0.2, 0.1, 0, 10) == 0
-    assert math.isnan(efficiency_per_j(0.1, 0.2, 10, 10))
 
 
 def test_completion_times_are_mean_and_99th_percentile() -> None:

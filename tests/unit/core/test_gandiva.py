@@ -30,7 +30,7 @@ def a_running(name: str, device: int, ran_s: float) -> JobRow:
 
 
 def test_who_had_its_slice_gives_way_and_who_has_not_stays() -> None:
-    policy = build_policy("gandiva", {"time_slice_s": 60.0})
+    policy = build_policy("gandiva", {"quantum_s": 60.0})
     jobs = [a_running("old", 0, 90.0), a_running("young", 1, 30.0), a_job("next", waiting_since_s=NOON_S - 10.0)]
 
     result = run_cycle(policy, a_snapshot(jobs, [a_node("n0", gpus=2)]), policy.initial())

@@ -50,6 +50,7 @@ def test_parameters_reach_the_policy() -> None:
         ("las", {"queue_thresholds_gpu_s": [5, 5]}, "/queue_thresholds_gpu_s/1", "ascend"),
         ("fifo", {"gang": "most"}, "/gang", "one of min, max"),
         ("fifo", {"backfill": 1}, "/backfill", "true or false"),
+        ("gandiva", {"quantum_s": 30.0, "time_slice_s": 60.0}, "/time_slice_s", "given twice"),
     ],
 )
 def test_a_mistake_is_named_with_a_pointer(
@@ -58,6 +59,10 @@ def test_a_mistake_is_named_with_a_pointer(
     with pytest.raises(PolicyConfigError, match=complaint) as caught:
         build_policy(name, parameters)
     assert caught.value.pointer == pointer
+
+
+def test_a_former_name_is_accepted() -> None:
+    assert build_policy("gandiva", {"time_slice_s": 30.0}).config == build_policy("gandiva", {"quantum_s": 30.0}).config
 
 
 def test_descriptions_are_json_and_build_the_defaults() -> None:

@@ -16,7 +16,7 @@ from services.core.policies.pollux.allocate import least_cost_sizes
 from services.core.policies.pollux.config import PolluxConfig
 from services.core.policies.pollux.packing import fit
 from services.core.policies.pollux.policy import Pollux
-from services.core.policies.pollux.speedup import costs, fitness, restart_factor, speedups
+from services.core.policies.pollux.speedup import LEAST, costs, restart_factor, speedups
 from tests.support.builders import a_job, a_node, a_snapshot
 
 RNG_SEEDS = range(12)
@@ -60,6 +60,13 @@ def test_on_convex_costs_the_steepest_descent_for_large_clusters_finds_the_same(
 
     assert sizes.sum() <= 20
     assert cost[np.arange(6), sizes].sum() == pytest.approx(cost[np.arange(6), exact].sum())
+
+
+def fitness(speedup: Floats, fairness: float) -> float:
+    """Return the power mean of all jobs' speedups, (n,): Pollux section 4.2."""
+    if fairness == 0.0:
+        return float(np.exp(np.log(np.maximum(speedup, LEAST)).mean()))
+    return float((((speedup + LEAST) ** fairness).mean()) ** (1.0 / fairness))
 
 
 def a_contest(seed: int, n_jobs: int, nodes: tuple[int, ...]) -> tuple[Floats, Floats]:

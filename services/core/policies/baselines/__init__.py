@@ -1,7 +1,7 @@
-"""The schedulers everybody knows, to measure the others against.
+"""Well-known schedulers, as baselines for the others.
 
-``fifo``: in order of submission, nobody is preempted. ``las``: Tiresias' discretised least attained service.
-``gandiva``: turns by time slice. ``shortest``: shortest job first, and shortest remaining time first, for whoever knows
-how long jobs take. They run every job at one size, the smallest or the largest it may have. ``afs`` chooses sizes, by
+``fifo``: in order of submission, without preemption. ``las``: Tiresias' discretised least attained service.
+``gandiva``: turns of one quantum each. ``shortest``: shortest job first, and shortest remaining time first, where job
+lengths are known. They run every job at one size, the smallest or the largest it may have. ``afs`` chooses sizes, by
 marginal throughput between shorter and longer jobs.
 """

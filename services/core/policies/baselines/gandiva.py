@@ -1,12 +1,12 @@
-"""Gandiva's time-slicing: nobody queues for long, because everybody gives way after a slice.
+"""Gandiva: jobs take turns, so that none queues for long.
 
-Jobs take turns. One that has had its slice goes to the end of the line if others wait, and runs on if nobody does; its
-size is what its user asked for. A gang that sits on several nodes is moved to one as soon as one has room for it.
+A job that has run for a quantum goes to the end of the line if others wait, and runs on if none does; its size is what
+its user asked for. A gang that sits on several nodes is moved to one as soon as one has room for it.
 
 Departures from the paper, all because a job here has its devices to itself: jobs are not packed onto one GPU, and they
-do not grow into idle ones (PowerFlow, which compares with Gandiva, has it inelastic too). The paper's slice of a minute
-rests on suspending within a second; here a slice ends with a checkpoint, and in an active round, so that in practice it
-lasts as long as the interval between those.
+do not grow into idle ones (PowerFlow, which compares with Gandiva, has it inelastic too). The paper's quantum of a
+minute rests on suspending within a second; here a quantum ends with a checkpoint, and in an active round, so that in
+practice it lasts as long as the interval between those.
 
 Source: Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18, sections 3 and 4.
 """
@@ -28,20 +28,21 @@ from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 
-MOVES, HAS_SLICE, WAITS, HAD_SLICE = range(4)
+MOVES, HAS_QUANTUM, WAITS, HAD_QUANTUM = range(4)
 
 
 @dataclass(frozen=True)
 class GandivaConfig:
     """Parameters of Gandiva."""
 
-    time_slice_s: Annotated[
+    quantum_s: Annotated[
         float,
         Parameter(
-            "How long a job runs before it gives way to those that wait; it does so in active rounds. Default: the "
+            "How long a job runs before it gives way to waiting jobs, which happens in active rounds. Default: the "
             "paper.",
             unit="s",
             minimum=1.0,
+            formerly="time_slice_s",
         ),
     ] = 60.0
     migrate: Annotated[bool, Parameter("Whether gangs that span nodes are moved to one that has room for them.")] = True
@@ -59,7 +60,7 @@ class GandivaMemory:
 
 
 class Gandiva:
-    """Turns by time slice; users' priorities come first. Preempts in active rounds."""
+    """Turns of one quantum each; users' priorities come first. Preempts in active rounds."""
 
     name = "gandiva"
 
@@ -67,17 +68,17 @@ class Gandiva:
         self.config = config
 
     def initial(self) -> GandivaMemory:
-        """Return the memory of a policy that moves nobody."""
+        """Return the memory of a policy that moves no gang."""
         return GandivaMemory()
 
     def decide(self, snapshot: Snapshot, memory: GandivaMemory) -> tuple[Plan, GandivaMemory]:
-        """Return whose turn it is, and whom to move."""
+        """Return the plan of whose turn it is, and of the gangs to move."""
         jobs = snapshot.jobs
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
         turn = self._turns(snapshot, memory)
-        since = np.where(turn == HAD_SLICE, -jobs.waiting_since_s, jobs.waiting_since_s)  # who ran longest is last
+        since = np.where(turn == HAD_QUANTUM, -jobs.waiting_since_s, jobs.waiting_since_s)  # the longest runs last
         keys = turn[which], since[which], jobs.submitted_s[which]
         ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
         plan = reconcile(snapshot, ranking, preemption=preemption)
@@ -97,11 +98,11 @@ class Gandiva:
         return GandivaMemory(frozenset(map(JobId, stored.get("moving", []))))
 
     def _turns(self, snapshot: Snapshot, memory: GandivaMemory) -> Ints:
-        """Return each job's place in line: (n_jobs,) ``MOVES``, ``HAS_SLICE``, ``WAITS`` or ``HAD_SLICE``."""
+        """Return each job's place in line: (n_jobs,) ``MOVES``, ``HAS_QUANTUM``, ``WAITS`` or ``HAD_QUANTUM``."""
         jobs = snapshot.jobs
         holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
-        had_slice = (jobs.phase == Phase.RUNNING) & (snapshot.now_s - jobs.waiting_since_s >= self.config.time_slice_s)
-        turn = np.where(holds, np.where(had_slice, HAD_SLICE, HAS_SLICE), WAITS)
+        had_quantum = (jobs.phase == Phase.RUNNING) & (snapshot.now_s - jobs.waiting_since_s >= self.config.quantum_s)
+        turn = np.where(holds, np.where(had_quantum, HAD_QUANTUM, HAS_QUANTUM), WAITS)
         if memory.moving:
             moved = np.fromiter((job_id in memory.moving for job_id in jobs.ids), np.bool_, len(jobs))
             turn[moved & ~holds] = MOVES

@@ -23,7 +23,7 @@ LEAST = 1e-3
 
 
 def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tuple[Floats, Floats]:
-    """Return the foretold goodput of jobs at 1, 2, ... GPUs on the fewest nodes, and over several: (n, sizes) each.
+    """Return the predicted goodput of jobs at 1, 2, ... GPUs on the fewest nodes, and over several: (n, sizes) each.
 
     In any unit per job. A job without a curve of its own is taken to keep its batch and to scale by its speed curve, or
     without that perfectly, which is what Pollux assumes until it has seen more.
@@ -80,15 +80,8 @@ def costs(speedup: Floats, fairness: float) -> Floats:
     return -np.sign(fairness) * (speedup + LEAST) ** fairness
 
 
-def fitness(speedup: Floats, fairness: float) -> float:
-    """Return the power mean of all jobs' speedups, (n,)."""
-    if fairness == 0.0:
-        return float(np.exp(np.log(np.maximum(speedup, LEAST)).mean()))
-    return float((((speedup + LEAST) ** fairness).mean()) ** (1.0 / fairness))
-
-
 def _first(curves: Floats, sizes: int) -> Floats:
-    """Return curves over exactly so many sizes; beyond those foretold nothing is gained."""
+    """Return curves over exactly so many sizes; beyond those predicted nothing is gained."""
     missing = sizes - curves.shape[-1]
     if missing <= 0:
         return curves[..., :sizes]

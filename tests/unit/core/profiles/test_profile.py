@@ -10,10 +10,10 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.learn import EnergyModel, mape
 from services.core.profiles.observations import Observations, PointError
-from services.core.profiles.performance import PerformanceTable
 from services.core.profiles.priors import FAMILIES, believed_draw, board_of
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
 from tests.support.performance import grid, measured
+from tests.support.performance_table import PerformanceTable
 from tests.unit.core.profiles.test_capped import points
 
 EVERYWHERE = grid()

@@ -1,4 +1,4 @@
-"""Many jobs over (gang sizes x settings) at once: what an allocator asks for at every round."""
+"""Many jobs over (gang sizes x controls) at once, for clusters made up of learned models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.capped import CappedModel, step_and_energy, unpacked
 from services.core.profiles.energy import EnergyParameters, energy_j
-from services.core.profiles.learn import EnergyModel
+from services.core.profiles.profile import JobModel
 from services.core.profiles.throughput import ThroughputParameters, times
 
-JobModel = EnergyModel | CappedModel
 N_SPEED = len(ThroughputParameters._fields)
 BLOCK = 65_536
 """Values evaluated at once: what fits a core's cache is done in half the time."""
