@@ -32,7 +32,7 @@ STATIC = Path(__file__).parent / "static"
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """Return the gateway: the edge before a small app for what is not in the table of routes."""
+    """Return the gateway: the edge, and a small app for everything that is not in the table of routes."""
     urls = {
         Upstream.ADMISSION: settings.admission_url,
         Upstream.CARBON: settings.carbon_url,
@@ -106,7 +106,7 @@ class Readiness:
         self._urls = urls
 
     async def check(self) -> None:
-        """Return if all are; otherwise raise, naming those that are not."""
+        """Return if all are ready; otherwise raise an error that names those that are not."""
         found = await asyncio.gather(*(self._is_ready(url) for url in self._urls.values()))
         missing = [name.value for name, ready in zip(self._urls, found, strict=True) if not ready]
         if missing:
@@ -123,7 +123,7 @@ class Readiness:
 
 @cache
 def described() -> tuple[bytes, str]:
-    """Return the API's description, for programs and for people."""
+    """Return the API's description as JSON and as HTML."""
     document = describe(version("wattshift"))
     return orjson.dumps(document), render(document)
 

@@ -1,4 +1,4 @@
-"""Examples in the description of the public API, by operation; a test holds them against the models."""
+"""Examples in the description of the public API, by operation; a test validates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carry a request to the service that owns it, and the answer back as it comes."""
+"""Forward a request to the service that owns its route, and return the answer as it arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.kit.problems import ProblemError, unavailable
 
 log = Log(__name__)
 
-# Nothing else a client sends reaches a service: not its key, and no header by which services know who asks.
+# No other header of a client reaches a service: not its key, and none by which services identify the caller.
 PASSED_IN = (b"accept", b"content-type", b"idempotency-key", b"if-match", b"if-none-match", b"last-event-id")
 NOT_PASSED_OUT = frozenset(
     {
@@ -35,7 +35,7 @@ LARGEST_WHOLE_BYTES = 256 * 1024
 
 
 class Forwarder:
-    """Sends requests to the services."""
+    """Forwards requests to the services."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Forwarder:
         self._streams = _StreamCount(max_streams_per_tenant)
 
     async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
-        """Ask the service and answer the client.
+        """Send the request to the service and its answer to the client.
 
         Raises:
-            ProblemError: 503 when the service does not answer, 429 when the tenant follows too many streams.
+            ProblemError: 503 when the service does not answer, 429 when the tenant has too many streams open.
         """
         headers = self._headers(exchange, key, body)
         url = self._url(exchange, route, path)
-        method = route.method  # a HEAD asks as a GET; the server leaves the body out
+        method = route.method  # a HEAD is forwarded as a GET; the server omits the body
         if route.media == JSON:
             answer = await self._ask(route, method, url, headers, body, self._whole)
             async with answer:
@@ -82,7 +82,7 @@ class Forwarder:
             headers.pop("content-type", None)
         headers.update(identity_headers(key.identity))
         headers["authorization"] = self._authorization
-        headers["accept-encoding"] = "identity"  # what is not read cannot be unpacked
+        headers["accept-encoding"] = "identity"  # bodies are passed on unread, so they must not be compressed
         headers[REQUEST_ID_HEADER] = exchange.request_id.decode()
         return headers
 
@@ -143,7 +143,7 @@ class Forwarder:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning("upstream.broke_off", upstream=route.to, path=exchange.scope["path"], error=repr(error))
             if route.media != EVENTS:
-                return  # without the last chunk, which tells the client that the answer is not whole
+                return  # without the last chunk, so that the client sees that the answer is incomplete
         await exchange.send({"type": "http.response.body", "body": b""})
 
     @staticmethod
@@ -166,7 +166,7 @@ class Forwarder:
 
 
 class _StreamCount:
-    """How many streams each tenant follows."""
+    """Counts the open streams of each tenant."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -179,7 +179,7 @@ class _StreamCount:
             raise ProblemError(
                 429,
                 ProblemCode.RATE_LIMITED,
-                f"Tenant {tenant_id} follows {count} streams already, which is the most it may.",
+                f"Tenant {tenant_id} has {count} streams open, which is the maximum.",
                 headers={"retry-after": "5"},
             )
         self._open[tenant_id] = count + 1

@@ -1,8 +1,8 @@
-"""Submissions on their way to admission: those that come in the same moment travel in one request.
+"""Send submissions to admission in groups, so that those that arrive together share one request.
 
-A request between processes costs as much as everything else the gateway does for a submission. Gathering needs no
-timer: while ``groups_in_flight`` requests are on their way, what arrives waits for one of them to come back, so that
-groups grow with the load and a lone submission leaves at once.
+A request between processes costs as much as everything else that the gateway does for a submission. There is no timer:
+while ``groups_in_flight`` requests are in progress, new submissions wait for one of them to end. So groups grow with
+the load, and a single submission is sent at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_EVERY_S = 0.25
 
 
 class Entry(TypedDict):
-    """``services.contracts.jobs.SubmissionEntry``, as it is written."""
+    """``services.contracts.jobs.SubmissionEntry``, as it is sent."""
 
     tenant_id: str
     key_id: str
@@ -35,7 +35,7 @@ class Entry(TypedDict):
 
 
 class Answer(TypedDict):
-    """``services.contracts.jobs.SubmissionAnswer``, as it is read."""
+    """``services.contracts.jobs.SubmissionAnswer``, as it is received."""
 
     status: int
     body: str
@@ -50,7 +50,7 @@ class _Waiting:
 
 
 class Gatherer:
-    """Sends submissions to admission in groups, and each answer to whoever waits for it."""
+    """Sends submissions to admission in groups and returns the answer to each."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Gatherer:
         """Return admission's answer.
 
         Raises:
-            ProblemError: 503 when admission cannot be reached. Without an idempotency key it is then not known whether
-                the submission was accepted; with one, asking again is safe.
+            ProblemError: 503 when admission cannot be reached. It is then unknown whether a submission without
+                idempotency key was accepted; with one, it can safely be repeated.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(entry, loop.create_future())
@@ -90,7 +90,7 @@ class Gatherer:
         return await waiting.answer
 
     def _leave(self) -> None:
-        """Send what waits, as far as requests are free; runs after everything that arrived in this turn of the loop."""
+        """Send what waits, as far as requests are free; runs after all that arrived in this turn of the event loop."""
         self._is_due = False
         while self._waiting and self._free:
             self._free -= 1
@@ -129,7 +129,7 @@ class Gatherer:
         """Return the answers to a group.
 
         A group that was never sent is sent again. Of one that may have been received, those with idempotency keys are
-        sent again; the others must not be submitted twice, and are told that they were not answered.
+        sent again; the others must not be submitted twice, and get a 503.
         """
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -160,4 +160,4 @@ class Gatherer:
 
 
 class _NotAnsweredError(Exception):
-    """Admission did not answer; that much is in the log."""
+    """Admission did not answer; the log has the cause."""

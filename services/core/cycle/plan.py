@@ -12,7 +12,10 @@ from services.core.domain.placement import Placement
 
 
 class Reason(StrEnum):
-    """Why a job starts, stops, waits or is set. The codes are public API: they are added to, never renamed."""
+    """Why a job starts, stops or waits, or why its controls are set.
+
+    The codes are public API: new ones may be added, existing ones are never renamed.
+    """
 
     # starts
     IN_ORDER = "in_order"
@@ -25,10 +28,10 @@ class Reason(StrEnum):
     SCALE_IN = "scale_in"
     """It restarts on fewer GPUs."""
     STANDING_SERVICE = "standing_service"
-    """A standing service starts, or a training gang gives way to one: services come first, whatever the policy."""
+    """A service instance starts, or a training gang is stopped for one: instances come first under any policy."""
     # waits
     NOT_ENOUGH_FREE_GPUS = "not_enough_free_gpus"
-    """Jobs ahead of it, or standing services, hold or take every GPU it could use."""
+    """Jobs ahead of it, or service instances, hold or take every GPU it could use."""
     WAITING_FOR_RELEASE = "waiting_for_release"
     """Its GPUs are being released by jobs that are stopping."""
     WAITING_FOR_ROUND = "waiting_for_round"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job stands between submission and its end."""
+    """State of a job from submission to its end."""
 
     HELD = "held"
     QUEUED = "queued"

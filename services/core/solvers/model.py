@@ -19,7 +19,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 class Backend(StrEnum):
-    """Who can solve a model."""
+    """The solvers."""
 
     HIGHS = "highs"
     CBC = "cbc"
@@ -28,7 +28,7 @@ class Backend(StrEnum):
 
 
 class SolveStatus(StrEnum):
-    """What a solve came to; every one of them is an answer, none an error."""
+    """The outcome of a solve. None of these is an error."""
 
     OPTIMAL = "optimal"  # proven, within the relative gap asked for
     FEASIBLE = "feasible"  # stopped by its limit with a solution; the gap says how good it is at least

@@ -21,9 +21,9 @@ from services.core.solvers.model import Backend, SolveStatus
 
 
 class NegativeRates(StrEnum):
-    """What is done where an hour's rate is negative, so that drawing power counts as a gain."""
+    """How negative rates are treated, with which drawing power counts as a gain."""
 
-    PAPER = "paper"  # taken literally: an optimum starts instances that nobody needs
+    PAPER = "paper"  # taken literally: an optimum starts instances that the demand does not need
     FRUGAL = "frugal"  # no instance whose requests the others of its class could serve
 
 
