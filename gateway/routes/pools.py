@@ -66,7 +66,7 @@ POOLS = (
         Upstream.SERVING,
         "pools",
         "List a pool's plans, newest first",
-        query=serving.PlanQuery,
+        query=serving.PoolPlanQuery,
         answer=serving.PoolPlanList,
     ),
     Route(

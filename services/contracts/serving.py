@@ -406,7 +406,7 @@ class PoolPlanDetail(PoolPlanSummary):
     result: PoolPlanResult | None = None
 
 
-class PlanQuery(PageQuery):
+class PoolPlanQuery(PageQuery):
     """Which plans to list."""
 
     outcome: list[PlanOutcome] = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -23,8 +23,10 @@ from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.planning.planner import Planner
-from services.serving.planning.plans import Plans, plan_repository
+from services.serving.planning.plans import Plans
 from services.serving.planning.workers import PlanWorkers
+from services.serving.repository import ServingRepository
+from services.serving.repository.plans import plan_repository
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -37,11 +39,12 @@ def create_app(settings: ServingSettings) -> FastAPI:
     """Return the app; while it runs it has pools planned and keeps them as planned."""
     engine = create_engine(settings.database_url, application_name="serving")
     plan_rows = plan_repository(engine)
-    plans = Plans(engine, plan_rows, settings)
-    traffic = TrafficReports(engine, settings)
+    repository = ServingRepository(engine)
+    plans = Plans(repository, plan_rows, settings)
+    traffic = TrafficReports(repository, settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with new_session() as session, new_probe_session() as probe_session:
             carbon = ServiceClient(
                 session,
@@ -56,14 +59,14 @@ def create_app(settings: ServingSettings) -> FastAPI:
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
-            app.state.pools = Pools(engine, CarbonZones(carbon), plans, settings.plan_interval_s)
+            app.state.pools = Pools(repository, CarbonZones(carbon), plans, settings.plan_interval_s)
             app.state.traffic = traffic
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
                 Planner(plans, settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
-                Controller(engine, ServerJobs(admission), prober, settings),
+                Controller(repository, ServerJobs(admission), prober, settings),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield

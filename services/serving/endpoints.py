@@ -12,12 +12,12 @@ from services.contracts.schema import Name
 from services.contracts.serving import (
     InstanceList,
     InstanceQuery,
-    PlanQuery,
     Pool,
     PoolChange,
     PoolList,
     PoolPlanDetail,
     PoolPlanList,
+    PoolPlanQuery,
     PoolPlanSummary,
     PoolSpec,
     TrafficReceipt,
@@ -96,7 +96,7 @@ async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
 
 @router.get("/{pool}/plans", responses=NOT_FOUND)
 async def list_plans(
-    pool: PoolName, query: Annotated[PlanQuery, Query()], caller: Caller, pools: Known
+    pool: PoolName, query: Annotated[PoolPlanQuery, Query()], caller: Caller, pools: Known
 ) -> PoolPlanList:
     """List a pool's plans, newest first."""
     return await pools.plans(pool, query, caller)

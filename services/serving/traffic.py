@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, func, select
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
-from services.contracts.serving import PoolPartition, PoolSpec, TrafficReceipt, TrafficReport, TrafficWindow
+from services.contracts.serving import PoolPartition, TrafficReceipt, TrafficReport, TrafficWindow
 from services.core.policies.freesh.classes import CLASSES, Thresholds
-from services.db.tables.pools import pool_traffic
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.tasks import repeat
-from services.serving.repository.pools import find_pool
+from services.serving.repository import ServingRepository
+from services.serving.repository.traffic import Counts, WindowCounts
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -29,14 +25,12 @@ EARLY_S = 60.0
 """How far a reporter's clock may be ahead."""
 MAX_POINTERS = 50
 
-Counts = dict[str, dict[str, int]]
-
 
 class TrafficReports:
-    """Takes reports, and forgets them when they are old."""
+    """What routers report of the requests that arrived; it is kept for some days."""
 
-    def __init__(self, engine: AsyncEngine, settings: ServingSettings) -> None:
-        self._engine = engine
+    def __init__(self, repository: ServingRepository, settings: ServingSettings) -> None:
+        self._repository = repository
         self._settings = settings
 
     async def report(self, pool: str, report: TrafficReport, caller: Identity) -> TrafficReceipt:
@@ -47,36 +41,31 @@ class TrafficReports:
         """
         windows = sorted(report.windows, key=lambda window: window.start_at)  # one order: reports never wait in a ring
         while True:
-            async with self._engine.connect() as connection:
-                known = await find_pool(connection, pool, caller)
-                self._check(report.windows, (await connection.execute(select(func.now()))).scalar_one())
+            async with self._repository.reading() as queries:
+                known = await queries.pools.find(pool, caller)
+                self._check(report.windows, await queries.now())
             # A large report takes a second: neither the event loop nor whoever wants the pool's row waits for it.
-            partitions = PoolSpec.model_validate(known["spec"]).partitions
-            counts = await asyncio.to_thread(count_requests, partitions, windows)
-            rows = [
-                {"pool": pool, "start_at": window.start_at, "source": report.source, "counts": counted}
-                for window, counted in zip(windows, counts, strict=True)
-            ]
-            async with self._engine.begin() as connection:
+            counts = await asyncio.to_thread(count_requests, known.spec.partitions, windows)
+            found = [WindowCounts(each.start_at, counted) for each, counted in zip(windows, counts, strict=True)]
+            async with self._repository.writing() as queries:
                 # The lock keeps the partitions as they are until their counts are written.
-                locked = await find_pool(connection, pool, caller, "share")
-                if all(locked[name] == known[name] for name in ("revision", "created_at")):
-                    await _replace(connection, rows)
+                locked = await queries.pools.find(pool, caller, "share")
+                if (locked.revision, locked.created_at) == (known.revision, known.created_at):
+                    await queries.traffic.replace(pool, report.source, found)
                     break
         return TrafficReceipt(windows=len(windows), requests=sum(len(window.requests) for window in windows))
 
     async def run(self) -> None:
-        """Forget old traffic until cancelled; a time that fails (the database is away) is left to the next."""
-        await repeat(self.forget_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
+        """Delete old traffic until cancelled; a turn that fails (the database is away) is left to the next."""
+        await repeat(self.delete_old, self._settings.traffic_sweep_s, failed="traffic.not_swept")
 
-    async def forget_old(self) -> int:
+    async def delete_old(self) -> int:
         """Delete windows that are older than is kept, and return how many."""
-        kept = func.now() - timedelta(days=self._settings.traffic_keep_days)
-        async with self._engine.begin() as connection:
-            forgotten = (await connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount
-        if forgotten:
-            log.info("traffic.forgotten", windows=forgotten)
-        return forgotten
+        async with self._repository.writing() as queries:
+            deleted = await queries.traffic.delete_older(self._settings.traffic_keep_days)
+        if deleted:
+            log.info("traffic.deleted", windows=deleted)
+        return deleted
 
     def _check(self, windows: Sequence[TrafficWindow], now: datetime) -> None:
         keep_days = self._settings.traffic_keep_days
@@ -92,13 +81,6 @@ class TrafficReports:
         if wrong:
             detail = f"{len(wrong)} of {len(windows)} windows lie more than {keep_days:g} days back or in the future."
             raise ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=wrong[:MAX_POINTERS])
-
-
-async def _replace(connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
-    statement = insert(pool_traffic)
-    replaced = {"counts": statement.excluded.counts}
-    keys = list(pool_traffic.primary_key.columns)
-    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
 
 def count_requests(partitions: Sequence[PoolPartition], windows: Sequence[TrafficWindow]) -> list[Counts]:

@@ -15,11 +15,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
 
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded  # pyright: ignore[reportMissingTypeStubs]
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
@@ -37,9 +37,9 @@ from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
 from services.serving.carbon import place_intensities
 from services.serving.planning.demand import predict_demand
-from services.serving.planning.plans import plan_repository
 from services.serving.planning.problem import check_signals, gpus_by_place, problem_of, result_of
 from services.serving.repository.cluster import read_known
+from services.serving.repository.plans import plan_repository
 from services.serving.settings import ServingSettings
 from services.serving.solver import NotSolvedError, PlanSolver
 
@@ -188,7 +188,7 @@ def _too_late(detail: str) -> WorkFailure:
 
 
 @contextlib.contextmanager
-def time_limit(soft_s: float) -> Iterator[None]:
+def time_limit(soft_s: float) -> Generator[None]:
     """Raise ``SoftTimeLimitExceeded`` in the main thread after so long, and end the process some time after that."""
 
     def exceed(_: int, __: FrameType | None) -> None:

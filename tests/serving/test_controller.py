@@ -291,7 +291,7 @@ async def test_a_job_whose_submitter_was_killed_is_found_again(house: Kept, monk
     async def killed(*_: Any) -> None:
         raise ConnectionError("killed between the submission and the writing")
 
-    monkeypatch.setattr(house.controller, "_keep", killed)
+    monkeypatch.setattr(house.controller, "_control", killed)
     with pytest.raises(ConnectionError):
         await house.look()
     monkeypatch.undo()

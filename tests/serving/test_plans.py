@@ -15,13 +15,15 @@ from services.contracts.background import WorkFailure, WorkFailureCode
 from services.contracts.identity import Identity, Role
 from services.contracts.pools import PoolsResult
 from services.contracts.problems import ProblemCode
-from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, PlanQuery, PoolPlanResult
+from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, PoolPlanQuery, PoolPlanResult
 from services.core.solvers.model import Backend, SolveStatus
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.kit.problems import ProblemError
 from services.serving.planning.planner import Planner
-from services.serving.planning.plans import Plans, plan_repository
+from services.serving.planning.plans import Plans
+from services.serving.repository import ServingRepository
+from services.serving.repository.plans import plan_repository
 from services.serving.settings import ServingSettings
 from tests.serving.pools import a_spec, add_pool, revise
 
@@ -96,7 +98,7 @@ async def world(database_url: str) -> AsyncIterator[World]:
     engine = create_engine(database_url, pool_size=10)
     database = await connect(database_url, application_name="test")
     await database.execute("TRUNCATE pools, pool_plans, audit_log")
-    yield World(engine, database, Plans(engine, plan_repository(engine), settings), settings)
+    yield World(engine, database, Plans(ServingRepository(engine), plan_repository(engine), settings), settings)
     await database.close()
     await engine.dispose()
 
@@ -120,7 +122,7 @@ async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> No
 
 async def test_a_slot_is_planned_ahead(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
-    plans = Plans(world.engine, plan_repository(world.engine), settings)
+    plans = Plans(ServingRepository(world.engine), plan_repository(world.engine), settings)
     await add_pool(world.database, "ahead", a_spec())
     await plans.submit("ahead", "clock")
     (plan,) = await world.of("ahead")
@@ -129,12 +131,12 @@ async def test_a_slot_is_planned_ahead(world: World) -> None:
 
 async def test_who_asks_again_ahead_of_a_slot_gets_another_plan(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
-    plans = Plans(world.engine, plan_repository(world.engine), settings)
+    plans = Plans(ServingRepository(world.engine), plan_repository(world.engine), settings)
     await add_pool(world.database, "again", a_spec())
     first = await plans.submit("again", "request")
     assert await plans.submit("again", "request") == first, "it is being made"
     await world.answer(first)
-    await plans.judge(first)
+    await plans.decide(first)
     second = await plans.submit("again", "request")
     assert second != first
     assert len({plan["from_at"] for plan in await world.of("again")}) == 1
@@ -285,7 +287,7 @@ async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
     newer = await world.plans.submit("o", "request", OPERATOR)
     await world.database.execute("UPDATE pool_plans SET deadline_at = now() + interval '1 h' WHERE id = $1", older)
     await world.answer(newer)
-    assert await world.plans.judge(newer) is PlanOutcome.APPLIED
+    assert await world.plans.decide(newer) is PlanOutcome.APPLIED
     assert await world.outcomes("o") == [("cancelled", "superseded"), ("succeeded", "applied")]
 
 
@@ -299,7 +301,7 @@ async def test_a_deleted_pool_is_not_planned_and_one_made_anew_knows_nothing_of_
         await world.plans.submit("d", "request", OPERATOR)
     await world.database.execute("DELETE FROM pools")
     await world.planned("d")
-    listed = (await world.plans.page("d", PlanQuery())).items
+    listed = (await world.plans.page("d", PoolPlanQuery())).items
     assert len(listed) == 1
     assert {first, waiting}.isdisjoint(plan.id for plan in listed)
     with pytest.raises(ProblemError, match="no such plan"):
@@ -311,16 +313,16 @@ async def test_plans_are_listed_and_read(world: World) -> None:
     for _ in range(3):
         made.append(await world.plans.submit("p", "request", OPERATOR))
         await world.answered("p", None if len(made) < 4 else AWAY)
-    first = await world.plans.page("p", PlanQuery(limit=3))
-    rest = await world.plans.page("p", PlanQuery(limit=3, cursor=first.next_cursor))
+    first = await world.plans.page("p", PoolPlanQuery(limit=3))
+    rest = await world.plans.page("p", PoolPlanQuery(limit=3, cursor=first.next_cursor))
     assert [plan.id for plan in first.items + rest.items] == made[::-1]
     assert rest.next_cursor is None
-    (failed,) = (await world.plans.page("p", PlanQuery(outcome=[PlanOutcome.FAILED]))).items
+    (failed,) = (await world.plans.page("p", PoolPlanQuery(outcome=[PlanOutcome.FAILED]))).items
     assert (failed.id, failed.failure) == (made[-1], AWAY)
     whole = await world.plans.find("p", made[0])
     assert (whole.outcome, whole.result) == (PlanOutcome.APPLIED, PoolPlanResult.model_validate(ANSWER))
     with pytest.raises(ProblemError, match="cursor"):
-        await world.plans.page("p", PlanQuery(cursor="abc"))
+        await world.plans.page("p", PoolPlanQuery(cursor="abc"))
 
 
 async def test_old_plans_are_forgotten_but_not_the_one_in_force(world: World) -> None:

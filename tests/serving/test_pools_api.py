@@ -153,9 +153,9 @@ async def test_instances_are_listed_newest_first_and_counted(api: PoolApi) -> No
 
 
 async def answered(api: PoolApi, plan_id: str) -> None:
-    """Have a plan answered, as a worker would, and judged, as the planner would."""
+    """Have a plan answered, as a worker would, and decided on, as the planner would."""
     await api.database.execute("UPDATE pool_plans SET state = 'succeeded', ended_at = now() WHERE id = $1", plan_id)
-    await api.plans.judge(plan_id)
+    await api.plans.decide(plan_id)
 
 
 async def test_a_pool_is_planned_on_request_and_a_proposal_waits_for_an_operator(api: PoolApi) -> None:

@@ -121,7 +121,7 @@ async def test_old_windows_are_forgotten(api: PoolApi) -> None:
     await api.report("old", windows_ago(2, [[1, 1]]))
     at = datetime.now(UTC) - timedelta(days=16, seconds=1)
     await api.database.execute("INSERT INTO pool_traffic VALUES ('old', $1, 'r', '{}')", at)
-    assert await api.traffic.forget_old() == 1
+    assert await api.traffic.delete_old() == 1
     assert await api.counted("old") == {"SS": 2}
 
 

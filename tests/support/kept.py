@@ -28,6 +28,7 @@ from services.kit.ids import new_id
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
+from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
 from tests.gateway.peer import a_peer
 from tests.support.pools import a_pool
@@ -69,7 +70,7 @@ class Kept:
     def another(self, **settings: Any) -> Controller:
         """Return a controller that remembers nothing: that of another process, or after a kill."""
         changed = self.clients["settings"].model_copy(update=settings)
-        return Controller(self.engine, **self.clients | {"settings": changed})
+        return Controller(ServingRepository(self.engine), **self.clients | {"settings": changed})
 
     async def pool(self, counts: dict[tuple[str, str, str | None], int] | None = None, **spec: Any) -> str:
         """Make a pool with a plan in force, if one is given, and return its name."""
@@ -209,5 +210,5 @@ async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator
                 "prober": Prober(probe_session, timeout_s=10, at_once=50),
                 "settings": settings,
             }
-            yield Kept(database, engine, Controller(engine, **parts), admission, servers, parts)
+            yield Kept(database, engine, Controller(ServingRepository(engine), **parts), admission, servers, parts)
     await engine.dispose()

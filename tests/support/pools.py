@@ -20,7 +20,9 @@ from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.serving import endpoints
 from services.serving.carbon import CarbonZones
-from services.serving.planning.plans import Plans, plan_repository
+from services.serving.planning.plans import Plans
+from services.serving.repository import ServingRepository
+from services.serving.repository.plans import plan_repository
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -109,11 +111,11 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
 
     engine = create_engine(database_url)
     settings = ServingSettings(service_token=TOKEN)  # type: ignore[call-arg]
-    plans = Plans(engine, plan_repository(engine), settings)
+    plans = Plans(ServingRepository(engine), plan_repository(engine), settings)
     app = FastAPI()
     app.include_router(endpoints.router)
     install_problem_handlers(app)
-    app.state.traffic = TrafficReports(engine, settings)
+    app.state.traffic = TrafficReports(ServingRepository(engine), settings)
     transport = httpx.ASGITransport(app)
     async with (
         a_peer(carbon) as carbon_url,
@@ -122,7 +124,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         asyncpg.create_pool(database_url, min_size=1, max_size=2) as database,
     ):
         zones = CarbonZones(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2))
-        app.state.pools = Pools(engine, zones, plans, settings.plan_interval_s)
+        app.state.pools = Pools(ServingRepository(engine), zones, plans, settings.plan_interval_s)
         api = PoolApi(http, database, app.state.traffic, plans)
         yield api
     await engine.dispose()

@@ -76,7 +76,7 @@ def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance,
         return list(moves)
     awaited = (InstanceState.WANTED, InstanceState.STARTING, InstanceState.STOPPING)
     may_go = 0 if any(each.state in awaited for each, _ in moves) else 1
-    spared = {each.id for each, change in [move for move in serving if "state" in move[1]][may_go:]}
+    spared = {each.id for each, _ in [move for move in serving if "state" in move[1]][may_go:]}
     return [(each, {} if each.id in spared else change) for each, change in moves]
 
 

@@ -17,8 +17,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from services.contracts.serving import InstanceState, ServerProbes
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
@@ -32,22 +30,25 @@ from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pendin
 from services.serving.controller.probes import Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
-from services.serving.repository.instances import InstanceRepository, PlanInForce, PoolRow
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.instances import ControlledPool, InstanceRows, PlanInForce
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
 
 PATIENCE_S = 5.0
 """A job that has waited longer for GPUs waits for such that others hold."""
-FORGET_EVERY_S = 3_600.0
+DELETE_EVERY_S = 3_600.0
 SUBMISSIONS = "submissions"
 
 
 class Controller:
     """Starts, watches, drains and ends instances."""
 
-    def __init__(self, engine: AsyncEngine, jobs: ServerJobs, prober: Prober, settings: ServingSettings) -> None:
-        self._engine = engine
+    def __init__(
+        self, repository: ServingRepository, jobs: ServerJobs, prober: Prober, settings: ServingSettings
+    ) -> None:
+        self._repository = repository
         self._jobs = jobs
         self._prober = prober
         self._settings = settings
@@ -55,7 +56,7 @@ class Controller:
         self._streaks: dict[tuple[str, InstanceState], int] = {}
         self._asked_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[dict[str, Seen]]] = {}
-        self._forget_s = 0.0
+        self._delete_at_s = 0.0
 
     async def run(self) -> None:
         """Look until cancelled; a look that fails (the database is away) is left to the next."""
@@ -66,31 +67,31 @@ class Controller:
 
     async def look(self) -> None:
         """See how all instances do, and have every pool a step nearer to its plan."""
-        async with self._engine.connect() as connection:
-            rows = InstanceRepository(connection)
-            pools, instances, now = await rows.pools(), await rows.live(), await rows.now()
+        async with self._repository.reading() as queries:
+            pools, instances = await queries.instances.pools(), await queries.instances.live()
+            now = await queries.now()
         self._forget_gone(pools, instances)
         seen = await self._ask({pool.name: pool for pool in pools}, instances, now)
         failed: list[Exception] = []
         for pool in pools:
             try:
-                async with self._engine.begin() as connection:
-                    await self._keep(InstanceRepository(connection), pool.name, seen)
+                async with self._repository.writing() as queries:
+                    await self._control(queries, pool.name, seen)
             except Exception as error:  # one pool's trouble stays its own
-                log.warning("controller.pool_not_kept", pool=pool.name, error=str(error) or type(error).__name__)
+                log.warning("controller.pool_failed", pool=pool.name, error=str(error) or type(error).__name__)
                 failed.append(error)
-        await self._forget_ended()
+        await self._delete_ended()
         if failed:
             raise failed[0]
 
-    async def _forget_ended(self) -> None:
-        if time.monotonic() < self._forget_s:
+    async def _delete_ended(self) -> None:
+        if time.monotonic() < self._delete_at_s:
             return
-        async with self._engine.begin() as connection:
-            await InstanceRepository(connection).forget(self._settings.keep_days)
-        self._forget_s = time.monotonic() + FORGET_EVERY_S
+        async with self._repository.writing() as queries:
+            await queries.instances.delete_ended(self._settings.keep_days)
+        self._delete_at_s = time.monotonic() + DELETE_EVERY_S
 
-    def _forget_gone(self, pools: Sequence[PoolRow], instances: Sequence[Instance]) -> None:
+    def _forget_gone(self, pools: Sequence[ControlledPool], instances: Sequence[Instance]) -> None:
         plans = {pool.plan_id for pool in pools}
         live = {(each.id, each.state) for each in instances}
         self._plans = {plan_id: plan for plan_id, plan in self._plans.items() if plan_id in plans}
@@ -99,7 +100,9 @@ class Controller:
 
     # What is asked over HTTP, outside of any transaction.
 
-    async def _ask(self, pools: Mapping[str, PoolRow], instances: Sequence[Instance], now: datetime) -> dict[str, Seen]:
+    async def _ask(
+        self, pools: Mapping[str, ControlledPool], instances: Sequence[Instance], now: datetime
+    ) -> dict[str, Seen]:
         """Ask what is due and return what is answered by the next look; who takes longer is heard at a later one."""
         wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
         if wanted and SUBMISSIONS not in self._asking:
@@ -156,23 +159,24 @@ class Controller:
 
     # What is written, under the pool's lock.
 
-    async def _keep(self, rows: InstanceRepository, name: str, seen: Mapping[str, Seen]) -> None:
+    async def _control(self, queries: Queries, name: str, seen: Mapping[str, Seen]) -> None:
+        rows = queries.instances
         pool = await rows.lock(name)
         if pool is None:
             return
-        now = await rows.now()
+        now = await queries.now()
         moves = [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)]
         moved = await _write(rows, one_by_one(moves))
         instances = [each for each in moved if each.state is not InstanceState.ENDED]
         if pool.is_deleted and not instances:
-            await rows.remove(name)
+            await queries.pools.remove(name)
             log.info("pool.removed", pool=name)
             return
         plan = PlanInForce(pool.revision, "", {}) if pool.is_deleted else await self._plan_in_force(rows, pool)
         if plan is not None:
             await self._fit(rows, pool, plan, instances, now)
 
-    async def _plan_in_force(self, rows: InstanceRepository, pool: PoolRow) -> PlanInForce | None:
+    async def _plan_in_force(self, rows: InstanceRows, pool: ControlledPool) -> PlanInForce | None:
         if pool.plan_id is None:
             return None
         if pool.plan_id not in self._plans:
@@ -180,7 +184,7 @@ class Controller:
         return self._plans[pool.plan_id]
 
     async def _fit(
-        self, rows: InstanceRepository, pool: PoolRow, plan: PlanInForce, instances: Sequence[Instance], now: datetime
+        self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, instances: Sequence[Instance], now: datetime
     ) -> None:
         """Make, reassign, stop and drain instances, as the plan has it."""
         # Until a plan is made for the pool as it is now, it is kept as it was.
@@ -218,7 +222,7 @@ class Controller:
                 writes.append((instance, drain(now, reason)))
         await _write(rows, writes)
 
-    async def _make(self, rows: InstanceRepository, pool: PoolRow, plan: PlanInForce, changes: Difference) -> None:
+    async def _make(self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, changes: Difference) -> None:
         made: list[dict[str, Any]] = []
         for at, request_class in changes.make:
             terms = pool.blueprint.terms(at)
@@ -243,14 +247,14 @@ class Controller:
             log.info("instances.wanted", pool=pool.name, count=len(made))
 
 
-def _probes(pool: PoolRow, instance: Instance) -> ServerProbes:
+def _probes(pool: ControlledPool, instance: Instance) -> ServerProbes:
     """Return how an instance is asked: as the pool says now, unless it runs something else than that is meant for."""
     is_current = pool.blueprint.is_current(instance.at, instance.process)
     return pool.blueprint.spec.probes if is_current else instance.terms.probes
 
 
 def _may_go(
-    pool: PoolRow,
+    pool: ControlledPool,
     changes: Difference,
     instances: Sequence[Instance],
     failed: Mapping[Combination, Failures],
@@ -294,7 +298,7 @@ def _gpus(terms: InstanceTerms) -> Gpus:
     return Gpus((terms.place.zone, terms.mode.gpu_model), terms.mode.gpus)
 
 
-def _why(pool: PoolRow, *, is_outdated: bool) -> InstanceReason:
+def _why(pool: ControlledPool, *, is_outdated: bool) -> InstanceReason:
     if pool.is_deleted:
         return InstanceReason.POOL_DELETED
     return InstanceReason.TERMS_CHANGED if is_outdated else InstanceReason.NOT_NEEDED
@@ -305,7 +309,7 @@ async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, 
     return {} if seen is None else {each.id: seen}
 
 
-async def _write(rows: InstanceRepository, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
+async def _write(rows: InstanceRows, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
     """Write the changes that are some and return all the instances with theirs."""
     real = [
         (each, change)

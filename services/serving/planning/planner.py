@@ -25,9 +25,9 @@ class Planner:
         await repeat(self.look, self._look_s, failed="planner.not_looked")
 
     async def look(self) -> None:
-        """Judge the plans that have an answer or never will, then submit those that are due."""
+        """Decide what becomes of plans that have an answer or never will, then submit those that are due."""
         for plan_id in await self._plans.undecided():
-            await self._plans.judge(plan_id)
+            await self._plans.decide(plan_id)
         for due in await self._plans.due():
             with contextlib.suppress(ProblemError):  # deleted since
                 await self._plans.submit(due.pool, "clock", deadline_at=due.deadline_at)

@@ -1,1 +1,59 @@
-"""Queries on pools, their plans, instances and traffic."""
+"""All SQL of serving, by subject. Queries return typed records and run in the transaction of whoever asks.
+
+``ServingRepository`` begins transactions; ``cluster`` reads what a plan is made from, in a connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.serving.repository.instances import InstanceRows
+from services.serving.repository.plans import PlanRows
+from services.serving.repository.pools import PoolRows
+from services.serving.repository.traffic import TrafficRows
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Queries within one transaction."""
+
+    pools: PoolRows
+    plans: PlanRows
+    instances: InstanceRows
+    traffic: TrafficRows
+    connection: AsyncConnection
+
+    async def now(self) -> datetime:
+        """Return the transaction's time."""
+        return (await self.connection.execute(text("SELECT now()"))).scalar_one()
+
+
+class ServingRepository:
+    """The tables of pools."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[Queries]:
+        """Yield queries of which nothing is committed."""
+        async with self._engine.connect() as connection:
+            yield _queries(connection)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncGenerator[Queries]:
+        """Yield queries in a transaction that commits at the end of the block, or not at all."""
+        async with self._engine.begin() as connection:
+            yield _queries(connection)
+
+
+def _queries(connection: AsyncConnection) -> Queries:
+    return Queries(
+        PoolRows(connection), PlanRows(connection), InstanceRows(connection), TrafficRows(connection), connection
+    )

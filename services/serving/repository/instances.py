@@ -9,17 +9,18 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, insert, text, update
+from sqlalchemy import RowMapping, bindparam, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.pools import PoolsResult
-from services.contracts.serving import InstanceState, PoolSpec
+from services.contracts.serving import InstanceState, PoolInstance, PoolSpec
 from services.core.domain.jobs import JobState
-from services.db.tables.pools import pool_instances, pool_traffic, pools
+from services.db.tables.pools import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.backoff import Life
 from services.serving.controller.diff import Combination
 from services.serving.instances import TOLD_TO_LEAVE, Blueprint, Instance, InstanceJob, read_terms
+from services.serving.repository.pools import PoolRecord
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")
@@ -48,7 +49,7 @@ SELECT place, mode, created_at, ready_at,
   FROM pool_instances WHERE pool = :pool AND created_at > :since ORDER BY id DESC LIMIT 1000
 """)
 PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id = :plan")
-FORGET = text("""
+DELETE_ENDED = text("""
 DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_interval(secs => :keep_days * 86400)
 """)
 
@@ -59,7 +60,7 @@ def _read_blueprint(document: str) -> Blueprint:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolRow:
+class ControlledPool:
     """A pool as the controller needs it."""
 
     name: str
@@ -80,28 +81,24 @@ class PlanInForce:
     target: dict[Combination, dict[str | None, int]]
 
 
-class InstanceRepository:
-    """Queries on one connection, within the caller's transaction."""
+class InstanceRows:
+    """Queries on instances and, as the controller needs them, on their pools and plans."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def now(self) -> datetime:
-        """Return the transaction's time."""
-        return (await self._connection.execute(text("SELECT now()"))).scalar_one()
-
-    async def pools(self) -> list[PoolRow]:
+    async def pools(self) -> list[ControlledPool]:
         """Return all pools."""
-        return [_pool(row) for row in await self._connection.execute(ALL_POOLS)]
+        return [_pool(row) for row in (await self._connection.execute(ALL_POOLS)).mappings()]
 
-    async def lock(self, pool: str) -> PoolRow | None:
+    async def lock(self, pool: str) -> ControlledPool | None:
         """Return a pool and keep others from changing it; None if it is gone, or another process is at it."""
-        row = (await self._connection.execute(LOCK, {"pool": pool})).one_or_none()
+        row = (await self._connection.execute(LOCK, {"pool": pool})).mappings().one_or_none()
         return None if row is None else _pool(row)
 
     async def live(self, pool: str | None = None) -> list[Instance]:
         """Return the instances that have not ended, of all pools or of one, the oldest first."""
-        return [_instance(row) for row in await self._connection.execute(LIVE, {"pool": pool})]
+        return [_instance(row) for row in (await self._connection.execute(LIVE, {"pool": pool})).mappings()]
 
     async def plan(self, plan_id: str) -> PlanInForce | None:
         """Return a plan; None if it has no instances to speak of, not even none."""
@@ -117,7 +114,7 @@ class InstanceRepository:
             classes[each.request_class] = classes.get(each.request_class, 0) + each.count
         return PlanInForce(row.revision, plan.partition, target)
 
-    async def lives(self, pool: PoolRow) -> list[Life]:
+    async def lives(self, pool: ControlledPool) -> list[Life]:
         """Return what became of the newest instances since the pool was last changed, the newest first."""
         told = [reason.value for reason in TOLD_TO_LEAVE]
         rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "told": told})
@@ -138,47 +135,71 @@ class InstanceRepository:
         """Add instances."""
         await self._connection.execute(insert(pool_instances), rows)
 
-    async def remove(self, pool: str) -> None:
-        """Remove a pool and what was reported of its traffic."""
-        await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.pool == pool))
-        await self._connection.execute(delete(pools).where(pools.c.name == pool))
+    async def page(
+        self, pool: PoolRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
+    ) -> list[PoolInstance]:
+        """Return a pool's instances, newest first."""
+        c = pool_instances.c
+        columns = [c[field] for field in PoolInstance.model_fields]
+        # Those of an earlier pool of this name may have been another tenant's.
+        query = select(*columns).where(c.pool == pool.name, c.created_at >= pool.created_at, c.state.in_(states))
+        if before is not None:
+            query = query.where(c.id < before)
+        rows = (await self._connection.execute(query.order_by(c.id.desc()).limit(limit))).mappings()
+        return [PoolInstance.model_validate(dict(row)) for row in rows]
 
-    async def forget(self, keep_days: float) -> int:
+    async def delete_ended(self, keep_days: float) -> int:
         """Remove instances that ended long ago; return how many."""
-        return (await self._connection.execute(FORGET, {"keep_days": keep_days})).rowcount
+        return (await self._connection.execute(DELETE_ENDED, {"keep_days": keep_days})).rowcount
 
 
-def _pool(row: Row[Any]) -> PoolRow:
-    return PoolRow(
-        name=row.name,
-        tenant_id=row.tenant_id,
-        blueprint=_read_blueprint(row.spec),
-        revision=row.revision,
-        plan_id=row.plan_id,
-        is_deleted=row.deleted_at is not None,
-        changed_at=max(row.created_at, row.updated_at),
+def _pool(row: RowMapping) -> ControlledPool:
+    return ControlledPool(
+        name=row["name"],
+        tenant_id=row["tenant_id"],
+        blueprint=_read_blueprint(row["spec"]),
+        revision=row["revision"],
+        plan_id=row["plan_id"],
+        is_deleted=row["deleted_at"] is not None,
+        changed_at=max(row["created_at"], row["updated_at"]),
     )
 
 
-def _instance(row: Row[Any]) -> Instance:
-    terms, process = read_terms(row.terms)
-    job = None
-    if row.job_state is not None:
-        host = row.address if row.address is None or ":" not in row.address else f"[{row.address}]"
-        job = InstanceJob(
-            state=JobState(row.job_state),
-            reason=row.job_reason,
-            detail=row.job_detail,
-            cancel_requested=row.cancel_requested,
-            queued_at=row.queued_at,
-            url=None if host is None else f"http://{host}:{row.master_port}",
-            running_at=row.running_at,
-        )
-    values = {name: getattr(row, name) for name in _COLUMNS}
-    return Instance(**values, state=InstanceState(row.state), terms=terms, process=process, job=job)
+def _instance(row: RowMapping) -> Instance:
+    terms, process = read_terms(row["terms"])
+    return Instance(
+        id=row["id"],
+        pool=row["pool"],
+        tenant_id=row["tenant_id"],
+        place=row["place"],
+        mode=row["mode"],
+        state=InstanceState(row["state"]),
+        terms=terms,
+        process=process,
+        partition=row["partition"],
+        request_class=row["request_class"],
+        job_id=row["job_id"],
+        job=None if row["job_state"] is None else _job(row),
+        url=row["url"],
+        reason=row["reason"],
+        detail=row["detail"],
+        created_at=row["created_at"],
+        ready_at=row["ready_at"],
+        silent_since=row["silent_since"],
+        draining_at=row["draining_at"],
+        stopping_at=row["stopping_at"],
+    )
 
 
-_COLUMNS = (
-    *("id", "pool", "tenant_id", "place", "mode", "partition", "request_class", "job_id", "url", "reason", "detail"),
-    *("created_at", "ready_at", "silent_since", "draining_at", "stopping_at"),
-)
+def _job(row: RowMapping) -> InstanceJob:
+    address: str | None = row["address"]
+    host = f"[{address}]" if address is not None and ":" in address else address
+    return InstanceJob(
+        state=JobState(row["job_state"]),
+        reason=row["job_reason"],
+        detail=row["job_detail"],
+        cancel_requested=row["cancel_requested"],
+        queued_at=row["queued_at"],
+        url=None if host is None else f"http://{host}:{row['master_port']}",
+        running_at=row["running_at"],
+    )

@@ -1,0 +1,239 @@
+"""Queries on plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Select, case, delete, func, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.contracts.background import WorkState
+from services.contracts.serving import PlanOutcome, PoolPlanDetail, PoolPlanSummary
+from services.db.background import LIVE, WorkRepository
+from services.db.tables.pools import pool_plans, pools
+from services.serving.repository.pools import EPOCH, PoolRecord, pool_record
+
+SUMMARY = tuple(pool_plans.c[name] for name in PoolPlanSummary.model_fields)
+
+DUE = text("""
+SELECT q.name, t.deadline_at
+  FROM pools q
+  LEFT JOIN LATERAL (
+       SELECT min(p.deadline_at) AS deadline_at, max(p.decided_at) AS failed_at,
+              bool_or(p.outcome IS DISTINCT FROM 'failed') AS stands
+         FROM (SELECT * FROM pool_plans WHERE pool = q.name ORDER BY id DESC LIMIT 100) p
+        WHERE p.slot_at = date_bin(CAST(:interval AS interval), now() + CAST(:lead AS interval), 'epoch')
+          AND p.revision = q.revision AND p.submitted_at >= q.created_at) t ON true
+ WHERE q.deleted_at IS NULL AND NOT coalesce(t.stands, false)
+   AND (t.failed_at IS NULL OR t.failed_at <= now() - CAST(:retry AS interval) AND t.deadline_at > now())
+ ORDER BY q.name
+""")
+"""Pools without a plan of this revision for the slot, or with failed ones alone while its deadline has not passed."""
+
+UNDECIDED = text("""
+SELECT p.id
+  FROM pool_plans p LEFT JOIN pools q ON q.name = p.pool
+ WHERE p.outcome IS NULL
+   AND (p.state NOT IN ('queued', 'running') OR p.deadline_at < now()
+        OR q.name IS NULL OR q.deleted_at IS NOT NULL OR q.revision <> p.revision)
+ ORDER BY p.submitted_at, p.id
+""")
+
+
+@dataclass(frozen=True)
+class Due:
+    """A pool to be planned; the deadline is that of earlier attempts, if there were any."""
+
+    pool: str
+    deadline_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A pool and the half hour that it would be planned for now.
+
+    Attributes:
+        now: The database's time.
+        slot_at: When the half hour begins by the clock.
+        from_at: When the plan begins.
+    """
+
+    pool: PoolRecord
+    now: datetime
+    slot_at: datetime
+    from_at: datetime
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """A row of ``pool_plans``; ``made_at`` is when the pool was made that it was planned for."""
+
+    id: str
+    pool: str
+    revision: int
+    state: WorkState
+    outcome: PlanOutcome | None
+    from_at: datetime
+    deadline_at: datetime
+    submitted_at: datetime
+    ended_at: datetime | None
+    made_at: datetime
+
+
+@dataclass(frozen=True)
+class LockedPool:
+    """A pool whose row is locked; ``in_force_since`` is when the plan in force was submitted."""
+
+    pool: PoolRecord
+    now: datetime
+    in_force_since: datetime | None
+
+
+class PlanRepository(WorkRepository):
+    """Queries on plans as on any work; the plan in force is kept however old it is."""
+
+    async def forget_ended(self, keep_days: float) -> int:
+        """Delete what ended that long ago and is not in force, and return how many."""
+        in_force = select(pools.c.plan_id).where(pools.c.plan_id == pool_plans.c.id).exists()
+        is_old = pool_plans.c.ended_at < func.now() - timedelta(days=keep_days)
+        return await self._change(delete(pool_plans).where(is_old, ~in_force))
+
+
+def plan_repository(engine: AsyncEngine) -> PlanRepository:
+    """Return the queries on plans as on work that workers claim."""
+    return PlanRepository(engine, pool_plans, None, "plan", SUMMARY)
+
+
+class PlanRows:
+    """Queries on plans within a transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def due(self, *, interval: timedelta, lead: timedelta, retry: timedelta) -> list[Due]:
+        """Return the pools that the clock wants planned."""
+        times = {"interval": interval, "lead": lead, "retry": retry}
+        return [Due(*row) for row in (await self._connection.execute(DUE, times)).all()]
+
+    async def undecided(self) -> list[str]:
+        """Return the plans of which something is to be decided, the oldest first."""
+        return list((await self._connection.execute(UNDECIDED)).scalars())
+
+    async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
+        """Return a pool and its next half hour; None where there is no such pool."""
+        slot_at = func.date_bin(interval, func.now() + lead, EPOCH)
+        from_at = func.greatest(slot_at, func.now())
+        times = (slot_at.label("slot_at"), from_at.label("from_at"), func.now().label("now"))
+        query = select(pools, *times).where(pools.c.name == pool)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else Slot(pool_record(row), row["now"], row["slot_at"], row["from_at"])
+
+    async def pending(self, pool: PoolRecord) -> str | None:
+        """Return the plan of a pool as it is now that is being made and may still be in time."""
+        c = pool_plans.c
+        query = select(c.id).where(
+            c.pool == pool.name,
+            c.revision == pool.revision,
+            c.outcome.is_(None),
+            c.state.in_(LIVE),
+            c.deadline_at > func.now(),
+            c.submitted_at >= pool.created_at,
+        )
+        return (await self._connection.execute(query.order_by(c.id.desc()).limit(1))).scalar()
+
+    async def lock(self, plan_id: str) -> tuple[LockedPool | None, PlanRecord] | None:
+        """Lock a plan's pool, if it is there still, and then the plan; return both."""
+        c, connection = pool_plans.c, self._connection
+        name = (await connection.execute(select(c.pool).where(c.id == plan_id))).scalar()
+        if name is None:
+            return None
+        pool = None
+        if (await connection.execute(select(pools.c.name).where(pools.c.name == name).with_for_update())).scalar():
+            # Read after the lock: who had it may have put another plan in force.
+            in_force = select(c.submitted_at).where(c.id == pools.c.plan_id).scalar_subquery()
+            query = select(pools, func.now().label("now"), in_force.label("in_force_since"))
+            found = (await connection.execute(query.where(pools.c.name == name))).mappings().one()
+            pool = LockedPool(pool_record(found), found["now"], found["in_force_since"])
+        columns = (*SUMMARY, c.problem["made_at"].astext.label("made_at"))
+        locked = select(*columns).where(c.id == plan_id).with_for_update()
+        row = (await connection.execute(locked)).mappings().one_or_none()
+        if row is None:
+            return None
+        plan = PlanRecord(
+            id=row["id"],
+            pool=row["pool"],
+            revision=row["revision"],
+            state=WorkState(row["state"]),
+            outcome=None if row["outcome"] is None else PlanOutcome(row["outcome"]),
+            from_at=row["from_at"],
+            deadline_at=row["deadline_at"],
+            submitted_at=row["submitted_at"],
+            ended_at=row["ended_at"],
+            made_at=datetime.fromisoformat(row["made_at"]),
+        )
+        return pool, plan
+
+    async def decide(self, plan: PlanRecord, outcome: PlanOutcome) -> None:
+        """Write an outcome, and put the plan in force if it is that; both rows are locked."""
+        c = pool_plans.c
+        await self._connection.execute(
+            update(pool_plans)
+            .where(c.id == plan.id, c.outcome.is_not_distinct_from(plan.outcome))
+            .values(_ended_as(outcome))
+        )
+        if outcome is not PlanOutcome.APPLIED:
+            return
+        in_force = update(pools).where(pools.c.name == plan.pool)
+        await self._connection.execute(in_force.values(plan_id=plan.id, planned_at=func.now()))
+        waits = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
+        older = (c.pool == plan.pool) & (c.submitted_at < plan.submitted_at) & waits
+        await self._connection.execute(update(pool_plans).where(older).values(_ended_as(PlanOutcome.SUPERSEDED)))
+
+    async def supersede(self, pool: str) -> None:
+        """End the plans of a pool that are being made or proposed."""
+        c = pool_plans.c
+        waits = or_(c.outcome.is_(None), c.outcome == PlanOutcome.PROPOSED)
+        ended = update(pool_plans).where(c.pool == pool, waits).values(_ended_as(PlanOutcome.SUPERSEDED))
+        await self._connection.execute(ended)
+
+    async def page(
+        self, pool: str, *, outcomes: Sequence[PlanOutcome], before: str | None, limit: int
+    ) -> list[PoolPlanSummary]:
+        """Return a pool's plans, newest first."""
+        query = _of_pool(pool, SUMMARY)
+        if outcomes:
+            query = query.where(pool_plans.c.outcome.in_(outcomes))
+        if before is not None:
+            query = query.where(pool_plans.c.id < before)
+        rows = (await self._connection.execute(query.order_by(pool_plans.c.id.desc()).limit(limit))).mappings()
+        return [PoolPlanSummary.model_validate(dict(row)) for row in rows]
+
+    async def find(self, pool: str, plan_id: str) -> PoolPlanDetail | None:
+        """Return a plan of a pool whole, if there is such a one."""
+        query = _of_pool(pool, (*SUMMARY, pool_plans.c.result)).where(pool_plans.c.id == plan_id)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else PoolPlanDetail.model_validate(dict(row))
+
+
+def _of_pool(pool: str, columns: tuple[Any, ...]) -> Select[*tuple[Any, ...]]:
+    # An earlier pool of this name may have been another tenant's.
+    is_its = (pools.c.name == pool_plans.c.pool) & (pool_plans.c.submitted_at >= pools.c.created_at)
+    query: Select[*tuple[Any, ...]] = select(*columns).join(pools, is_its).where(pool_plans.c.pool == pool)
+    return query
+
+
+def _ended_as(outcome: PlanOutcome) -> dict[str, Any]:
+    """Return what is written with an outcome: work that is not wanted any more is cancelled."""
+    c = pool_plans.c
+    is_live = c.state.in_(LIVE)
+    return {
+        "outcome": outcome,
+        "decided_at": func.now(),
+        "state": case((is_live, WorkState.CANCELLED), else_=c.state),
+        "ended_at": case((is_live, func.now()), else_=c.ended_at),
+        "claim": None,
+        "lease_until": None,
+    }

@@ -1,0 +1,44 @@
+"""Queries on what was reported of pools' traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, func
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.db.tables.pools import pool_traffic
+
+Counts = dict[str, dict[str, int]]
+"""Requests of a window: by what partitions are counted as and by class, classes without any left out."""
+
+
+@dataclass(frozen=True)
+class WindowCounts:
+    """What one source saw of a pool in one window."""
+
+    start_at: datetime
+    counts: Counts
+
+
+class TrafficRows:
+    """Queries on windows of traffic."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def replace(self, pool: str, source: str, windows: Sequence[WindowCounts]) -> None:
+        """Write windows; what the source said of them before is replaced."""
+        rows = [{"pool": pool, "start_at": each.start_at, "source": source, "counts": each.counts} for each in windows]
+        statement = insert(pool_traffic)
+        keys = list(pool_traffic.primary_key.columns)
+        replaced = {"counts": statement.excluded.counts}
+        await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
+
+    async def delete_older(self, keep_days: float) -> int:
+        """Delete windows that are older than is kept, and return how many."""
+        kept = func.now() - timedelta(days=keep_days)
+        return (await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount
