@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from optimizer_service import endpoints
-from optimizer_service.length_model import training_repository
 from optimizer_service.length_trainer import LengthTrainer
 from optimizer_service.queue import (
     PLAN_QUEUE,
@@ -24,7 +23,8 @@ from optimizer_service.queue import (
     optimizer_celery,
     training_celery,
 )
-from optimizer_service.repository import solve_repository
+from optimizer_service.repository.lengths import training_repository
+from optimizer_service.repository.solves import solve_repository
 from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
@@ -70,7 +70,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 Sweeper("solve", repository, queue, settings),
                 Sweeper("solve", of_plans, plan_queue, plan_settings),
                 Sweeper("training", trainings, training_queue, settings),
-                LengthTrainer(engine, trainings, training_queue, settings),
+                LengthTrainer(trainings, training_queue, settings),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield

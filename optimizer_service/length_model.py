@@ -7,67 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-import asyncpg
-import numpy as np
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.core.domain.arrays import Floats
+from optimizer_service.repository.lengths import (
+    TrainedModel,
+    read_history,
+    read_in_force,
+    read_made,
+    store_model,
+    training_repository,
+)
 from services.core.domain.errors import DomainError
-from services.core.profiles.job_group import GROUP_VERSION, job_group
-from services.core.profiles.recurrence import Runs
-from services.db.background import WorkRepository
-from services.db.database import connect
+from services.core.profiles.job_group import GROUP_VERSION
 from services.db.engine import is_connection_error
-from services.db.lengths import HISTORY
-from services.db.tables.predictions import length_trainings
 from services.kit.background.worker import Worker
 from services.kit.celery import leave_process
 from services.kit.logging import Log
-from services.learning.length_table import LengthTable
 
 log = Log(__name__)
-
-PAGE = 20_000
-
-SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[])"
-
-KEEP_GROUPS = """
-INSERT INTO job_predictions (job_id, group_version, group_id, user_id)
-SELECT job_id, $4, group_id, user_id
-  FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS g (job_id, group_id, user_id)
-ON CONFLICT (job_id) DO UPDATE
-   SET group_version = excluded.group_version, group_id = excluded.group_id, user_id = excluded.user_id
-"""
-
-OLDEST = """
-SELECT ended_at FROM jobs WHERE state = 'succeeded' AND ended_at <= $1 ORDER BY ended_at DESC, id DESC OFFSET $2 LIMIT 1
-"""
-
-ACTIVE = "SELECT id, through_at, group_version, content FROM length_models WHERE is_active"
-
-STANDS = "SELECT true FROM length_trainings WHERE id = $1 AND state = 'running' AND claim = $2 FOR UPDATE"
-
-STORE = """
-INSERT INTO length_models (id, through_at, group_version, jobs, groups, evaluation, content)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
-"""
-
-MADE = "SELECT jobs, is_active AS active, evaluation FROM length_models WHERE id = $1"
-
-PURGE = """
-DELETE FROM length_models WHERE NOT is_active
-   AND id NOT IN (SELECT id FROM length_models ORDER BY trained_at DESC, id DESC LIMIT $1)
-"""
-
-
-def training_repository(engine: AsyncEngine) -> WorkRepository:
-    """Return the queries on trainings."""
-    columns = length_trainings.c
-    summary = tuple(columns[name] for name in ("id", "state", "submitted_at", "started_at", "ended_at", "attempts"))
-    return WorkRepository(engine, length_trainings, None, "training", summary)
 
 
 def training_worker(
@@ -82,28 +42,32 @@ def training_worker(
     """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps so many models."""
 
     def answer(row: Any, worker: Worker) -> Any:
-        if made := worker.ask(lambda: _made(database_url, row.id)):
-            return made  # by a worker that died before it could say so
+        if result := worker.ask(lambda: read_made(database_url, row.id)):
+            return result  # by a worker that died before it could say so
         through = datetime.fromisoformat(row.problem["through"])
         history, ended_s = worker.ask(lambda: read_history(database_url, through, max_jobs))
         if not len(history):
             raise DomainError("No job has succeeded.")
         from services.learning.training import learn  # scikit-learn: a tenth of a second, for this task alone
 
-        last, last_through_s = worker.ask(lambda: _in_force(database_url))
+        last, last_through_s = worker.ask(lambda: read_in_force(database_url))
         learned = learn(history, ended_s, last, last_through_s)
         evaluation = {
             "new": asdict(learned.new),
             "last": None if learned.last is None else asdict(learned.last),
             "user_median": asdict(learned.user_median),
         }
-        columns = (through, GROUP_VERSION, len(history), len(learned.table.groups), evaluation)
-        content = learned.table.to_bytes()
-
-        async def store() -> bool:
-            return await _store(database_url, row, columns, content, learned.is_better, models_kept)
-
-        stored = worker.ask(store)
+        made = TrainedModel(
+            id=row.id,
+            through=through,
+            group_version=GROUP_VERSION,
+            jobs=len(history),
+            groups=len(learned.table.groups),
+            evaluation=evaluation,
+            content=learned.table.to_bytes(),
+            is_better=learned.is_better,
+        )
+        stored = worker.ask(lambda: store_model(database_url, made, row.claim, models_kept))
         log.info("lengths.trained", id=row.id, jobs=len(history), active=learned.is_better, stored=stored)
         return {"jobs": len(history), "active": learned.is_better, "evaluation": evaluation}
 
@@ -116,90 +80,3 @@ def training_worker(
         is_away=is_connection_error,
         on_lost_claim=on_lost_claim,
     )
-
-
-async def read_history(database_url: str, through: datetime, max_jobs: int) -> tuple[Runs, Floats]:
-    """Return the newest jobs that had succeeded by then, in the order of their ends, and those ends, UTC seconds.
-
-    Jobs whose group is not known, or of another version, get theirs here.
-    """
-    connection = await connect(database_url, application_name="length-history")
-    columns: tuple[list[int], list[int], list[float], list[float]] = ([], [], [], [])
-    try:
-        oldest = await connection.fetchval(OLDEST, through, max_jobs)
-        after: tuple[datetime, str] = (oldest or datetime(1970, 1, 1, tzinfo=UTC), "~" if oldest else "")
-        while True:
-            rows = await connection.fetch(HISTORY, *after, through, PAGE)
-            groups = await _grouped(connection, [row["id"] for row in rows if row["group_version"] != GROUP_VERSION])
-            for row in rows:
-                group, user = groups.get(row["id"], (row["group_id"], row["user_id"]))
-                for column, value in zip(
-                    columns, (group, user, row["gpu_s"], row["ended_at"].timestamp()), strict=True
-                ):
-                    column.append(value)
-            if len(rows) < PAGE:
-                break
-            after = (rows[-1]["ended_at"], rows[-1]["id"])
-    finally:
-        await connection.close()
-    group, user, gpu_s, ended_s = columns
-    return (
-        Runs(np.array(group, np.int64), np.array(user, np.int64), np.array(gpu_s, np.float64)),
-        np.array(ended_s, np.float64),
-    )
-
-
-async def _grouped(connection: asyncpg.Connection, job_ids: list[str]) -> dict[str, tuple[int, int]]:
-    """Work out and keep the groups of these jobs."""
-    if not job_ids:
-        return {}
-    rows = await connection.fetch(SPECS, job_ids)
-    found = {row["id"]: job_group(row["tenant_id"], row["spec"]) for row in rows}
-    groups, users = ([pair[at] for pair in found.values()] for at in (0, 1))
-    await connection.execute(KEEP_GROUPS, list(found), groups, users, GROUP_VERSION)
-    return found
-
-
-async def _made(database_url: str, model_id: str) -> dict[str, Any] | None:
-    """Return the result of a training whose model is there already."""
-    connection = await connect(database_url, application_name="length-history")
-    try:
-        row = await connection.fetchrow(MADE, model_id)
-    finally:
-        await connection.close()
-    return None if row is None else dict(row)
-
-
-async def _in_force(database_url: str) -> tuple[LengthTable | None, float]:
-    """Return the table in force, if it knows today's groups, and until when it knows the jobs, UTC seconds."""
-    connection = await connect(database_url, application_name="length-history")
-    try:
-        row = await connection.fetchrow(ACTIVE)
-    finally:
-        await connection.close()
-    if row is None or row["group_version"] != GROUP_VERSION:
-        return None, 0.0
-    try:
-        return LengthTable.from_bytes(row["content"]), row["through_at"].timestamp()
-    except DomainError as error:
-        log.error("lengths.unreadable", id=row["id"], error=str(error))
-        return None, 0.0
-
-
-async def _store(
-    database_url: str, training: Any, columns: tuple[Any, ...], content: bytes, is_better: bool, models_kept: int
-) -> bool:
-    """Keep a model and put it in force if it is better, unless another worker has taken the training over."""
-    connection = await connect(database_url, application_name="length-history")
-    try:
-        async with connection.transaction():
-            if not await connection.fetchval(STANDS, training.id, training.claim):
-                return False
-            await connection.execute(STORE, training.id, *columns, content)
-            if is_better:
-                await connection.execute("UPDATE length_models SET is_active = false WHERE is_active")
-                await connection.execute("UPDATE length_models SET is_active = true WHERE id = $1", training.id)
-            await connection.execute(PURGE, models_kept)
-        return True
-    finally:
-        await connection.close()

@@ -6,15 +6,10 @@ services may run it: the same history is one training, and only one is pending a
 
 from __future__ import annotations
 
-from datetime import datetime
-
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
-
+from optimizer_service.repository.lengths import TrainingRepository
 from optimizer_service.settings import OptimizerSettings
 from services.contracts.background import Draft, TooManyPendingError, WorkProblem
 from services.kit.background.queue import TaskQueue
-from services.kit.background.store import WorkStore
 from services.kit.background.work_queue import sha256
 from services.kit.ids import new_id
 from services.kit.logging import Log
@@ -24,23 +19,11 @@ log = Log(__name__)
 
 OWNER = "installation"
 
-DUE = text("""
-SELECT max(j.ended_at) AS through, count(*) AS jobs
-  FROM jobs j
- WHERE j.state = 'succeeded' AND j.spec -> 'service' IS NULL
-   AND j.ended_at > coalesce((SELECT max((problem ->> 'through')::timestamptz) FROM length_trainings
-                               WHERE state <> 'failed'), '-infinity')
-   AND NOT EXISTS (SELECT FROM length_trainings
-                    WHERE state IN ('queued', 'running') OR submitted_at > now() - make_interval(secs => :interval_s))
-""")
-"""The jobs that have succeeded since the last training; none while one is pending or was begun within the interval."""
-
 
 class LengthTrainer:
     """Looks whether a training is due."""
 
-    def __init__(self, engine: AsyncEngine, store: WorkStore, queue: TaskQueue, settings: OptimizerSettings) -> None:
-        self._engine = engine
+    def __init__(self, store: TrainingRepository, queue: TaskQueue, settings: OptimizerSettings) -> None:
         self._store = store
         self._queue = queue
         self._settings = settings
@@ -51,12 +34,10 @@ class LengthTrainer:
 
     async def look(self) -> str | None:
         """Submit a training if one is due; return its id."""
-        async with self._engine.connect() as connection:
-            row = (await connection.execute(DUE, {"interval_s": self._settings.train_interval_s})).one()
-        if row.jobs < self._settings.train_min_jobs:
+        new = await self._store.new_jobs(self._settings.train_interval_s)
+        if new.through is None or new.jobs < self._settings.train_min_jobs:
             return None
-        through: datetime = row.through
-        document = {"through": through.isoformat()}
+        document = {"through": new.through.isoformat()}
         digest = sha256("lengths", document)
         draft = Draft(new_id("length"), OWNER, OWNER, WorkProblem(document, digest), None, digest)
         try:
@@ -64,7 +45,7 @@ class LengthTrainer:
         except TooManyPendingError:
             return None
         if submitted.is_new:
-            log.info("lengths.training", id=submitted.id, new_jobs=row.jobs)
+            log.info("lengths.training", id=submitted.id, new_jobs=new.jobs)
             if await self._queue.send(submitted.id):
                 await self._store.mark_enqueued(submitted.id)
         return submitted.id

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.kinds import KINDS
-from optimizer_service.repository import solve_repository
+from optimizer_service.repository.solves import solve_repository
 from services.core.domain.errors import DomainError
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer_service.length_model import read_history
+from optimizer_service.repository.lengths import read_history
 from services.db.database import Database
 from services.learning.length_table import LengthTable
 from services.learning.training import learn

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from optimizer_service.length_model import read_history
+from optimizer_service.repository.lengths import read_history
 from services.core.profiles.job_group import GROUP_VERSION, job_group
 from services.db.database import connect
 from services.learning.length_table import LengthTable
