@@ -1,4 +1,4 @@
-"""The queue of work: messages that carry an id. Losing one, or having it twice, costs time and nothing else."""
+"""The queue of work: messages that contain an id. A lost or repeated message only costs time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TaskQueue:
     async def send(self, work_id: str) -> bool:
         """Send a message for work that is committed, and return whether the broker took it.
 
-        It never raises: the row is there, and the sweeper sends what was not sent.
+        It never raises: the row is stored, and the sweeper sends messages that were not sent.
         """
         try:
             # Celery publishes synchronously.
@@ -42,7 +42,7 @@ class TaskQueue:
 
     async def waiting(self) -> int:
         """Return how many messages wait for a worker."""
-        return int(await self._redis.llen(queue_key(self._queue)))  # type: ignore[misc]  # redis-py types it for both worlds
+        return int(await self._redis.llen(queue_key(self._queue)))  # type: ignore[misc]  # redis-py has one type for its sync and async clients
 
     async def ping(self) -> None:
         """Return once the broker has answered."""

@@ -1,4 +1,4 @@
-"""What this room needs of the database; ``services.db.background`` documents each."""
+"""The queries that background work needs; ``services.db.background`` documents each."""
 
 from __future__ import annotations
 

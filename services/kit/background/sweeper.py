@@ -1,7 +1,7 @@
-"""Put right what a crash left behind, and forget what is old.
+"""Repair what a crash left behind, and delete what is old.
 
-A loop in the service and not Celery beat: it must work while the broker has lost everything, it needs no schedule file
-and no process of its own, and any number of services may run it, because each step is one guarded statement.
+A loop in the service and not Celery beat: it must work when the broker has lost all messages, it needs no schedule file
+and no process of its own, and any number of services can run it, because each step is one guarded statement.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ log = Log(__name__)
 
 
 class Sweeper:
-    """Looks for work that nobody does."""
+    """Finds work that no worker is doing."""
 
     def __init__(self, what: str, store: WorkStore, queue: TaskQueue | None, settings: WorkSettings) -> None:
-        """Take what one piece of work is called, its table, and its queue, if workers are sent messages at all."""
+        """Create a sweeper for a kind of work, its table, and its queue if workers get messages."""
         self._what = what
         self._store = store
         self._queue = queue
         self._settings = settings
 
     async def run(self) -> None:
-        """Sweep until cancelled. A sweep that fails (the database or the broker is away) is left to the next."""
+        """Sweep until cancelled. A sweep that fails (the database or the broker is unreachable) is left to the next."""
         await repeat(self.sweep, self._settings.sweep_s, failed="sweep.failed")
 
     async def sweep(self) -> None:

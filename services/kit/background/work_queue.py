@@ -1,4 +1,4 @@
-"""What callers may do with background work: submit it, see it, cancel it."""
+"""What callers can do with background work: submit, read and cancel it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def sha256(kind: str, document: Any) -> bytes:
 
 
 class WorkQueue:
-    """One kind of work, such as ``solve``, with which its ids begin.
+    """One kind of work, such as ``solve``, which is also the prefix of its ids.
 
-    A user reaches its tenant's, an operator everyone's.
+    A user has access to the work of its tenant, an operator to all work.
     """
 
     def __init__(self, what: str, store: WorkStore, queue: TaskQueue, max_pending_per_tenant: int) -> None:
@@ -42,21 +42,22 @@ class WorkQueue:
     async def submit(
         self, caller: Identity, key: str | None, body_sha256: bytes, resolve: Callable[[], Awaitable[WorkProblem]]
     ) -> tuple[Any, bool]:
-        """Accept work: it is in the database on return, and a message for it on its way.
+        """Accept work. On return it is in the database, and a message for it has been sent.
 
-        The same idempotency key, and the same problem while it is queued, running or answered, give the same work.
+        The same idempotency key returns the same work, and so does the same problem unless it failed or was cancelled.
 
         Args:
-            caller: Who asks.
+            caller: Who submits it.
             key: The idempotency key, if there is one.
-            body_sha256: What a key used twice must agree on.
-            resolve: Makes the problem; called only for a key not known.
+            body_sha256: Hash of the body; it must be the same whenever a key is used again.
+            resolve: Makes the problem; called only if the key is new.
 
         Returns:
             The summary's row, and whether the work is new.
 
         Raises:
-            ProblemError: 422 for a key used for another body, 429 with too much pending, and what ``resolve`` raises.
+            ProblemError: 422 for a key that was used with another body, 429 with too much pending, and what
+                ``resolve`` raises.
         """
         try:
             submitted = await self._submit(caller, key, body_sha256, resolve)
@@ -81,10 +82,10 @@ class WorkQueue:
         return await self._store.summary(submitted.id), submitted.is_new
 
     async def find(self, work_id: str, caller: Identity) -> Any:
-        """Return a row whole.
+        """Return a row with all its columns.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is no such work that the caller may see.
         """
         row = await self._store.find(self._checked(work_id), None if caller.is_operator else caller.tenant_id)
         if row is None:
@@ -101,10 +102,10 @@ class WorkQueue:
         tenant: str | None,
         also: Mapping[str, Any] | None = None,
     ) -> tuple[Sequence[Any], str | None]:
-        """Return one page of rows, newest first, and the next page's cursor; ``tenant`` is heard of operators only.
+        """Return one page of rows, newest first, and the next page's cursor; only operators can choose the ``tenant``.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         if cursor is not None and not self._id.fullmatch(cursor):
             detail = "This is not a cursor of this list."
@@ -118,7 +119,7 @@ class WorkQueue:
         """Cancel work and return its row; cancelling it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
+            ProblemError: 404 if there is no such work that the caller may see, 409 if it has ended otherwise.
         """
         cancelled = await self._store.cancel(self._checked(work_id), caller)
         row = await self.find(work_id, caller)
@@ -132,7 +133,7 @@ class WorkQueue:
     async def _submit(
         self, caller: Identity, key: str | None, body_sha256: bytes, resolve: Callable[[], Awaitable[WorkProblem]]
     ) -> Submitted:
-        if key is not None:  # before resolving: what the request refers to may have changed since
+        if key is not None:  # before resolving, as what the request refers to may have changed since
             known = await self._store.submitted(caller.tenant_id, key, body_sha256)
             if known is not None:
                 return Submitted(known, is_new=False)
@@ -141,7 +142,7 @@ class WorkQueue:
         return await self._store.submit(draft, self._max_pending)
 
     def _checked(self, work_id: str) -> str:
-        """Return an id that could be one; PostgreSQL could not even be asked for some texts."""
+        """Return the id if it has the form of one; PostgreSQL does not accept every text as a parameter."""
         if not self._id.fullmatch(work_id):
             raise not_found(self._what)
         return work_id

@@ -1,7 +1,7 @@
-"""What a worker does with an id: claim its row, work, write the answer while the claim stands.
+"""What a worker does with an id: claim its row, do the work, and write the answer if the claim is still valid.
 
-The work runs in the main thread, where Celery's soft time limit can reach it. Everything that talks to the database
-runs in an event loop on a thread of its own, so that the claim is renewed while a solver computes for minutes.
+The work runs in the main thread, where Celery's soft time limit interrupts it. All queries run in an event loop on a
+separate thread, so that the claim is renewed while a solver computes for minutes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = Log(__name__)
 R = TypeVar("R")
 
 DATABASE_PATIENCE_S = 60.0
-"""How long an answer is held on to while the database is away; after that the work is done anew."""
+"""How long an answer is kept while the database is unreachable; after that the work is done again."""
 
 
 class Worker:
-    """Does one piece of work at a time, in whichever process of the pool made it.
+    """Does one piece of work at a time, in the worker process that created it.
 
     Attributes:
-        progress: Columns to write with the next renewal of the claim; whoever works sets them as it gets on.
+        progress: Columns to write with the next renewal of the claim; the work sets them as it proceeds.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Worker:
         is_away: Callable[[BaseException], bool],
         on_lost_claim: Callable[[], None] = leave_process,
     ) -> None:
-        """Make a worker.
+        """Create a worker.
 
         Args:
-            what: One piece of work, for the log.
+            what: Name of one piece of work, for the log.
             store: Its table.
-            answer: Does the work: the row and this worker in, the result out as JSON. What it raises as
-                ``DomainError``, ``PolicyConfigError`` or ``ValidationError`` is the problem's own fault.
-            lease_s: How long the claim stands without being renewed.
-            took: The column that takes how long the work took, seconds.
-            is_away: Whether an exception says that the database does not answer.
-            on_lost_claim: Ends the work when nobody waits for it any more.
+            answer: Does the work: takes the row and this worker, and returns the result as JSON. It raises
+                ``DomainError``, ``PolicyConfigError`` or ``ValidationError`` for an invalid problem.
+            lease_s: How long the claim is valid without being renewed.
+            took: Column for how long the work took, in seconds.
+            is_away: Whether an exception means that the database does not answer.
+            on_lost_claim: Ends the work when its claim was lost, so that its result is not needed any more.
         """
         self.progress: dict[str, Any] = {}
         self._what = what
@@ -74,7 +74,7 @@ class Worker:
         self._thread.start()
 
     def run(self, work_id: str) -> None:
-        """Do the work, unless another worker does or did, or nobody wants it any more."""
+        """Do the work, unless another worker is doing or has done it, or it was cancelled."""
         claim = new_id("claim")
         row = self.ask(lambda: self._store.claim(work_id, claim, self._lease_s))
         if row is None:
@@ -94,7 +94,7 @@ class Worker:
         self._write(work_id, claim, answer, time.monotonic() - began_s)
 
     def ask(self, query: Callable[[], Awaitable[R]]) -> R:
-        """Run a query on the loop's thread, again and again while the database is away."""
+        """Run a query on the event loop's thread, and repeat it while the database is unreachable."""
         deadline_s = time.monotonic() + DATABASE_PATIENCE_S
         while True:
             try:
@@ -106,17 +106,17 @@ class Worker:
                 time.sleep(0.5)
 
     def save(self, **columns: Any) -> bool:
-        """Write columns of the row under way now, for whoever takes the work up if this worker dies.
+        """Write columns of the current row, for the worker that continues if this one dies.
 
         Returns:
-            Whether the claim still stands; if it does not, nothing is written.
+            Whether the claim is still valid; if it is not, nothing is written.
         """
-        assert self._claimed is not None, "nothing is under way"
+        assert self._claimed is not None, "there is no current work"
         work_id, claim = self._claimed
         return self.ask(lambda: self._store.renew(work_id, claim, self._lease_s, **columns))
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Do something last (give back the connections) and end the thread."""
+        """Run ``last``, which closes the connections, and end the thread."""
         asyncio.run_coroutine_threadsafe(last, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -149,7 +149,7 @@ class Worker:
             await asyncio.sleep(self._lease_s / 5)
             try:
                 stands = await self._store.renew(work_id, claim, self._lease_s, **self.progress)
-            except Exception as error:  # the answer is written only if the claim still stands by then
+            except Exception as error:  # the answer is written only if the claim is still valid by then
                 log.warning("claim.not_renewed", id=work_id, error=str(error) or type(error).__name__)
                 continue
             if not stands:
