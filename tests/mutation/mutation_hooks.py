@@ -21,6 +21,7 @@ import pytest
 
 MEASURED_S = 2.0
 """How much of its processor time a test is measured for."""
+MEASURED_EXAMPLES = 5
 _MAP = os.environ.get("MUTATION_MAP")
 _PLAN = os.environ.get("MUTATION_PLAN")
 
@@ -48,10 +49,12 @@ class _Mapper:
         )
         self._coverage.start()
         self._tests: dict[str, dict[str, Any]] = {}
+        self._times: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         _forget()
+        self._times[item.nodeid] = _with_few_examples(item)
         self._coverage.switch_context(item.nodeid)
         # What a test has not executed after seconds of work it hardly will, and measured code is slow.
         stopped: list[int] = []
@@ -67,7 +70,7 @@ class _Mapper:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = self._tests.setdefault(report.nodeid, {"seconds": 0.0, "passed": True, "ran": False})
-        test["seconds"] += report.duration
+        test["seconds"] += report.duration * self._times[report.nodeid]
         test["passed"] = test["passed"] and not report.failed
         test["ran"] = test["ran"] or (report.when == "call" and report.passed)
 
@@ -77,6 +80,20 @@ class _Mapper:
         (self._folder / f"tests.{os.getpid()}.json").write_text(json.dumps(self._tests))
         others = [name for name, module in list(sys.modules.items()) if _is_of_others(module)]
         (self._folder / f"modules.{os.getpid()}.json").write_text(json.dumps(others))
+
+
+def _with_few_examples(item: pytest.Item) -> float:
+    """Let a property be tried on few examples, which execute what more would; return how many times as many it has."""
+    test: Any = getattr(item, "obj", None)
+    usual: hypothesis.settings | None = getattr(test, "_hypothesis_internal_use_settings", None)
+    if usual is None:
+        return 1.0
+    examples = vars(test).setdefault(
+        "_usual_examples", usual.max_examples
+    )  # those of a function with parameters share it
+    fewer = min(MEASURED_EXAMPLES, examples)
+    test._hypothesis_internal_use_settings = hypothesis.settings(usual, max_examples=fewer)
+    return examples / fewer
 
 
 def _forget() -> None:
