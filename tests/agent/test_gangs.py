@@ -1,0 +1,116 @@
+"""Which gangs a node starts and when: devices, generations, and what is left of the lease."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_agent import shim
+from gpu_agent.gangs import Gang, Gangs
+from gpu_agent.launch import Launcher
+from services.contracts.commands import StartGang
+from services.contracts.jobs import JobSpec
+from services.contracts.nodes import RankState
+
+LEASE_S = 30.0
+
+
+def a_start(job: str, generation: int, devices: list[int]) -> StartGang:
+    return StartGang(
+        allocation_id=f"{job}.{generation}",
+        job_id=job,
+        generation=generation,
+        tenant_id="default",
+        spec=JobSpec.model_validate({"name": "a", "command": ["true"], "gpus": {"min": len(devices)}}),
+        devices=devices,
+        node_rank=0,
+        nnodes=1,
+        world_size=len(devices),
+        rank_offset=0,
+        master_addr="10.0.0.1",
+        master_port=29_500,
+    )
+
+
+class Clock:
+    """The clock of leases, at a time that the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(shim, "clock", clock)
+    return clock
+
+
+@pytest.fixture
+def gangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gangs:
+    """The gangs of a node of four devices; those that would start only hold their devices."""
+    launcher = Launcher(
+        checkpoint_folders=[tmp_path], agent_url="http://x", pass_environment=[], engine=None, device_count=4
+    )
+    gangs = Gangs(tmp_path, launcher)
+
+    async def nothing(gang: Gang) -> None:
+        pass
+
+    monkeypatch.setattr(gangs, "_launch", nothing)
+    gangs.load()
+    return gangs
+
+
+async def owners_after(gangs: Gangs, clock: Clock, after_s: float) -> dict[int, str]:
+    """Return who holds which device when the node looks so long after it sent a heartbeat that named all its gangs."""
+    names = {gang.allocation_id for gang in gangs}
+    gangs.answer(names, names, clock.now_s, LEASE_S)
+    clock.now_s += after_s
+
+    async def ignored(_: dict[int, str]) -> None:
+        pass
+
+    await gangs.tick(ignored)
+    return gangs.owners()
+
+
+@pytest.mark.parametrize(("after_s", "starts"), [(0.0, True), (0.8 * LEASE_S, True), (0.8 * LEASE_S + 0.01, False)])
+async def test_a_gang_does_not_start_in_the_last_fifth_of_a_lease(
+    gangs: Gangs, clock: Clock, after_s: float, starts: bool
+) -> None:
+    gangs.accept(a_start("job_1", 1, [0, 1]))
+
+    assert await owners_after(gangs, clock, after_s) == ({0: "job_1.1", 1: "job_1.1"} if starts else {})
+    assert set((await owners_after(gangs, clock, 0.0)).values()) == {"job_1.1"}, "the next answer renews the lease"
+
+
+async def test_a_start_of_an_older_generation_is_late_and_does_nothing(gangs: Gangs, clock: Clock) -> None:
+    gangs.accept(a_start("job_1", 2, [0]))
+    gangs.accept(a_start("job_1", 1, [1]))
+
+    assert await owners_after(gangs, clock, 0.0) == {0: "job_1.2"}
+    assert gangs.get("job_1.1") is None
+
+
+async def test_a_newer_generation_ends_the_older_one(gangs: Gangs, clock: Clock) -> None:
+    gangs.accept(a_start("job_1", 1, [0]))
+    gangs.accept(a_start("job_1", 2, [1]))
+
+    await owners_after(gangs, clock, 0.0)
+    older = gangs.get("job_1.1")
+    assert older is not None
+    assert older.state is RankState.EXITED
+    assert gangs.owners() == {1: "job_1.2"}
+
+
+async def test_a_device_has_one_holder(gangs: Gangs, clock: Clock) -> None:
+    gangs.accept(a_start("job_1", 1, [0, 1]))
+    gangs.accept(a_start("job_2", 1, [1, 2]))
+    gangs.accept(a_start("job_3", 1, [3]))
+
+    assert await owners_after(gangs, clock, 0.0) == {0: "job_1.1", 1: "job_1.1", 3: "job_3.1"}
