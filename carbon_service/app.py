@@ -17,66 +17,23 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from carbon_service import carbon_aware, endpoints
 from carbon_service.learner import Learner
 from carbon_service.poller import Keep, Poller
-from carbon_service.providers.electricity_maps import ElectricityMaps
+from carbon_service.providers.entry import ProviderContext
 from carbon_service.providers.http import Pacing
-from carbon_service.providers.pjm import Pjm
-from carbon_service.providers.protocol import Provider
-from carbon_service.providers.recorded import Recorded
-from carbon_service.providers.uk import UkCarbonIntensity
-from carbon_service.providers.watttime import WattTime
+from carbon_service.providers.registry import build_providers, known_providers, read_settings
 from carbon_service.replay import Replay
 from carbon_service.repository import Repository
 from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
-from carbon_service.zones import ZoneConfigError, Zones, build_zones
+from carbon_service.zones import Zones, build_zones
 from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
+from services.kit.plugins import PluginError
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
 NowS = Callable[[], float]
-
-
-def build_providers(
-    settings: Settings, replay: Replay, http: httpx.AsyncClient, now_s: NowS, pacing: Pacing
-) -> dict[str, Provider]:
-    """Return the providers that the settings use."""
-    makers: dict[str, Callable[[], Provider]] = {
-        "recorded": lambda: Recorded(replay, now_s),
-        "uk": lambda: UkCarbonIntensity(http, now_s, pacing, settings.uk_url),
-        "electricity_maps": lambda: ElectricityMaps(
-            http,
-            now_s,
-            pacing,
-            settings.electricity_maps_token.get_secret_value(),
-            settings.electricity_maps_signals,
-            settings.electricity_maps_url,
-        ),
-        "watttime": lambda: WattTime(
-            http,
-            now_s,
-            pacing,
-            settings.watttime_username,
-            settings.watttime_password.get_secret_value(),
-            settings.watttime_regions,
-            settings.watttime_signals,
-            settings.watttime_url,
-        ),
-        "pjm": lambda: Pjm(
-            http,
-            now_s,
-            pacing,
-            settings.pjm_key.get_secret_value(),
-            settings.pjm_pnodes,
-            settings.pjm_resolution,
-            settings.pjm_requests_per_minute,
-            settings.pjm_url,
-        ),
-    }
-    used = {name for names in settings.sources.values() for name in names}
-    return {name: makers[name]() for name in makers if name in used}
 
 
 def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
@@ -87,14 +44,19 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
         now_s: The real clock, UTC seconds.
 
     Raises:
-        ZoneConfigError: Zones, providers and signals do not go together.
+        ZoneConfigError: Zones, providers, their settings and signals do not go together.
+        PluginError: An installed package adds a provider that cannot be used.
     """
+    entries = known_providers()
+    chosen = read_settings(settings.sources, entries)
     http = httpx.AsyncClient(headers={"user-agent": "wattshift"})
     pacing = Pacing(timeout_s=settings.provider_timeout_s)
-    # What does not go together is told before anything is started; where the replay stands, only the database knows.
-    build_zones(
-        build_providers(settings, Replay(0.0, 0.0, 1.0), http, now_s, pacing), settings.sources, settings.default_signal
-    )
+
+    def zones_of(replay: Replay) -> Zones:
+        providers = build_providers(chosen, entries, ProviderContext(http, now_s, pacing, replay))
+        return build_zones(providers, settings.sources, settings.default_signal)
+
+    zones_of(Replay(0.0, 0.0, 1.0))  # refused before anything starts; where the replay stands, only the database knows
     engine = create_engine(settings.database_url, application_name="carbon")
     repository = Repository(engine)
 
@@ -102,8 +64,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         replay = await _started(repository, settings, now_s)
         async with http:
-            providers = build_providers(settings, replay, http, now_s, pacing)
-            zones = build_zones(providers, settings.sources, settings.default_signal)
+            zones = zones_of(replay)
             app.state.zones = zones
             app.state.carbon = CarbonService(zones, repository, now_s)
             poller = Poller(repository, _keep(settings), now_s)
@@ -158,8 +119,8 @@ def main() -> None:
         app = create_app(settings)
     except ValidationError as error:
         sys.exit("\n".join(f"carbon service: {_where(e['loc'])}{e['msg']}" for e in error.errors(include_input=False)))
-    except (ZoneConfigError, ValueError) as error:
-        sys.exit(f"carbon service: {error}")
+    except (PluginError, ValueError) as error:
+        sys.exit("\n".join(f"carbon service: {line}" for line in str(error).splitlines()))
     serve(app, "carbon", settings, settings.host, settings.port)
 
 

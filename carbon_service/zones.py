@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carbon_service.providers.protocol import Feed, Provider
-from carbon_service.repository import SourceKey
+from carbon_service.repository import RECORDED, SourceKey
 from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
@@ -91,7 +91,7 @@ def build_zones(
         sources: dict[Signal, Source] = {}
         for provider in (providers[name] for name in names):
             if provider.feed(zone) is None:
-                raise ZoneConfigError(f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}")
+                raise ZoneConfigError(_nothing_for(zone, provider))
             _add(sources, zone, provider)
         if default_signal not in sources:
             raise ZoneConfigError(
@@ -109,6 +109,12 @@ def _add(sources: dict[Signal, Source], zone: str, provider: Provider) -> None:
                 f"CARBON_PROVIDERS: {other} and {provider.name} both offer {signal} for {zone}; keep one of them"
             )
         sources[signal] = Source(SourceKey(zone, signal, provider.name), provider)
+
+
+def _nothing_for(zone: str, provider: Provider) -> str:
+    if provider.name == RECORDED:  # the provider of zones that name none
+        return f"there is no recording of {zone}; name a provider in CARBON_PROVIDERS"
+    return f"CARBON_PROVIDERS: {provider.name} has nothing for zone {zone}"
 
 
 def _listed(signals: Iterable[Signal]) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+from pydantic import AfterValidator, SecretStr
 
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings, among
 from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.values import Signals
 from services.core.domain.carbon import Signal
 
 BASE_URL = "https://api.electricitymaps.com/v3"
@@ -101,6 +104,22 @@ class ElectricityMaps:
         if answered != zone:
             raise ProviderError(f"asked for zone {zone}, Electricity Maps answered for {str(answered)[:40]!r}")
         return answer
+
+
+class ElectricityMapsSettings(ProviderSettings):
+    """Prefix ``CARBON_ELECTRICITY_MAPS_``."""
+
+    url: str = BASE_URL
+    token: SecretStr
+    signals: Annotated[Signals, AfterValidator(among(FACTORS))] = (Signal.AVERAGE_DIRECT, Signal.AVERAGE_LIFECYCLE)
+
+
+def _build(settings: ElectricityMapsSettings, context: ProviderContext) -> ElectricityMaps:
+    token = settings.token.get_secret_value()
+    return ElectricityMaps(context.http, context.now_s, context.pacing, token, settings.signals, settings.url)
+
+
+ENTRY = ProviderEntry("electricity_maps", ElectricityMapsSettings, _build)
 
 
 def _read(found: list[Any]) -> Series:

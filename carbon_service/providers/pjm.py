@@ -12,10 +12,13 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import httpx
+from pydantic import Field, SecretStr
 
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
 from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.values import Numbers
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 
@@ -104,6 +107,32 @@ class Pjm:
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
         """Return none: PJM says what happened, not what will."""
         return ()
+
+
+class PjmSettings(ProviderSettings):
+    """Prefix ``CARBON_PJM_``."""
+
+    url: str = BASE_URL
+    key: SecretStr
+    pnodes: Numbers = Field(default=PNODES, description="PJM's pricing node of each zone.")
+    resolution: Literal["fivemin", "hourly"] = "fivemin"
+    requests_per_minute: int = Field(default=6, ge=1, le=600, description="6 without a PJM membership, 600 with.")
+
+
+def _build(settings: PjmSettings, context: ProviderContext) -> Pjm:
+    return Pjm(
+        context.http,
+        context.now_s,
+        context.pacing,
+        settings.key.get_secret_value(),
+        settings.pnodes,
+        settings.resolution,
+        settings.requests_per_minute,
+        settings.url,
+    )
+
+
+ENTRY = ProviderEntry("pjm", PjmSettings, _build)
 
 
 def _read(found: list[Any], step_s: float, start_s: float, end_s: float) -> Series:

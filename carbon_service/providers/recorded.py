@@ -12,6 +12,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
+from carbon_service.providers.entry import ProviderEntry, ProviderSettings
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, Series
 from carbon_service.providers.readings import instant_s
 from carbon_service.replay import Replay
@@ -157,3 +158,6 @@ class Recorded:
     ) -> Iterator[Point]:
         for begins_s, ends_s, row in recording.within(start_s, end_s):
             yield Point(self._replay.real_at(begins_s), self._replay.real_at(ends_s), float(values[row]))
+
+
+ENTRY = ProviderEntry("recorded", ProviderSettings, lambda _, context: Recorded(context.replay, context.now_s))

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from carbon_service.providers.entry import ProviderEntry, ProviderSettings
 from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
 from carbon_service.providers.protocol import Feed, ForecastIssue, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
@@ -68,6 +69,19 @@ class UkCarbonIntensity:
         answer = await self._client.get(f"/intensity/{_minute(now_s)}/fw48h", cache_s=300.0)
         found = _read(rows(answer, "data"), lambda row: (number(field(row, "intensity", "forecast")), False))
         return (ForecastIssue(now_s, found.points, found.skipped),) if found.points else ()
+
+
+class UkSettings(ProviderSettings):
+    """Prefix ``CARBON_UK_``."""
+
+    url: str = BASE_URL
+
+
+ENTRY = ProviderEntry(
+    "uk",
+    UkSettings,
+    lambda settings, context: UkCarbonIntensity(context.http, context.now_s, context.pacing, settings.url),
+)
 
 
 def _read(found: list[Any], value_of: Callable[[Any], tuple[float | None, bool]]) -> Series:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+from pydantic import AfterValidator, Field, SecretStr
 
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings, among
 from carbon_service.providers.http import Pacing, ProviderClient, RateLimit
 from carbon_service.providers.protocol import DAY_S, Feed, ForecastIssue, Point, ProviderError, Series
 from carbon_service.providers.readings import field, instant_s, number, rows, series
+from carbon_service.values import Pairs, Signals
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 
@@ -127,6 +130,32 @@ class WattTime:
                     raise ProviderError("/login: the answer has no token")
                 self._token, self._token_until_s = token, now_s + TOKEN_S
             return self._token
+
+
+class WattTimeSettings(ProviderSettings):
+    """Prefix ``CARBON_WATTTIME_``."""
+
+    url: str = BASE_URL
+    username: str
+    password: SecretStr
+    regions: Pairs = Field(default=REGIONS, description="WattTime's region of each zone.")
+    signals: Annotated[Signals, AfterValidator(among(SIGNAL_TYPES))] = (Signal.MARGINAL,)
+
+
+def _build(settings: WattTimeSettings, context: ProviderContext) -> WattTime:
+    return WattTime(
+        context.http,
+        context.now_s,
+        context.pacing,
+        settings.username,
+        settings.password.get_secret_value(),
+        settings.regions,
+        settings.signals,
+        settings.url,
+    )
+
+
+ENTRY = ProviderEntry("watttime", WattTimeSettings, _build)
 
 
 def _read(found: list[Any], step_s: float) -> Series:

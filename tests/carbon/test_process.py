@@ -8,11 +8,16 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from sqlalchemy import text
 
 from carbon_service.app import create_app
 from carbon_service.learner import LOOK_INTERVAL_S
+from carbon_service.providers.entry import ProviderContext
+from carbon_service.providers.http import Pacing
+from carbon_service.providers.registry import PROVIDERS, build_providers, read_settings
+from carbon_service.replay import Replay
 from carbon_service.zones import ZoneConfigError
 from services.contracts.carbon import CurrentIntensity
 from services.core.domain.carbon import Signal
@@ -81,28 +86,15 @@ def test_a_zone_without_credentials_ends_the_start_with_what_is_missing() -> Non
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
-        ({"zones": "XX"}, "there is no recording of XX"),
         ({"zones": ""}, "at least 1 item"),
         ({"providers": "GB=uk"}, "names GB, which CARBON_ZONES does not"),
-        ({"zones": "GB", "providers": "GB=united_kingdom"}, "the providers are recorded, uk"),
         ({"zones": "GB", "providers": "GB"}, "expected name=value"),
         ({"zones": "GB", "providers": "GB=uk,GB=recorded"}, "GB is named twice"),
-        ({"zones": "US-MIDA-PJM", "providers": "US-MIDA-PJM=recorded+pjm"}, "needs CARBON_PJM_KEY"),
-        ({"zones": "DE", "providers": "DE=watttime", "watttime_username": "a"}, "needs CARBON_WATTTIME_PASSWORD"),
         ({"replay_speed": "0"}, "greater than 0"),
         ({"replay_speed": "nan"}, "finite"),
         ({"replay_start": "9999-01-01T00:00:00Z"}, "between the years"),
         ({"location_aliases": "eastus=DE"}, "points to DE"),
         ({"default_signal": "red"}, "average_direct"),
-        (
-            {
-                "zones": "DE",
-                "providers": "DE=electricity_maps",
-                "electricity_maps_token": "t",
-                "electricity_maps_signals": "marginal",
-            },
-            "must be among",
-        ),
     ],
 )
 def test_settings_that_do_not_hold_together(chosen: dict[str, str], complaint: str) -> None:
@@ -115,10 +107,8 @@ def test_settings_that_do_not_hold_together(chosen: dict[str, str], complaint: s
     [
         ({"default_signal": "marginal"}, "marginal is not among the signals of US-CAL-CISO"),
         ({"zones": "GB", "providers": "GB=recorded+uk"}, "recorded and uk both offer average_direct for GB"),
-        (
-            {"zones": "DE", "providers": "DE=watttime", "watttime_username": "a", "watttime_password": "b"},
-            "watttime has nothing for zone DE",
-        ),
+        ({"zones": "XX"}, "there is no recording of XX"),
+        ({"zones": "GB", "providers": "GB=united_kingdom"}, "GB=united_kingdom: the providers are recorded, uk"),
     ],
 )
 def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str) -> None:
@@ -126,16 +116,67 @@ def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str) -
         create_app(settings(DATABASE_URL=NOWHERE, **chosen))
 
 
-def test_a_zone_may_take_two_signals_from_two_providers() -> None:
-    chosen = settings(zones="US-MIDA-PJM", providers="US-MIDA-PJM=recorded+pjm", pjm_key="k")
+@pytest.mark.parametrize(
+    ("provider", "environment", "complaint"),
+    [
+        ("recorded+pjm", {}, "zone DE is to come from pjm, which needs CARBON_PJM_KEY"),
+        ("pjm", {"PJM_KEY": ""}, "needs CARBON_PJM_KEY"),
+        ("watttime", {"WATTTIME_USERNAME": "a"}, "needs CARBON_WATTTIME_PASSWORD"),
+        ("watttime", {}, "needs CARBON_WATTTIME_USERNAME and CARBON_WATTTIME_PASSWORD"),
+        ("watttime", {"WATTTIME_USERNAME": "a", "WATTTIME_PASSWORD": "b"}, "watttime has nothing for zone DE"),
+        (
+            "electricity_maps",
+            {"ELECTRICITY_MAPS_TOKEN": "t", "ELECTRICITY_MAPS_SIGNALS": "marginal"},
+            "CARBON_ELECTRICITY_MAPS_SIGNALS: must be among average_lifecycle, average_direct",
+        ),
+        ("electricity_maps", {"ELECTRICITY_MAPS_TOKEN": "t", "ELECTRICITY_MAPS_SIGNALS": ","}, "must be among"),
+        ("pjm", {"PJM_KEY": "k", "PJM_REQUESTS_PER_MINUTE": "0"}, "CARBON_PJM_REQUESTS_PER_MINUTE: Input should be"),
+        ("pjm", {"PJM_KEY": "k", "PJM_PNODES": "DE=x"}, "CARBON_PJM_PNODES: Input should be a valid integer"),
+    ],
+)
+def test_a_provider_whose_settings_do_not_hold(
+    provider: str, environment: dict[str, str], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"CARBON_{name}", value)
+    with pytest.raises(ZoneConfigError, match=complaint):
+        create_app(settings(DATABASE_URL=NOWHERE, zones="DE", providers=f"DE={provider}"))
+
+
+def test_every_provider_takes_its_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {
+        "ELECTRICITY_MAPS_TOKEN": "t",
+        "WATTTIME_USERNAME": "a",
+        "WATTTIME_PASSWORD": "b",
+        "WATTTIME_REGIONS": "GB=UK, US-CAL-CISO=CAISO_NORTH",
+        "PJM_KEY": "k",
+        "PJM_PNODES": "GB=7",
+        "UK_URL": "http://127.0.0.1:1",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"CARBON_{name}", value)
+    read = read_settings({"GB": PROVIDERS}, PROVIDERS)
+    context = ProviderContext(httpx.AsyncClient(), Now(), Pacing(), Replay(0.0, 0.0, 1.0))
+    built = build_providers(read, PROVIDERS, context)
+    assert list(built) == ["recorded", "uk", "electricity_maps", "watttime", "pjm"]
+    assert all(provider.feed("GB") is not None for provider in built.values())
+
+
+def test_a_zone_may_take_two_signals_from_two_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARBON_PJM_KEY", "k")
+    chosen = settings(zones="US-MIDA-PJM", providers="US-MIDA-PJM=recorded+pjm")
     assert chosen.sources == {"US-MIDA-PJM": ("recorded", "pjm")}
     assert chosen.default_signal is Signal.AVERAGE_DIRECT
     create_app(chosen.model_copy(update={"database_url": NOWHERE}))
 
 
-def test_secrets_are_not_shown() -> None:
-    chosen = settings(zones="DE", providers="DE=electricity_maps", electricity_maps_token="hidden")
-    assert "hidden" not in repr(chosen)
+def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARBON_ELECTRICITY_MAPS_TOKEN", "hidden")
+    assert "hidden" not in repr(read_settings({"DE": ["electricity_maps"]}, PROVIDERS))
+    monkeypatch.setenv("CARBON_ELECTRICITY_MAPS_SIGNALS", "red")
+    with pytest.raises(ZoneConfigError) as caught:
+        read_settings({"DE": ["electricity_maps"]}, PROVIDERS)
+    assert "hidden" not in str(caught.value)
 
 
 async def test_killed_while_it_learns_another_process_does_and_of_two_only_one(

@@ -1,0 +1,85 @@
+"""What makes a provider known: its name, its settings, and how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import httpx
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from carbon_service.providers.http import Pacing
+from carbon_service.providers.protocol import Provider
+from carbon_service.replay import Replay
+from services.core.domain.carbon import Signal
+
+
+class ProviderSettings(BaseSettings):
+    """Settings of one provider; the provider ``uk`` reads its field ``url`` from ``CARBON_UK_URL``.
+
+    A field without a default is one that the provider cannot do without, such as a key; an empty variable counts as
+    none. Secrets are ``SecretStr``, so that no log shows them.
+    """
+
+    model_config = SettingsConfigDict(extra="ignore", frozen=True, env_ignore_empty=True)
+
+
+@dataclass(frozen=True)
+class ProviderContext:
+    """What the carbon service gives to every provider.
+
+    Attributes:
+        http: For all requests; ``ProviderClient`` adds retries, limits and refusals to it.
+        now_s: The real clock, UTC seconds.
+        pacing: Timeouts and waits of requests.
+        replay: How the recordings' clock runs; of use to recordings alone.
+    """
+
+    http: httpx.AsyncClient
+    now_s: Callable[[], float]
+    pacing: Pacing
+    replay: Replay
+
+
+S = TypeVar("S", bound=ProviderSettings)
+
+
+@dataclass(frozen=True)
+class ProviderEntry(Generic[S]):
+    """A provider that operators may name in ``CARBON_PROVIDERS``.
+
+    Attributes:
+        name: What they call it, and what the provider calls itself.
+        settings: Read from variables that begin with ``CARBON_<NAME>_`` where a zone uses the provider.
+        build: Makes the provider; it asks nobody anything yet.
+    """
+
+    name: str
+    settings: type[S]
+    build: Callable[[S, ProviderContext], Provider]
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its variables begin with."""
+        return f"CARBON_{self.name.upper().replace('-', '_')}_"
+
+    def read_settings(self, **given: Any) -> S:
+        """Return the settings from the environment, save for those given.
+
+        Raises:
+            ValidationError: One is missing or does not hold.
+        """
+        return self.settings(_env_prefix=self.prefix, **given)  # pyright: ignore[reportCallIssue]
+
+
+def among(offered: Iterable[Signal]) -> Callable[[tuple[Signal, ...]], tuple[Signal, ...]]:
+    """Return a check of a setting that picks at least one of the signals on offer."""
+    known = tuple(offered)
+
+    def check(signals: tuple[Signal, ...]) -> tuple[Signal, ...]:
+        if not signals or set(signals) - set(known):
+            raise ValueError(f"must be among {', '.join(known)}")
+        return signals
+
+    return check

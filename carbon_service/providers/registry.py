@@ -1,0 +1,94 @@
+"""Every provider by name: ours, and those of other packages.
+
+One of ours is one entry of ``PROVIDERS``. A package adds a provider by a ``ProviderEntry`` in the entry-point group
+``wattshift.carbon_providers`` (``services.kit.plugins``); docs/carbon.md shows a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from carbon_service.providers import electricity_maps, pjm, recorded, uk, watttime
+from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
+from carbon_service.providers.protocol import Provider
+from carbon_service.zones import ZoneConfigError
+from services.kit.plugins import load_plugins, refuse
+
+GROUP = "wattshift.carbon_providers"
+
+Entries = Mapping[str, ProviderEntry[Any]]
+
+PROVIDERS: Entries = {
+    entry.name: entry
+    for entry in (recorded.ENTRY, uk.ENTRY, electricity_maps.ENTRY, watttime.ENTRY, pjm.ENTRY)
+}  # fmt: skip
+
+
+def known_providers() -> Entries:
+    """Return our providers and those that installed packages add.
+
+    Raises:
+        PluginError: An installed package adds a provider that cannot be used.
+    """
+    known: dict[str, ProviderEntry[Any]] = dict(PROVIDERS)
+    for plugin in load_plugins(GROUP, ProviderEntry):
+        if plugin.name in PROVIDERS:
+            raise refuse(plugin, ValueError(f"there is a provider called {plugin.name!r} already"))
+        if plugin.value.name != plugin.name:
+            raise refuse(plugin, ValueError(f"the provider calls itself {plugin.value.name!r}, not {plugin.name!r}"))
+        known[plugin.name] = plugin.value
+    return known
+
+
+def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dict[str, ProviderSettings]:
+    """Return the settings of the providers that zones name, from the environment.
+
+    Args:
+        sources: The names of the providers of every zone.
+        entries: The providers there are.
+
+    Raises:
+        ZoneConfigError: A zone names no provider of these, or one whose settings are missing or do not hold.
+    """
+    found: dict[str, ProviderSettings] = {}
+    for zone, names in sources.items():
+        for name in names:
+            if name not in entries:
+                raise ZoneConfigError(f"CARBON_PROVIDERS: {zone}={name}: the providers are {', '.join(entries)}")
+            try:
+                found[name] = entries[name].read_settings()
+            except ValidationError as error:
+                raise ZoneConfigError(_complaint(zone, entries[name], error)) from error
+    return found
+
+
+def build_providers(
+    settings: Mapping[str, ProviderSettings], entries: Entries, context: ProviderContext
+) -> dict[str, Provider]:
+    """Return the providers that have settings, by name.
+
+    Raises:
+        ZoneConfigError: A provider calls itself something else.
+    """
+    built = {name: entries[name].build(own, context) for name, own in settings.items()}
+    for name, provider in built.items():
+        if provider.name != name:
+            raise ZoneConfigError(f"the provider {name!r} calls itself {provider.name!r}")
+    return built
+
+
+def _complaint(zone: str, entry: ProviderEntry[Any], error: ValidationError) -> str:
+    """Return one line for each thing that is wrong with a provider's settings; values are not repeated."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    variables = ["".join((entry.prefix, *(str(part).upper() for part in each["loc"][:1]))) for each in problems]
+    missing = [variable for each, variable in zip(problems, variables, strict=True) if each["type"] == "missing"]
+    lines = [f"zone {zone} is to come from {entry.name}, which needs {' and '.join(missing)}"] if missing else []
+    lines += [
+        f"{variable}: {each['msg'].removeprefix('Value error, ')}"
+        for each, variable in zip(problems, variables, strict=True)
+        if each["type"] != "missing"
+    ]
+    return "\n".join(lines)
