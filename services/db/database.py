@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import asyncpg
 import orjson
+from asyncpg import Connection, Record
 
 from services.db.driver import dumps
+
+__all__ = ["Connection", "Database", "Record", "connect", "ping", "plain_url", "prepare"]
 
 Isolation = Literal["read_committed", "repeatable_read"]
 
@@ -32,13 +35,13 @@ def plain_url(database_url: str) -> str:
     return f"postgresql://{rest}"
 
 
-async def prepare(connection: Any) -> None:
+async def prepare(connection: Connection) -> None:
     """Teach a new connection the project's JSON."""
     await connection.set_type_codec("jsonb", encoder=dumps, decoder=orjson.loads, schema="pg_catalog")
 
 
-async def connect(database_url: str, *, application_name: str, **server_settings: str) -> asyncpg.Connection:
-    """Return one connection that belongs to no pool."""
+async def connect(database_url: str, *, application_name: str, **server_settings: str) -> Connection:
+    """Return one connection of its own, which the caller closes."""
     connection = await asyncpg.connect(
         plain_url(database_url),
         timeout=5,
@@ -49,16 +52,21 @@ async def connect(database_url: str, *, application_name: str, **server_settings
     return connection
 
 
-class Database:
-    """A pool that opens its connections when they are first needed, so that a process may start before its database."""
+async def ping(connection: Connection) -> None:
+    """Return if the server answers."""
+    await connection.fetchval("SELECT 1")
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
-        self._pool = pool
+
+class Database:
+    """Connections that are opened when they are first needed, so that a process may start before its database."""
+
+    def __init__(self, connections: asyncpg.Pool) -> None:
+        self._connections = connections
 
     @classmethod
     async def open(cls, database_url: str, *, size: int = 8, application_name: str = "wattshift") -> Database:
-        """Return a pool of at most ``size`` connections."""
-        pool = await asyncpg.create_pool(
+        """Return the database by at most ``size`` connections."""
+        connections = await asyncpg.create_pool(
             plain_url(database_url),
             min_size=0,
             max_size=size,
@@ -67,22 +75,22 @@ class Database:
             command_timeout=COMMAND_TIMEOUT_S,
             server_settings={"application_name": application_name, "timezone": "UTC", "jit": "off"},
         )
-        return cls(pool)
+        return cls(connections)
 
     @asynccontextmanager
-    async def connection(self, timeout_s: float = 5.0) -> AsyncIterator[Any]:
+    async def connection(self, timeout_s: float = 5.0) -> AsyncGenerator[Connection]:
         """Yield a connection whose statements commit one by one.
 
         Raises:
             TimeoutError: none was free in time, or the server did not answer.
         """
-        async with self._pool.acquire(timeout=timeout_s) as connection:
+        async with self._connections.acquire(timeout=timeout_s) as connection:
             yield connection
 
     @asynccontextmanager
     async def transaction(
         self, isolation: Isolation = "read_committed", *, readonly: bool = False
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Connection]:
         """Yield a connection in a transaction that commits at the end of the block, or not at all."""
         async with self.connection() as connection, connection.transaction(isolation=isolation, readonly=readonly):
             yield connection
@@ -90,11 +98,11 @@ class Database:
     async def ping(self) -> None:
         """Return if the database answers."""
         async with self.connection() as connection:
-            await connection.fetchval("SELECT 1")
+            await ping(connection)
 
     async def close(self) -> None:
         """Close every connection; one still in use after three seconds is cut off."""
         try:
-            await asyncio.wait_for(self._pool.close(), 3)
+            await asyncio.wait_for(self._connections.close(), 3)
         except TimeoutError:
-            self._pool.terminate()
+            self._connections.terminate()

@@ -1,5 +1,9 @@
 """The advisory locks of the one database, in one place, so that no two purposes ever share a number."""
 
+from __future__ import annotations
+
+from services.db.database import Connection
+
 MIGRATION = 4_269_697_283
 """Held while the schema changes."""
 
@@ -14,3 +18,8 @@ FIRST_START = 4_269_697_286
 
 CARBON_LEARNING = 4_269_697_287
 """Held while forecasts of carbon intensity are learned: one replica does it for all."""
+
+
+async def try_session_lock(connection: Connection, number: int) -> bool:
+    """Take a lock for as long as the connection is open; return False if another connection has it."""
+    return await connection.fetchval("SELECT pg_try_advisory_lock($1)", number)
