@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -23,7 +23,7 @@ from services.scheduler import endpoints
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.power.hooks import build_hook
-from services.scheduler.repository.queries import Repository
+from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 
 
@@ -40,7 +40,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     hook = build_hook(settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         database = await Database.open(settings.database_url, size=settings.pool_size, application_name="scheduler")
         redis = connect(settings.redis_url)
         async with new_session() as session:
@@ -53,7 +53,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             )
             app.state.database = database
             app.state.redis = redis
-            app.state.repository = Repository(database)
+            app.state.service = SchedulerService(database)
             loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())
             yield
             await end_tasks([loop])

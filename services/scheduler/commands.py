@@ -1,18 +1,16 @@
-"""Commands to nodes, as rows of the outbox; only ever written in the transaction they belong to."""
+"""Commands to nodes, as rows of the outbox."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from services.contracts.commands import SetDevices, StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
 from services.contracts.streams import command_stream
-
-Outgoing = tuple[str, dict[str, Any]]
-"""A stream and the command to put on it."""
+from services.scheduler.repository.documents import Json, StoredShare
+from services.scheduler.repository.outbox import Outgoing
 
 
 def start_commands(
@@ -21,8 +19,8 @@ def start_commands(
     job_id: str,
     generation: int,
     tenant_id: str,
-    spec: dict[str, Any],
-    shares: list[dict[str, Any]],
+    spec: Json,
+    shares: Sequence[StoredShare],
     master_addr: str,
     master_port: int,
 ) -> list[Outgoing]:
@@ -46,41 +44,36 @@ def start_commands(
             master_port=master_port,
         )
         offset += len(share["devices"])
-        commands.append((command_stream(share["node_id"]), command.model_dump(mode="json")))
+        commands.append(Outgoing(command_stream(share["node_id"]), command.model_dump(mode="json")))
     return commands
 
 
-def stop_commands(allocation_id: str, shares: Iterable[dict[str, Any]], grace_s: float, reason: str) -> list[Outgoing]:
+def stop_commands(allocation_id: str, shares: Iterable[StoredShare], grace_s: float, reason: str) -> list[Outgoing]:
     """Return one stop command per share of a gang."""
     command = StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason).model_dump(mode="json")
-    return [(command_stream(share["node_id"]), command) for share in shares]
+    return [Outgoing(command_stream(share["node_id"]), command) for share in shares]
 
 
 def set_commands(
     allocation_id: str,
-    shares: Iterable[dict[str, Any]],
+    shares: Iterable[StoredShare],
     revision: int,
-    settings: dict[str, Any],
-    slice_s: float | None = None,
+    values: Mapping[str, float | None],
+    interval_s: float | None = None,
 ) -> list[Outgoing]:
     """Return one command per share of a gang that says what its devices are set to.
 
-    ``slice_s``, where the gang is to be measured, is after how long its slice ends with a report.
+    Args:
+        allocation_id: The gang.
+        shares: Of its nodes.
+        revision: Of two commands the one of the higher revision is in force.
+        values: By name of the control, None for the default.
+        interval_s: Where the gang is to be measured: after how long its interval ends with a report.
     """
-    measured = {} if slice_s is None else {"measure": True, "slice_s": slice_s}
-    wanted = DeviceControls.model_validate({"revision": revision, **settings, **measured})
+    measured = {} if interval_s is None else {"measure": True, "slice_s": interval_s}
+    wanted = DeviceControls.model_validate({"revision": revision, **values, **measured})
     command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
-    return [(command_stream(share["node_id"]), command) for share in shares]
-
-
-async def send(connection: Any, commands: list[Outgoing]) -> None:
-    """Put commands into the outbox; they go out if this transaction commits."""
-    if commands:
-        await connection.execute(
-            "INSERT INTO outbox (stream, payload) SELECT * FROM unnest($1::text[], $2::jsonb[])",
-            [stream for stream, _ in commands],
-            [command for _, command in commands],
-        )
+    return [Outgoing(command_stream(share["node_id"]), command) for share in shares]
 
 
 def free_port(allocation_id: str, taken: set[int], ports: tuple[int, int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -28,13 +28,16 @@ from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.jobs import JobState
+from services.core.policies import registry
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.power.hooks import PowerHook
-from services.scheduler.repository.queries import PowerRefusedError, Repository
+from services.scheduler.repository.profiles import LearnedRow
+from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
+from services.scheduler.service import PowerRefusedError, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 
 router = APIRouter(prefix="/v1")
@@ -42,8 +45,8 @@ router = APIRouter(prefix="/v1")
 LARGEST_ROUND = 2**63 - 1
 
 
-def _repository(request: Request) -> Repository:
-    return request.app.state.repository
+def _service(request: Request) -> SchedulerService:
+    return request.app.state.service
 
 
 def _settings(request: Request) -> SchedulerSettings:
@@ -58,7 +61,7 @@ def _hook(request: Request) -> PowerHook:
     return request.app.state.power_hook
 
 
-Queries = Annotated[Repository, Depends(_repository)]
+Service = Annotated[SchedulerService, Depends(_service)]
 Settings = Annotated[SchedulerSettings, Depends(_settings)]
 Hints = Annotated[Redis, Depends(_redis)]
 Hook = Annotated[PowerHook, Depends(_hook)]
@@ -66,24 +69,24 @@ Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 
 
 @router.get("/policies")
-async def list_policies(_: Caller, queries: Queries) -> PolicyList:
+async def list_policies(_: Caller, service: Service) -> PolicyList:
     """Return every policy with its parameters."""
-    row = await queries.active_policy()
-    active = row["policy"] if row else None
+    row = await service.active_policy()
+    active = row.policy if row else None
     return PolicyList(items=[_description(entry, active) for entry in describe_policies()])
 
 
 @router.get("/policies/active")
-async def read_active_policy(_: Caller, queries: Queries, settings: Settings) -> ActivePolicy:
+async def read_active_policy(_: Caller, service: Service, settings: Settings) -> ActivePolicy:
     """Return the policy in force."""
-    return _active(await queries.active_policy(), settings)
+    return _active(await service.active_policy(), settings)
 
 
 @router.put("/policies/active")
 async def set_active_policy(
     choice: PolicyChoice,
     caller: Operator,
-    queries: Queries,
+    service: Service,
     settings: Settings,
     redis: Hints,
 ) -> ActivePolicy:
@@ -96,96 +99,96 @@ async def set_active_policy(
             404, ProblemCode.UNKNOWN_POLICY, f"There is no policy {choice.name!r}; known: {known}.", errors=[pointer]
         )
     build_policy(name, choice.parameters)
-    row = await queries.set_policy(name, choice.parameters, caller)
+    row = await service.set_policy(name, choice.parameters, caller)
     await hint(redis, "policy")
     return _active(row, settings)
 
 
 @router.get("/policies/{name}")
-async def read_policy(name: str, _: Caller, queries: Queries) -> PolicyDescription:
+async def read_policy(name: str, _: Caller, service: Service) -> PolicyDescription:
     """Return one policy with its parameters."""
-    row = await queries.active_policy()
+    row = await service.active_policy()
     for entry in describe_policies():
         if entry.name == policy_name(name):
-            return _description(entry, row["policy"] if row else None)
+            return _description(entry, row.policy if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, "There is no such policy.")
 
 
 @router.get("/plans")
-async def list_plans(_: Operator, queries: Queries, query: Annotated[PlanQuery, Query()]) -> PlanList:
+async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> PlanList:
     """Return rounds, newest first: active ones, and passive ones that started something."""
-    rows = await queries.plans(_before(query.cursor), query.limit + 1)
-    following = str(rows[query.limit - 1]["round"]) if len(rows) > query.limit else None
+    rows = await service.plans(_before(query.cursor), query.limit + 1)
+    following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
     return PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
 
 
 @router.get("/plans/{round_number}")
-async def read_plan(round_number: Round, _: Operator, queries: Queries) -> PlanSummary:
+async def read_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
     """Return one round with what it did."""
-    row = await queries.plan(round_number)
+    row = await service.plan(round_number)
     if row is None:
         raise not_found("plan")
     return _summary(row)
 
 
 @router.post("/nodes/{node_id}/sleep")
-async def put_to_sleep(node_id: Name, operator: Operator, queries: Queries, redis: Hints, hook: Hook) -> NodePower:
+async def put_to_sleep(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
     """Power an idle node down; a gang that is planned on it wakes it."""
-    await _power(queries, node_id)
+    await _power(service, node_id)
     _check_hook(hook, node_id)
     with _refusals():
-        await queries.sleep(node_id, operator)
-    return await _told(queries, redis, node_id)
+        await service.sleep(node_id, operator)
+    return await _hinted(service, redis, node_id)
 
 
 @router.post("/nodes/{node_id}/wake")
-async def wake_up(node_id: Name, operator: Operator, queries: Queries, redis: Hints, hook: Hook) -> NodePower:
+async def wake_up(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
     """Wake a node."""
-    await _power(queries, node_id)
+    await _power(service, node_id)
     _check_hook(hook, node_id)
     with _refusals():
-        await queries.wake(node_id, operator)
-    return await _told(queries, redis, node_id)
+        await service.wake(node_id, operator)
+    return await _hinted(service, redis, node_id)
 
 
 @router.post("/nodes/{node_id}/pin-awake")
-async def pin_awake(node_id: Name, operator: Operator, queries: Queries, redis: Hints) -> NodePower:
+async def pin_awake(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
     """Keep a node awake, and wake it if it is off."""
-    await _power(queries, node_id)
-    await queries.pin(node_id, True, operator)
-    return await _told(queries, redis, node_id)
+    await _power(service, node_id)
+    await service.pin(node_id, True, operator)
+    return await _hinted(service, redis, node_id)
 
 
 @router.post("/nodes/{node_id}/unpin")
-async def unpin(node_id: Name, operator: Operator, queries: Queries, redis: Hints) -> NodePower:
+async def unpin(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
     """Let plans power a node down again."""
-    await _power(queries, node_id)
-    await queries.pin(node_id, False, operator)
-    return await _told(queries, redis, node_id)
+    await _power(service, node_id)
+    await service.pin(node_id, False, operator)
+    return await _hinted(service, redis, node_id)
 
 
-async def _power(queries: Repository, node_id: str) -> NodePower:
-    row = await queries.node_power(node_id)
+async def _power(service: SchedulerService, node_id: str) -> NodePower:
+    row = await service.node_power(node_id)
     if row is None:
         raise not_found("node")
-    values = dict(row)
+    values = row._asdict()
     del values["node_id"]
     return NodePower.model_validate(values)
 
 
-async def _told(queries: Repository, redis: Redis, node_id: str) -> NodePower:
+async def _hinted(service: SchedulerService, redis: Redis, node_id: str) -> NodePower:
     await hint(redis, "node", node=node_id)
-    return await _power(queries, node_id)
+    return await _power(service, node_id)
 
 
 def _check_hook(hook: PowerHook, node_id: str) -> None:
     if not hook.covers(node_id):
-        detail = "Nobody can power this node: SCHEDULER_NODE_POWER is none, or its file does not name the node."
+        detail = "This node cannot be powered: SCHEDULER_NODE_POWER is none, or its file does not name the node."
         raise ProblemError(409, ProblemCode.CAPABILITY_MISSING, detail)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals() -> Generator[None]:
     try:
         yield
     except PowerRefusedError as error:
@@ -193,59 +196,59 @@ def _refusals() -> Iterator[None]:
 
 
 @router.get("/jobs/{job_id}/profile")
-async def read_profile(job_id: Name, caller: Caller, queries: Queries) -> JobProfile:
+async def read_profile(job_id: Name, caller: Caller, service: Service) -> JobProfile:
     """Return what was measured of a job's kind; a tenant sees that of its own jobs."""
-    job = await queries.job(job_id)
-    if job is None or not (caller.is_operator or caller.tenant_id == job["tenant_id"]):
+    job = await service.job(job_id)
+    if job is None or not (caller.is_operator or caller.tenant_id == job.tenant_id):
         raise not_found("job")
-    curves, measurements = await queries.profile(job["kind"])
+    curves, measurements = await service.profile(job.kind)
     return JobProfile(
         job_id=job_id,
-        kind=job["name"],
-        curves=[_curve(row, job["gpus"]) for row in curves],
+        kind=job.name,
+        curves=[_curve(row, job.gpus) for row in curves],
         measurements=[
-            ControlMeasurement(**row) for row in measurements if caller.is_operator or row["job_id"] == job_id
+            ControlMeasurement.model_validate(row._asdict())
+            for row in measurements
+            if caller.is_operator or row.job_id == job_id
         ],
-        in_force=[ControlInForce(**row) for row in await queries.in_force(job_id)],
+        in_force=[ControlInForce.model_validate(row._asdict()) for row in await service.in_force(job_id)],
     )
 
 
 @router.get("/predictions/models")
-async def list_length_models(_: Operator, queries: Queries) -> LengthModelList:
+async def list_length_models(_: Operator, service: Service) -> LengthModelList:
     """Return the versions of the model of job lengths that are kept, with how good each was."""
-    return LengthModelList(items=[LengthModel(**row) for row in await queries.length_models()])
+    return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in await service.length_models()])
 
 
 @router.get("/predictions/{job_id}")
-async def read_prediction(job_id: Name, caller: Caller, queries: Queries) -> JobPrediction:
-    """Return what was foretold of a job's length, how sure that was, and what it came to; a tenant sees its own."""
-    row = await queries.prediction(job_id)
-    if row is None or not (caller.is_operator or caller.tenant_id == row["tenant_id"]):
+async def read_prediction(job_id: Name, caller: Caller, service: Service) -> JobPrediction:
+    """Return what was predicted of a job's length, how sure that was, and what it came to; a tenant sees its own."""
+    row = await service.prediction(job_id)
+    if row is None or not (caller.is_operator or caller.tenant_id == row.tenant_id):
         raise not_found("job")
-    if row["predicted_at"] is None:
-        why = (
-            "It had ended before." if JobState(row["state"]).is_final else "That is done when it first waits for GPUs."
-        )
-        raise ProblemError(409, ProblemCode.CONFLICT, f"Nothing was foretold of this job. {why}")
-    told = {name: value for name, value in dict(row).items() if name in JobPrediction.model_fields}
-    actual_gpu_s = row["actual_gpu_s"]
-    more = {
+    if row.predicted_at is None or row.group_id is None or row.gpu_s is None:
+        why = "It had ended before." if JobState(row.state).is_final else "That is done when it first waits for GPUs."
+        raise ProblemError(409, ProblemCode.CONFLICT, f"The length of this job was not predicted. {why}")
+    columns = {name: value for name, value in row._asdict().items() if name in JobPrediction.model_fields}
+    derived = {
         "job_id": job_id,
-        "group_id": f"{row['group_id']:016x}",
-        "duration_s": row["gpu_s"] / row["min_gpus"],
-        "error_gpu_s": None if actual_gpu_s is None else row["gpu_s"] - actual_gpu_s,
+        "group_id": f"{row.group_id:016x}",
+        "duration_s": row.gpu_s / row.min_gpus,
+        "error_gpu_s": None if row.actual_gpu_s is None else row.gpu_s - row.actual_gpu_s,
     }
-    return JobPrediction(**{**told, **more})
+    return JobPrediction.model_validate({**columns, **derived})
 
 
-def _curve(row: Any, wanted: int) -> LearnedCurve:
-    values = dict(row)
-    table = table_of(row) if values.pop("settings") else None
-    sizes: list[int] = row["measured_gpus"]
-    gpus = min(sizes, key=lambda size: abs(size - wanted), default=wanted)
+def _curve(row: LearnedRow, wanted: int) -> LearnedCurve:
+    values = row._asdict()
+    table = table_of(row)
+    gpus = min(row.measured_gpus, key=lambda size: abs(size - wanted), default=wanted)
     curve = curve_of(table, gpus) if table else None
-    columns = {name: getattr(curve, name).tolist() if curve else [] for name in ("values", "speed", "power_w")}
-    return LearnedCurve(**{**values, **columns, "gpus": gpus})
+    del values["settings"]
+    for name in ("values", "speed", "power_w"):
+        values[name] = getattr(curve, name).tolist() if curve else []
+    return LearnedCurve.model_validate({**values, "gpus": gpus})
 
 
 def _before(cursor: str | None) -> int | None:
@@ -259,7 +262,7 @@ def _before(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-def _description(entry: Any, active: str | None) -> PolicyDescription:
+def _description(entry: registry.PolicyDescription, active: str | None) -> PolicyDescription:
     parameters = [
         PolicyParameter(
             name=parameter.name,
@@ -282,26 +285,26 @@ def _description(entry: Any, active: str | None) -> PolicyDescription:
     )
 
 
-def _active(row: Any | None, settings: SchedulerSettings) -> ActivePolicy:
+def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> ActivePolicy:
     if row is None:
         raise unavailable("The scheduler")
-    parameters, problem = row["parameters"], None
+    parameters, problem = row.parameters, None
     try:
-        policy: Any = build_policy(row["policy"], parameters)
+        policy: Any = build_policy(row.policy, parameters)
         parameters = asdict(policy.config)
     except PolicyConfigError as error:
         problem = f"{error.pointer.lstrip('/')}: {error}" if error.pointer else str(error)
     return ActivePolicy(
-        name=row["policy"],
+        name=row.policy,
         parameters=parameters,
         problem=problem,
-        since=row["policy_since"],
-        changed_by=row["policy_changed_by"],
+        since=row.policy_since,
+        changed_by=row.policy_changed_by,
         round_interval_s=settings.round_interval_s,
     )
 
 
-def _summary(row: Any) -> PlanSummary:
-    values = dict(row)
-    actions = [PlannedAction.model_validate(action) for action in values.pop("actions")]
-    return PlanSummary(**values, actions=actions)
+def _summary(row: PlanRow) -> PlanSummary:
+    values = row._asdict()
+    actions = [PlannedAction.model_validate(action) for action in row.actions]
+    return PlanSummary.model_validate({**values, "actions": actions})

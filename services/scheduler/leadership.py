@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 
 from services.db import locks
-from services.db.database import connect
+from services.db.database import Connection, connect, ping
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
 
@@ -13,14 +13,14 @@ log = Log(__name__)
 
 
 class Leadership:
-    """Gained when no other scheduler has it, and gone with its connection.
+    """Held by one scheduler at a time, and lost with its connection.
 
     A scheduler that lost it without noticing can still do no harm: a plan commits only on the version it was made from.
     """
 
     def __init__(self, database_url: str) -> None:
         self._database_url = database_url
-        self._connection: asyncpg.Connection | None = None
+        self._connection: Connection | None = None
 
     async def hold(self) -> bool:
         """Return whether this process leads, after trying to gain or keep it."""
@@ -28,15 +28,15 @@ class Leadership:
             if self._connection is None:
                 self._connection = await self._gain()
             else:
-                await self._connection.execute("SELECT 1")
+                await ping(self._connection)
         except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
             log.warning("leadership.lost", error=str(error) or type(error).__name__)
             await self.release()
         return self._connection is not None
 
-    async def _gain(self) -> asyncpg.Connection | None:
+    async def _gain(self) -> Connection | None:
         connection = await connect(self._database_url, application_name="scheduler-leader")
-        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", locks.LEADERSHIP):
+        if await locks.try_session_lock(connection, locks.LEADERSHIP):
             log.info("leadership.gained")
             return connection
         await connection.close()

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import orjson
@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.streams import HINTS_STREAM
+from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Policy
 from services.core.cycle.recording import plan_to_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
@@ -27,7 +28,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
-from services.scheduler.learning.curves import read_curves
+from services.scheduler.learning.curves import KnownCurves, read_curves
 from services.scheduler.learning.learned import refit
 from services.scheduler.learning.measuring import Measuring
 from services.scheduler.learning.predicting import Predicting
@@ -38,39 +39,17 @@ from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
+from services.scheduler.repository import rounds
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
 
+Entry = tuple[str, Any]
+Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
+"""What Redis has of streams, in version 3 and version 2 of its protocol: the entries of each, with their ids."""
+
 ATTEMPTS = 5
 """How often a round that met a change is held again before it waits for the next tick."""
-
-FIRST_STATE = """
-INSERT INTO scheduler_state (id, policy, parameters, policy_changed_by, memory, version)
-VALUES (1, $1, '{}', 'installation', '{}', 0) ON CONFLICT DO NOTHING
-"""
-
-DUE = """
-SELECT coalesce(extract(epoch FROM last_active_at)::float8 + $1, 0) - extract(epoch FROM now())::float8
-  FROM scheduler_state WHERE id = 1
-"""
-
-FINGERPRINT = """
-SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
-          FROM jobs WHERE state = 'queued'),
-       (SELECT count(*) FROM device_claims),
-       (SELECT coalesce(string_agg(id || zone || labels || draining || jsonb_array_length(devices), ','
-                                   ORDER BY id), '')
-          FROM nodes
-         WHERE state = 'up' AND lease_until > now()),
-       (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
-                                   ORDER BY node_id), '') FROM node_power),
-       (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
-       (SELECT max(fitted_at) FROM setting_profiles)
-"""
-"""What a passive round's outcome depends on; while it stays the same, another round would find the same answer."""
-
-TRIM_PLANS = "DELETE FROM plans WHERE round < (SELECT max(round) FROM plans) - $1"
 
 
 @dataclass(frozen=True)
@@ -106,12 +85,12 @@ class Scheduler:
         self._predicting = Predicting(database)
         self._relay = Relay(database, redis)
         self._nodes = NodePower(database, hook or NoHook(), settings)
-        self._curves = read_curves(settings.control_curves) if settings.control_curves else {}
+        self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
         self._built: Policy[Any] | None = None
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
         self._prepared = False
-        self._seen: tuple[Any, ...] | None = None
-        self._last_hint = f"{time.time_ns() // 1_000_000}-0"
+        self._seen: tuple[object, ...] | None = None
+        self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"
         self._passive_at_s = 0.0
         self._look_again_at_s = math.inf
 
@@ -150,7 +129,7 @@ class Scheduler:
         """Make sure that there is a policy; only a new installation has none."""
         if not self._prepared:
             async with self._database.connection() as connection:
-                await connection.execute(FIRST_STATE, self._settings.policy)
+                await rounds.prepare(connection, self._settings.policy)
             self._prepared = True
 
     async def turn(self) -> None:
@@ -167,8 +146,8 @@ class Scheduler:
         if measured or self._points_unread:
             self._points_unread = await refit(self._database)
         async with self._database.connection() as connection:
-            due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
-            now = tuple(await connection.fetchrow(FINGERPRINT, self._settings.node_min_on_s))
+            due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
+            now = await rounds.fingerprint(connection, self._settings.node_min_on_s)
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
@@ -198,8 +177,8 @@ class Scheduler:
                 covers=self._nodes.hook.covers,
                 predicting=self._predicting,
             )
-            if loaded.told:
-                await self._predicting.keep(loaded.told)
+            if loaded.predictions:
+                await self._predicting.keep(loaded.predictions)
             read = time.perf_counter()
             decided = self._decide(loaded, read)
             written = time.perf_counter()
@@ -245,7 +224,7 @@ class Scheduler:
             return self._built, False
         return self._built, True
 
-    def _record(self, loaded: Loaded, plan: Any) -> None:
+    def _record(self, loaded: Loaded, plan: Plan) -> None:
         assert self._settings.record_dir
         self._settings.record_dir.mkdir(parents=True, exist_ok=True)
         round_record = {
@@ -277,21 +256,21 @@ class Scheduler:
 
     async def _trim(self) -> None:
         async with self._database.connection() as connection:
-            await connection.execute(TRIM_PLANS, self._settings.plans_kept)
+            await rounds.trim(connection, self._settings.plans_kept)
 
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when it is time to look anyway."""
         async with self._database.connection() as connection:
-            due_in_s = await connection.fetchval(DUE, self._settings.round_interval_s)
+            due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
         again_in_s = self._look_again_at_s - time.monotonic()
-        wait_s = min(self._settings.tick_s, max(min(due_in_s or 0.0, again_in_s), 0.01))
+        wait_s = min(self._settings.tick_s, max(min(due_in_s, again_in_s), 0.01))
         try:
-            answer: Any = await self._redis.xread({HINTS_STREAM: self._last_hint}, block=max(1, int(wait_s * 1e3)))
+            hints = await self._redis.xread({HINTS_STREAM: self._last_hint}, block=max(1, int(wait_s * 1e3)))
         except RedisError as error:
-            log.warning("hints.deaf", error=str(error) or type(error).__name__)
+            log.warning("hints.unread", error=str(error) or type(error).__name__)
             await asyncio.sleep(wait_s)
             return
-        if answer:
+        if answer := cast("Answer", hints):
             entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
             self._last_hint = entries[-1][0]
             # Hints come in swarms: let the swarm arrive, then look once.

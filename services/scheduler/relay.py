@@ -12,6 +12,7 @@ from services.contracts.streams import COMMAND_FIELD
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS, dumps
 from services.kit.logging import Log
+from services.scheduler.repository import outbox
 
 log = Log(__name__)
 
@@ -48,13 +49,13 @@ class Relay:
     async def publish(self) -> int:
         """Publish one batch and return how many commands it held."""
         async with self._database.connection() as connection:
-            rows = await connection.fetch("SELECT id, stream, payload FROM outbox ORDER BY id LIMIT $1", BATCH)
+            rows = await outbox.oldest(connection, BATCH)
             if not rows:
                 return 0
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for row in rows:
-                    command = {COMMAND_FIELD: dumps(row["payload"])}
-                    pipeline.xadd(row["stream"], command, maxlen=STREAM_LENGTH, approximate=True)  # pyright: ignore[reportArgumentType]
+                    command = {COMMAND_FIELD: dumps(row.payload)}
+                    pipeline.xadd(row.stream, command, maxlen=STREAM_LENGTH, approximate=True)  # pyright: ignore[reportArgumentType]
                 await pipeline.execute()
-            await connection.execute("DELETE FROM outbox WHERE id = ANY($1::bigint[])", [row["id"] for row in rows])
+            await outbox.delete(connection, [row.id for row in rows])
         return len(rows)

@@ -14,7 +14,7 @@ from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.reasons import SENTENCES
-from services.scheduler.repository.queries import Repository
+from services.scheduler.service import SchedulerService
 from tests.scheduler.world import World
 
 
@@ -22,7 +22,8 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(endpoints.router)
-    app.state.repository, app.state.redis, app.state.settings = Repository(world.database), world.redis, world.settings
+    app.state.service, app.state.redis = SchedulerService(world.database), world.redis
+    app.state.settings = world.settings
     app.state.power_hook = build_hook(world.settings)
     identity = Identity(tenant_id="default", role=role, key_id="key-1")
     return httpx.AsyncClient(

@@ -27,46 +27,46 @@ async def dirty(postgres_url: str, redis_url: str) -> AsyncIterator[World]:
         yield world
 
 
-async def told(world: World, job: str) -> tuple[str, datetime | None, str]:
+async def start_of(world: World, job: str) -> tuple[str, datetime | None, str]:
     """Return the reason and the expected start of a job, and what changes when its row is written."""
     (row,) = await world.fetch("SELECT reason, expected_start_at, xmin::text FROM jobs WHERE id = $1", job)
     return tuple(row)
 
 
-async def test_a_job_is_told_its_planned_start_until_it_starts(dirty: World) -> None:
+async def test_a_job_shows_its_planned_start_until_it_starts(dirty: World) -> None:
     job = await dirty.job()
     await dirty.scheduler.turn()
     (state,) = await dirty.fetch("SELECT memory FROM scheduler_state")
     planned_at = datetime.fromtimestamp(state["memory"]["start_s"][job], UTC)
 
     assert planned_at > datetime.now(UTC)
-    assert (await told(dirty, job))[:2] == ("greener_hours", planned_at)
+    assert (await start_of(dirty, job))[:2] == ("greener_hours", planned_at)
 
     await dirty.fetch("UPDATE scheduler_state SET memory = $1 RETURNING 1", {"start_s": {job: time.time() - 1}})
     await dirty.scheduler.hold(Trigger.PASSIVE)
     assert await dirty.state(job) == "starting"
-    assert (await told(dirty, job))[1] is None
+    assert (await start_of(dirty, job))[1] is None
 
 
 async def test_a_round_that_expects_the_same_writes_no_job(dirty: World) -> None:
     job = await dirty.job()
     await dirty.scheduler.turn()
-    before = await told(dirty, job)
+    before = await start_of(dirty, job)
     assert before[0] == "greener_hours"
 
     for trigger in Trigger:
         await dirty.scheduler.hold(trigger)
 
-    assert await told(dirty, job) == before
+    assert await start_of(dirty, job) == before
 
 
-async def test_a_job_that_outranks_others_is_told_the_next_active_round(postgres_url: str, redis_url: str) -> None:
+async def test_a_job_that_outranks_others_shows_the_next_active_round(postgres_url: str, redis_url: str) -> None:
     async with a_world(fresh_database(postgres_url), redis_url, policy="srtf") as world:
         await world.node("n1", 1)
         await world.running(1)
         job = await world.job(1, priority=9)
         await world.scheduler.turn()
-        reason, due_at, written = await told(world, job)
+        reason, due_at, written = await start_of(world, job)
         (state,) = await world.fetch("SELECT last_active_at FROM scheduler_state")
         due_s = state["last_active_at"].timestamp() + world.settings.round_interval_s + world.settings.tick_s
 
@@ -74,7 +74,7 @@ async def test_a_job_that_outranks_others_is_told_the_next_active_round(postgres
         assert due_at is not None
         assert abs(due_at.timestamp() - due_s) <= 0.5
         await world.scheduler.hold(Trigger.PASSIVE)
-        assert await told(world, job) == (reason, due_at, written)
+        assert await start_of(world, job) == (reason, due_at, written)
 
 
 async def test_passive_rounds_know_when_the_next_active_one_is_due(world: World) -> None:

@@ -102,10 +102,10 @@ async def test_what_redis_did_not_take_stays_in_the_outbox(world: World) -> None
     await world.node("n1")
     await world.job()
     await world.scheduler.turn()
-    deaf = connect("redis://127.0.0.1:1/0")
+    unreachable = connect("redis://127.0.0.1:1/0")
     with pytest.raises(RedisError):
-        await Relay(world.database, deaf).publish()
-    await deaf.aclose()
+        await Relay(world.database, unreachable).publish()
+    await unreachable.aclose()
     assert len(await world.outbox()) == 1
 
     await Relay(world.database, world.redis).publish()

@@ -22,6 +22,7 @@ from services.kit.identity import identity_headers
 from services.scheduler import loop
 from services.scheduler.learning.learned import learn
 from services.scheduler.learning.measuring import Point, Sweep, sweep_after
+from services.scheduler.repository.profiles import PointRow
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World
@@ -214,8 +215,8 @@ async def test_rare_reports_leave_time_for_fewer_settings_and_too_rare_ones_for_
     assert sweep_after(sweep, default) is None
     often = sweep_after(sweep, replace(default, elapsed_s=15.0, report_s=0.5))
     assert often is not None
-    assert often.settings == LIMITS
-    assert often.share_s < often.window_s <= 30.0
+    assert often.values == LIMITS
+    assert often.least_s < often.window_s <= 30.0
 
 
 async def test_a_job_that_reports_too_rarely_keeps_the_default_and_its_event_says_so(
@@ -232,7 +233,7 @@ async def test_a_job_that_reports_too_rarely_keeps_the_default_and_its_event_say
     assert (await set_of(world, gang))[:2] == (None, None)
     assert await world.events(job) == ["starting", "profiling", "running", "profiling_failed"]
     (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
-    assert event["data"]["detail"] == "It reports progress every 20 s: too rarely for a second setting."
+    assert event["data"]["detail"] == "It reports progress every 20 s: too rarely for a second value."
 
 
 async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: World, policy: Profiler) -> None:
@@ -350,8 +351,7 @@ async def test_the_family_and_the_batch_come_from_the_spec_where_reports_do_not_
 def test_an_unknown_batch_is_the_familys_usual_one_and_an_unknown_family_a_middling_one() -> None:
     def scales(family: str | None, local_batch: float) -> float:
         rows = [
-            {"gpus": 1, "nodes": 1, "local_batch": local_batch, "value": value, "step_time_s": 0.1, "power_w": 200.0}
-            | {"family": family}
+            PointRow(1, 1, local_batch, value, step_time_s=0.1, power_w=200.0, family=family)
             for value in (200.0, 400.0)
         ]
         speed, _ = learn(rows, "A100", ControlKind.POWER_LIMIT, 8).table.at(np.array([1, 16]))

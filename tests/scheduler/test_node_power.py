@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from services.contracts.identity import Identity, Role
 from services.scheduler.power.hooks import build_hook
-from services.scheduler.power.nodes import Patience, Step, next_step
-from services.scheduler.repository.queries import PowerRefusedError, Repository
+from services.scheduler.power.nodes import Patience, PowerStep, next_step
+from services.scheduler.repository.node_power import ChangingNode
+from services.scheduler.service import PowerRefusedError, SchedulerService
 from tests.scheduler.test_api import client
 from tests.scheduler.world import World, a_world
 from tests.support.control_plane import eventually
@@ -24,7 +26,7 @@ OPERATOR = Identity(tenant_id="default", role=Role.OPERATOR, key_id="key-1")
 AT_ONCE = {"node_min_on_s": 0, "node_min_off_s": 0, "node_power_backoff_s": 0.01, "lease_margin_s": 0}
 
 
-def told(log: Path) -> list[str]:
+def calls(log: Path) -> list[str]:
     """Return what the hooks were asked, in order."""
     return log.read_text().split("\n")[:-1] if log.exists() else []
 
@@ -45,7 +47,7 @@ def make(postgres_url: str, redis_url: str, tmp_path: Path) -> Callable[..., Any
 
     @asynccontextmanager
     async def made(*, on: str = "true", off: str = "true", **options: Any) -> AsyncIterator[World]:
-        options = AT_ONCE | commands(tmp_path / "told", on=on, off=off) | options
+        options = AT_ONCE | commands(tmp_path / "calls", on=on, off=off) | options
         async with a_world(fresh_database(postgres_url), redis_url, **options) as world:
             hooks = asyncio.create_task(world.scheduler._nodes.run())
             yield world
@@ -87,7 +89,7 @@ async def heard(world: World, node: str) -> None:
 
 async def asleep(world: World, node: str) -> None:
     """Power a node down as an operator would."""
-    await Repository(world.database).sleep(node, OPERATOR)
+    await SchedulerService(world.database).sleep(node, OPERATOR)
     await silent(world, node)
     await becomes(world, node, "off")
 
@@ -121,7 +123,7 @@ async def test_a_gang_wakes_its_node_waits_for_it_and_runs(make: Any, tmp_path: 
 
         (row,) = await world.fetch("SELECT state, reason FROM jobs")
         assert tuple(row) == ("starting", "waiting_for_node")
-        await eventually(lambda: _is(told(tmp_path / "told"), ["off n1 10.0.0.2", "on n1 10.0.0.2"]))
+        await eventually(lambda: _is(calls(tmp_path / "calls"), ["off n1 10.0.0.2", "on n1 10.0.0.2"]))
         await heard(world, "n1")
         await becomes(world, "n1", "on")
         await world.report(await world.allocation(job), "running")
@@ -153,7 +155,7 @@ async def test_powerflow_powers_down_what_nobody_uses_as_it_does_in_simulations(
 async def test_a_node_that_goes_down_gets_no_starts_and_is_woken_once_it_is_off(make: Any) -> None:
     async with make(off="sleep 0.3") as world:
         await world.node("n1")
-        await Repository(world.database).sleep("n1", OPERATOR)
+        await SchedulerService(world.database).sleep("n1", OPERATOR)
         job = await world.job()
         await world.scheduler.turn()
         assert (await world.state(job), await world.claims()) == ("queued", 0)
@@ -185,7 +187,7 @@ async def test_a_wake_that_never_arrives_fails_the_node_and_the_gang_goes_elsewh
 
         (row,) = await world.fetch("SELECT shares FROM allocations WHERE state <> 'ended'")
         assert [share["node_id"] for share in row["shares"]] == ["n2"]
-        assert told(tmp_path / "told").count("on n1 10.0.0.4") == 2
+        assert calls(tmp_path / "calls").count("on n1 10.0.0.4") == 2
         (said,) = await world.fetch("SELECT detail FROM node_power WHERE node_id = 'n1'")
         assert "2 times" in said["detail"]
         (counted,) = await world.fetch("SELECT restarts, preemptions FROM jobs")
@@ -205,11 +207,11 @@ async def test_a_hook_that_fails_is_run_again_with_pauses_and_a_node_that_speaks
 ) -> None:
     async with make(off="echo no key for the rack >&2; exit 3", node_power_attempts=3) as world:
         await world.node("n1")
-        await Repository(world.database).sleep("n1", OPERATOR)
+        await SchedulerService(world.database).sleep("n1", OPERATOR)
         await becomes(world, "n1", "on")
         (row,) = await world.fetch("SELECT detail, stays_on_until > now() AS stays FROM node_power")
         assert tuple(row) == ("no key for the rack", True)
-        assert told(tmp_path / "told") == ["off n1 10.0.0.4"] * 3
+        assert calls(tmp_path / "calls") == ["off n1 10.0.0.4"] * 3
 
 
 async def test_no_more_nodes_boot_at_once_than_the_supply_bears(make: Any, tmp_path: Path) -> None:
@@ -221,14 +223,14 @@ async def test_no_more_nodes_boot_at_once_than_the_supply_bears(make: Any, tmp_p
         await becomes(world, "n1", "waking")
         await eventually(lambda: _said(tmp_path, "on"))
         await world.scheduler.turn()
-        assert [line for line in told(tmp_path / "told") if line.startswith("on")] == ["on n1 10.0.0.4"]
+        assert [line for line in calls(tmp_path / "calls") if line.startswith("on")] == ["on n1 10.0.0.4"]
         await heard(world, "n1")
         await becomes(world, "n1", "on")
         await eventually(lambda: _said(tmp_path, "on n2"))
 
 
 async def _said(folder: Path, word: str) -> bool:
-    return any(line.startswith(word) for line in told(folder / "told"))
+    return any(line.startswith(word) for line in calls(folder / "calls"))
 
 
 async def test_a_node_stays_off_and_on_for_its_least_times(make: Any, tmp_path: Path) -> None:
@@ -268,12 +270,12 @@ async def test_a_pinned_node_is_woken_and_never_powered_down(make: Any) -> None:
     async with make(policy="powerflow") as world:
         await world.node("n1")
         await asleep(world, "n1")
-        await Repository(world.database).pin("n1", True, OPERATOR)
+        await SchedulerService(world.database).pin("n1", True, OPERATOR)
         await becomes(world, "n1", "waking")
         await heard(world, "n1")
         await becomes(world, "n1", "on")
         with pytest.raises(PowerRefusedError, match="pinned"):
-            await Repository(world.database).sleep("n1", OPERATOR)
+            await SchedulerService(world.database).sleep("n1", OPERATOR)
         await world.node("n0")
         await world.scheduler.turn()
         assert await power(world, "n1") == "on"
@@ -282,12 +284,12 @@ async def test_a_pinned_node_is_woken_and_never_powered_down(make: Any) -> None:
 async def test_what_was_decided_is_done_by_the_scheduler_that_comes_next(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    options = AT_ONCE | commands(tmp_path / "told")
+    options = AT_ONCE | commands(tmp_path / "calls")
     async with a_world(fresh_database(postgres_url), redis_url, **options) as world:
         await world.node("n1")
-        await Repository(world.database).sleep("n1", OPERATOR)  # committed; this scheduler runs no hooks any more
+        await SchedulerService(world.database).sleep("n1", OPERATOR)  # committed; this scheduler runs no hooks any more
         await world.scheduler.turn()
-        assert told(tmp_path / "told") == []
+        assert calls(tmp_path / "calls") == []
 
         again = type(world.scheduler._nodes)(world.database, build_hook(world.settings), world.settings)
         hooks = asyncio.create_task(again.run())
@@ -330,28 +332,42 @@ async def test_without_a_hook_nobody_can_be_powered(world: World) -> None:
 
 
 PATIENCE = Patience(down_s=10, wake_s=20, attempts=2)
-ROW = {"pinned": False, "attempts": 1, "acted_at": None, "done_for_s": None, "leased": False, "heard": False}
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+NODE = ChangingNode(
+    node_id="n1",
+    state="off",
+    pinned=False,
+    attempts=1,
+    acted_at=None,
+    off_at=None,
+    heartbeat_at=None,
+    registered_at=AT,
+    at=AT,
+    leased=False,
+    heard=False,
+    done_for_s=None,
+)
 
 
 @pytest.mark.parametrize(
     ("state", "facts", "step"),
     [
         ("going_down", {}, None),
-        ("going_down", {"pinned": True}, Step.STAY),
-        ("going_down", {"pinned": True, "acted_at": 1}, None),
+        ("going_down", {"pinned": True}, PowerStep.STAY),
+        ("going_down", {"pinned": True, "acted_at": AT}, None),
         ("going_down", {"done_for_s": 1, "leased": True}, None),
-        ("going_down", {"done_for_s": 11, "leased": True}, Step.STAY),
-        ("going_down", {"done_for_s": 1}, Step.DOWN),
+        ("going_down", {"done_for_s": 11, "leased": True}, PowerStep.STAY),
+        ("going_down", {"done_for_s": 1}, PowerStep.DOWN),
         ("off", {}, None),
-        ("off", {"heard": True}, Step.AWAKE),
-        ("off", {"pinned": True}, Step.WAKE),
+        ("off", {"heard": True}, PowerStep.AWAKE),
+        ("off", {"pinned": True}, PowerStep.WAKE),
         ("waking", {"done_for_s": 19}, None),
-        ("waking", {"done_for_s": 21}, Step.RETRY),
-        ("waking", {"done_for_s": 21, "attempts": 2}, Step.FAIL),
-        ("waking", {"done_for_s": 21, "attempts": 2, "heard": True}, Step.AWAKE),
+        ("waking", {"done_for_s": 21}, PowerStep.RETRY),
+        ("waking", {"done_for_s": 21, "attempts": 2}, PowerStep.FAIL),
+        ("waking", {"done_for_s": 21, "attempts": 2, "heard": True}, PowerStep.AWAKE),
         ("failed", {}, None),
-        ("failed", {"heard": True}, Step.AWAKE),
+        ("failed", {"heard": True}, PowerStep.AWAKE),
     ],
 )
-def test_what_becomes_of_a_node(state: str, facts: dict[str, Any], step: Step | None) -> None:
-    assert next_step({**ROW, "state": state, **facts}, PATIENCE) is step
+def test_what_becomes_of_a_node(state: str, facts: dict[str, Any], step: PowerStep | None) -> None:
+    assert next_step(NODE._replace(state=state, **facts), PATIENCE) is step

@@ -144,7 +144,7 @@ def of_suite_3(self, request):
     return usual(self, request)
 
 ServerSession.create_open_session_response = of_suite_3
-port, log, deaf = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "deaf"
+port, log, stubborn = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "stubborn"
 
 class Chassis(bmc.Bmc):
     state = "on"
@@ -155,7 +155,7 @@ class Chassis(bmc.Bmc):
     def get_power_state(self): return self.state
     def power_on(self): self.do("on", "on")
     def power_off(self): self.do("off", "off")
-    def power_shutdown(self): self.do("shutdown", "on" if deaf else "off")
+    def power_shutdown(self): self.do("shutdown", "on" if stubborn else "off")
     def is_active(self): return False
 
 chassis = Chassis({"admin": sys.argv[4]}, port=port)
@@ -164,7 +164,7 @@ chassis.listen()
 """
 
 
-@pytest.fixture(params=["soft", "deaf"])
+@pytest.fixture(params=["soft", "stubborn"])
 def controller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int, Path]]:
     """A controller whose host shuts down when asked to, and one whose host does not listen."""
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""What is foretold of jobs: once, from the model in force, and shown to those whose jobs they are."""
+"""The lengths of jobs are predicted: once, from the model in force, and shown to those whose jobs they are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 from services.scheduler.learning.predicting import Predicting, remaining_s
 from services.scheduler.planning.snapshot import load
+from services.scheduler.repository.snapshots import SpecRow
 from tests.scheduler.test_api import client
 from tests.scheduler.world import World
 
@@ -45,7 +46,7 @@ async def put_in_force(
     )
 
 
-async def told(world: World, job_id: str) -> Any:
+async def prediction_of(world: World, job_id: str) -> Any:
     (row,) = await world.fetch("SELECT * FROM job_predictions WHERE job_id = $1", job_id)
     return row
 
@@ -61,26 +62,26 @@ async def test_without_a_model_every_group_is_new(world: World) -> None:
     job_id = await world.job()
     await world.scheduler.turn()
 
-    row = await told(world, job_id)
+    row = await prediction_of(world, job_id)
 
     assert (row["gpu_s"], row["seen"], row["model_id"]) == (0.0, False, None)
     assert await remaining(world, job_id) == 0.0
 
 
-async def test_a_known_group_is_foretold_once(world: World) -> None:
+async def test_a_known_group_is_predicted_once(world: World) -> None:
     await put_in_force(world, 120.0)
     job_id = await world.job(2, command=["true"])
     await world.scheduler.turn()
-    first = await told(world, job_id)
+    first = await prediction_of(world, job_id)
     await put_in_force(world, 400.0, name="length_2")
     second_id = await world.job(2, command=["true"])
     await world.scheduler.turn()
 
-    assert await told(world, job_id) == first, "a newer model changes nothing for a job that was foretold"
+    assert await prediction_of(world, job_id) == first, "a newer model changes nothing for a job that was predicted"
     assert (first["model_id"], first["seen"], first["examples"]) == ("length_1", True, 3)
     assert first["gpu_s"] == pytest.approx(120.0, abs=1)
     assert (first["low_gpu_s"], first["median_gpu_s"], first["high_gpu_s"]) == (119.0, 120.0, 121.0)
-    assert (await told(world, second_id))["gpu_s"] == pytest.approx(400.0, abs=1)
+    assert (await prediction_of(world, second_id))["gpu_s"] == pytest.approx(400.0, abs=1)
     assert await remaining(world, job_id) == pytest.approx(first["gpu_s"] / 2), "on its two GPUs"
 
 
@@ -91,7 +92,7 @@ async def test_a_model_that_cannot_be_used_stops_no_round(world: World, fault: d
 
     job_id = await world.running(command=["true"])
 
-    row = await told(world, job_id)
+    row = await prediction_of(world, job_id)
     assert (row["gpu_s"], row["seen"], row["model_id"]) == (0.0, False, None)
 
 
@@ -103,20 +104,20 @@ async def test_an_unreadable_model_leaves_the_last_one_in_service(world: World) 
     job_id = await world.job(command=["true"])
     await world.scheduler.turn()
 
-    row = await told(world, job_id)
+    row = await prediction_of(world, job_id)
     assert (row["model_id"], row["seen"]) == ("length_1", True)
 
 
-async def test_two_schedulers_foretell_a_job_once(world: World) -> None:
+async def test_two_schedulers_predict_a_job_once(world: World) -> None:
     job_id = await world.job(command=["true"])
     others = [Predicting(world.database), Predicting(world.database)]
-    rows = [{"id": job_id, "tenant_id": "default", "spec": spec_of("true")}]
-    await others[0].keep(others[0].tell(rows))
+    rows = [SpecRow(job_id, "default", spec_of("true"))]
+    await others[0].keep(others[0].predict(rows))
     await put_in_force(world, 120.0)
     await others[1].refresh()
-    await others[1].keep(others[1].tell(rows))
+    await others[1].keep(others[1].predict(rows))
 
-    assert (await told(world, job_id))["model_id"] is None
+    assert (await prediction_of(world, job_id))["model_id"] is None
 
 
 def test_what_remains() -> None:
@@ -139,7 +140,7 @@ async def test_a_shorter_job_goes_first_live(world: World) -> None:
     assert [await world.state(job_id) for job_id in (known, new)] == ["queued", "starting"]
 
 
-async def test_what_was_foretold_is_shown_with_what_came(world: World) -> None:
+async def test_what_was_predicted_is_shown_with_what_came(world: World) -> None:
     await world.node("n1")
     await put_in_force(world, 120.0)
     job_id = await world.running(2, command=["true"])

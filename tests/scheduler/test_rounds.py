@@ -28,7 +28,7 @@ async def test_a_job_goes_from_queued_to_succeeded(world: World) -> None:
     assert await world.events(job) == ["starting", "running", "succeeded"]
 
 
-async def test_a_gang_over_two_nodes_is_told_who_it_is(world: World) -> None:
+async def test_a_gang_over_two_nodes_knows_its_ranks(world: World) -> None:
     await world.node("n1", 2)
     await world.node("n2", 4)
     job = await world.job(6)
@@ -123,7 +123,7 @@ async def test_a_gang_that_does_not_start_is_tried_again_and_then_given_up(postg
         assert await world.state(job) == "failed"
 
 
-async def test_an_exit_told_twice_counts_once(world: World) -> None:
+async def test_an_exit_reported_twice_counts_once(world: World) -> None:
     await world.node("n1")
     job = await world.running(1, max_restarts=1)
     await world.exits(job, exit_code=3)

@@ -58,8 +58,8 @@ async def test_training_gives_way_and_comes_back_once_the_service_is_cancelled(w
     assert await world.state(job) == "queued"
     async with client(world) as api:
         rounds = (await api.get("/v1/plans")).json()["items"]
-    told = [action for each in rounds for action in each["actions"] if action["reason"] == "standing_service"]
-    assert [(each["action"], each["job_id"]) for each in told] == [("start", standing), ("preempt", job)]
+    actions = [action for each in rounds for action in each["actions"] if action["reason"] == "standing_service"]
+    assert [(each["action"], each["job_id"]) for each in actions] == [("start", standing), ("preempt", job)]
 
     await world.ask(standing, "cancel")
     await world.exits(standing, ended_by="stop")
@@ -113,7 +113,7 @@ async def test_a_service_runs_where_its_terms_say(world: World) -> None:
     assert await why(world, late) == "not_enough_free_gpus", "one service does not stop another"
 
 
-async def test_a_service_is_told_a_port_of_its_own(world: World) -> None:
+async def test_a_service_has_a_port_of_its_own(world: World) -> None:
     await world.node("n1")
     for _ in range(3):
         await service(world)

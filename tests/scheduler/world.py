@@ -25,7 +25,7 @@ TOKEN = "a-token-of-sixteen-and-more"
 
 
 class World:
-    """The database, a scheduler that turns when told to, and the words of users and nodes."""
+    """The database, a scheduler that turns when asked to, and the words of users and nodes."""
 
     def __init__(self, database: Database, redis: Redis, scheduler: Scheduler, settings: SchedulerSettings) -> None:
         self.database = database

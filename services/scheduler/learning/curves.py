@@ -1,6 +1,6 @@
-"""What an operator has measured of speed and power by setting, from a file: what policies know of live jobs.
+"""What an operator has measured of speed and power by control, from a file: what policies know of live jobs.
 
-A JSON list with one entry per kind of job, GPU model and kind of setting::
+A JSON list with one entry per kind of job, GPU model and kind of control::
 
     [{"kind": "resnet50", "gpu_model": "A100-SXM4-80GB", "setting": "power_limit",
       "values": [150, 250, 400], "speed": [0.62, 0.9, 1.0], "power_w": [148, 241, 370]}]
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -25,8 +24,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.scheduler.learning.learned import Tables, curve_of, with_hosts
-
-LABEL = "kind"
+from services.scheduler.repository.snapshots import JobRow
 
 
 class MeasuredCurve(Message):
@@ -43,13 +41,13 @@ class MeasuredCurve(Message):
         """Return it as policies see it.
 
         Raises:
-            DomainError: its columns do not hold together.
+            DomainError: its columns do not fit together.
         """
         return ControlCurve(*(np.array(column, dtype=np.float64) for column in (self.values, self.speed, self.power_w)))
 
 
 KnownCurves = Mapping[str, Mapping[tuple[str, ControlKind], ControlCurve]]
-"""By kind of job, then by GPU model and kind of setting."""
+"""By kind of job, then by GPU model and kind of control."""
 
 _entries: TypeAdapter[list[MeasuredCurve]] = TypeAdapter(list[MeasuredCurve])
 
@@ -71,7 +69,7 @@ def read_curves(path: Path) -> KnownCurves:
 
 
 def known_of(
-    jobs: Sequence[Any],
+    jobs: Sequence[JobRow],
     gpu_models: tuple[str, ...],
     operators: KnownCurves,
     learned: Tables,
@@ -79,18 +77,18 @@ def known_of(
 ) -> tuple[dict[str, int], tuple[Curves, ...], tuple[Gangs, ...]]:
     """Return the row of each kind of job in ``Snapshot.control_curves`` and ``Snapshot.gangs``, and those.
 
-    What an operator gives of a kind holds; what was measured here fills in the rest. A kind that jobs name and nobody
-    knows has a row of its own: so a policy sees which unknown jobs are of one kind.
+    An operator's curves take precedence; what was measured here fills in the rest. A kind that users name and of
+    which nothing is known has a row of its own: so a policy sees which unknown jobs are of one kind.
 
     Args:
-        jobs: With ``profile``, the kind, ``kind``, what its user calls it, None if nothing, and ``min_gpus``.
+        jobs: Of these kinds.
         gpu_models: Of the cluster.
         operators: From the operator's file, by what users call kinds, whoever's they are.
         learned: What was measured.
         host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that beside what was measured of their GPUs.
     """
-    sizes = {row["profile"]: row["min_gpus"] for row in jobs}
-    named = {row["profile"]: row["kind"] for row in jobs if row["kind"] is not None}
+    sizes = {job.kind: job.min_gpus for job in jobs}
+    named = {job.kind: job.kind_label for job in jobs if job.kind_label is not None}
     rows = {kind: row for row, kind in enumerate(sorted({*operators, *learned, *named}))}
     curves: list[Curves] = []
     gangs: list[Gangs] = []

@@ -1,6 +1,6 @@
 """What was measured of kinds of jobs, as models and as the curves that policies see.
 
-A kind's points are fitted anew whenever a measurement of it ends (``services.core.profiles``). Sizes and settings that
+A kind's points are fitted again whenever a measurement of it ends (``services.core.profiles``). Sizes and values that
 were measured stand as measured; the model fills in the others.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 
@@ -25,45 +25,18 @@ from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.core.profiles.profile import JobProfile
 from services.db.database import Database
 from services.kit.logging import Log
+from services.scheduler.repository import profiles
+from services.scheduler.repository.profiles import LearnedRow, NewProfile, News, PointRow, TableRow
 
 log = Log(__name__)
 
 WIDEST = 64
-"""Gang sizes are foreseen up to here, and up to the widest that was measured."""
-KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
-"""A kind of job, as the tables name it, of a row ``j`` of jobs: what one tenant's jobs teach stays that tenant's."""
-
-NEWS = """
-SELECT p.kind, p.gpu_model, p.setting, max(p.measured_at) AS newest,
-       coalesce((SELECT max(jsonb_array_length(n.devices)) FROM nodes n
-                  WHERE n.devices -> 0 ->> 'model' = p.gpu_model), 1) AS gpus_per_node
-  FROM setting_points p LEFT JOIN setting_profiles f USING (kind, gpu_model, setting)
- WHERE NOT EXISTS (SELECT FROM setting_measurements m
-                    WHERE m.state = 'running' AND (m.kind, m.gpu_model, m.setting) = (p.kind, p.gpu_model, p.setting))
- GROUP BY p.kind, p.gpu_model, p.setting, f.fitted_at
-HAVING f.fitted_at IS NULL OR max(p.measured_at) > f.fitted_at LIMIT 1
-"""
-
-POINTS = """
-SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, j.spec ->> 'family' AS family
-  FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
- WHERE p.kind = $1 AND p.gpu_model = $2 AND p.setting = $3 ORDER BY p.measured_at DESC, p.gpus, p.value
-"""
-
-STORE = """
-INSERT INTO setting_profiles (kind, gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points,
-                              time_mape, energy_mape, detail, fitted_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, greatest(now(), $13))
-ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
-    gpus = excluded.gpus, settings = excluded.settings, speed = excluded.speed, power_w = excluded.power_w,
-    measured_gpus = excluded.measured_gpus, points = excluded.points, time_mape = excluded.time_mape,
-    energy_mape = excluded.energy_mape, detail = excluded.detail, fitted_at = excluded.fitted_at
-"""
+"""Gang sizes are predicted up to here, and up to the widest that was measured."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """One kind of job on one GPU model under one kind of setting.
+    """One kind of job on one GPU model by one kind of control.
 
     Attributes:
         table: What gangs of it do.
@@ -79,27 +52,26 @@ class Learned:
     energy_mape: float
 
 
-def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node: int) -> Learned:
-    """Return what these points teach.
+def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus_per_node: int) -> Learned:
+    """Return what is learned from these points.
 
     The batch of the job as a whole is taken to stay the same at every size (PowerFlow, section 4). Where nothing says
     how large it is, the smallest gang measured is taken to have its family's usual batch on each GPU.
 
     Args:
-        points: Rows with gpus, nodes, local_batch (0: not known), value, step_time_s, power_w and family (None: not
-            known), the newest first.
+        points: The newest first.
         gpu_model: The boards' name.
-        setting: What ``value`` is.
+        control: What their ``value`` is of.
         gpus_per_node: GPUs of the widest node, over which wider gangs are taken to spread.
 
     Raises:
         DomainError: The points do not belong together.
     """
     gpus, nodes, batch, value, step_s, power_w = (
-        np.array([row[name] for row in points], dtype=np.float64)
+        np.array(list(map(attrgetter(name), points)), dtype=np.float64)
         for name in ("gpus", "nodes", "local_batch", "value", "step_time_s", "power_w")
     )
-    family = next((row["family"] for row in points if row["family"]), ANY_FAMILY)
+    family = next((row.family for row in points if row.family), ANY_FAMILY)
     known = np.flatnonzero(batch > 0)
     whole = float((gpus * batch)[known[0]]) if known.size else family_of(family).batch * float(gpus.min())
     batch = np.where(batch > 0, batch, whole / gpus)
@@ -110,9 +82,9 @@ def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node
         setting=value,
         local_batch=batch,
         mean_power_w=power_w,
-        axis=setting,
+        axis=control,
     )
-    profile = JobProfile.of(gpu_model, family, setting).observe(seen)
+    profile = JobProfile.of(gpu_model, family, control).observe(seen)
     widest = max(WIDEST, int(gpus.max()))
     sizes: Ints = np.array(
         sorted({*gpus.astype(np.int64).tolist(), *(1 << at for at in range(widest.bit_length()))}), dtype=np.int64
@@ -121,9 +93,9 @@ def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node
     size = sizes[:, None].astype(np.float64)
     time_s, energy_j = profile.foreseen(size, whole / size, values[None, :], np.ceil(size / gpus_per_node))
     speed, drawn_w = 1.0 / time_s, energy_j / time_s
-    for row in range(len(points) - 1, -1, -1):  # of several the newest stays
-        at = np.searchsorted(sizes, gpus[row]), np.searchsorted(values, value[row])
-        speed[at], drawn_w[at] = 1.0 / step_s[row], power_w[row] * gpus[row]
+    for point in reversed(points):  # of several the newest stays
+        at = np.searchsorted(sizes, point.gpus), np.searchsorted(values, point.value)
+        speed[at], drawn_w[at] = 1.0 / point.step_time_s, point.power_w * point.gpus
     model = profile.model
     qualities = (
         (model.time_quality, model.energy_quality)
@@ -131,7 +103,7 @@ def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node
         else (model.throughput.quality, model.quality)
     )
     return Learned(
-        GangTable(sizes, speed, drawn_w, setting, values),
+        GangTable(sizes, speed, drawn_w, control, values),
         tuple(np.unique(gpus).astype(np.int64).tolist()),
         len(points),
         qualities[0].mape,
@@ -142,50 +114,93 @@ def learn(points: list[Any], gpu_model: str, setting: ControlKind, gpus_per_node
 async def refit(database: Database) -> bool:
     """Fit one kind of job that has points since it was last fitted; return whether there was one."""
     async with database.connection() as connection:
-        news = await connection.fetchrow(NEWS)
+        news = await profiles.news(connection)
         if news is None:
             return False
-        key = news["kind"], news["gpu_model"], news["setting"]
-        points = await connection.fetch(POINTS, *key)
+        points = await profiles.points(connection, news.kind, news.gpu_model, news.control)
+    control = ControlKind(news.control)
     try:
-        found = await asyncio.to_thread(learn, points, key[1], ControlKind(key[2]), news["gpus_per_node"])
+        found = await asyncio.to_thread(learn, points, news.gpu_model, control, news.gpus_per_node)
     except DomainError as error:
-        log.warning("profile.not_fitted", kind=key[0], error=str(error))
-        columns: tuple[Any, ...] = ([], [], [], [], [], len(points), None, None, str(error))
+        log.warning("profile.not_fitted", kind=news.kind, error=str(error))
+        profile = _nothing_learned(news, len(points), str(error))
     else:
-        table = found.table
-        columns = (
-            *(column.tolist() for column in (table.gpus, table.values, table.speed, table.power_w)),
-            *(list(found.measured_gpus), found.points, found.time_mape, found.energy_mape, ""),
-        )
+        profile = _profile_of(news, found)
     async with database.connection() as connection:
-        await connection.execute(STORE, *key, *columns, news["newest"])
+        await profiles.store(connection, profile)
     return True
 
 
+def _profile_of(news: News, found: Learned) -> NewProfile:
+    table = found.table
+    return NewProfile(
+        kind=news.kind,
+        gpu_model=news.gpu_model,
+        control=news.control,
+        gpus=table.gpus.tolist(),
+        values=table.values.tolist(),
+        speed=table.speed.tolist(),
+        power_w=table.power_w.tolist(),
+        measured_gpus=list(found.measured_gpus),
+        points=found.points,
+        time_mape=found.time_mape,
+        energy_mape=found.energy_mape,
+        detail="",
+        newest=news.newest,
+    )
+
+
+def _nothing_learned(news: News, points: int, detail: str) -> NewProfile:
+    return NewProfile(
+        kind=news.kind,
+        gpu_model=news.gpu_model,
+        control=news.control,
+        gpus=[],
+        values=[],
+        speed=[],
+        power_w=[],
+        measured_gpus=[],
+        points=points,
+        time_mape=None,
+        energy_mape=None,
+        detail=detail,
+        newest=news.newest,
+    )
+
+
 Tables = Mapping[str, Mapping[tuple[str, ControlKind], GangTable]]
-"""By kind of job, then by GPU model and kind of setting; the one learned last comes last."""
-
-PROFILES = """
-SELECT kind, gpu_model, setting, gpus, settings, speed, power_w, coalesce(time_mape + energy_mape, 0) AS power_error
-  FROM setting_profiles
- WHERE kind = ANY($1::text[]) AND jsonb_array_length(gpus) > 0 ORDER BY fitted_at
-"""
+"""By kind of job, then by GPU model and kind of control; the one learned last comes last."""
 
 
-def tables_of(rows: list[Any]) -> Tables:
-    """Return the tables of rows as ``PROFILES`` gives them."""
+def tables_of(rows: Iterable[TableRow]) -> Tables:
+    """Return the tables of rows, by kind of job."""
     found: dict[str, dict[tuple[str, ControlKind], GangTable]] = defaultdict(dict)
     for row in rows:
-        where = row["gpu_model"], ControlKind(row["setting"])
-        found[row["kind"]][where] = replace(table_of(row), power_error=row["power_error"])
+        control = ControlKind(row.control)
+        found[row.kind][row.gpu_model, control] = replace(
+            gang_table(row.gpus, row.speed, row.power_w, control, row.values), power_error=row.power_error
+        )
     return found
 
 
-def table_of(row: Any) -> GangTable:
-    """Return the table of one row that has one."""
-    speed, power_w, values = (np.array(row[name], dtype=np.float64) for name in ("speed", "power_w", "settings"))
-    return GangTable(np.array(row["gpus"], dtype=np.int64), speed, power_w, ControlKind(row["setting"]), values)
+def table_of(row: LearnedRow) -> GangTable | None:
+    """Return the table of one row, None where nothing could be fitted."""
+    if not row.settings:
+        return None
+    return gang_table(row.gpus, row.speed, row.power_w, ControlKind(row.setting), row.settings)
+
+
+def gang_table(
+    gpus: list[int], speed: list[list[float]], power_w: list[list[float]], control: ControlKind, values: list[float]
+) -> GangTable:
+    """Return stored columns as a table; ``speed`` and ``power_w`` are (n_sizes, n_values)."""
+    return GangTable(
+        gpus=np.array(gpus, dtype=np.int64),
+        speed=np.array(speed, dtype=np.float64),
+        power_w=np.array(power_w, dtype=np.float64),
+        kind=control,
+        values=np.array(values, dtype=np.float64),
+    )
 
 
 def with_hosts(table: GangTable, host_w: float) -> GangTable:

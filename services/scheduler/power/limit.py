@@ -1,7 +1,7 @@
 """When to look at the cluster's draw: a policy that has a power limit holds it by what is measured.
 
 The policy corrects its models (``services.core.policies.powerflow.feedback``); this says when a round is due for it,
-and when the draw says something. A limit that settings alone do not keep needs a round that may stop gangs.
+and when the draw says something. Where the controls of devices alone do not keep the limit, a round has to stop gangs.
 """
 
 from __future__ import annotations

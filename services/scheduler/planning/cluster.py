@@ -1,0 +1,143 @@
+"""The nodes of a snapshot: what they have, what is free of it, what it takes, and what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from services.contracts.nodes import PowerState
+from services.core.cycle.snapshot import NodeTable
+from services.core.domain.arrays import Bools, Floats
+from services.core.domain.controls import ControlKind
+from services.core.domain.ids import NodeId
+from services.core.profiles.priors import board_of
+from services.scheduler.repository.documents import StoredDevice
+from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, NodeRow
+
+
+class NodeKind(NamedTuple):
+    """What makes nodes interchangeable to a job: GPU model, memory of each GPU, and whether images run there."""
+
+    gpu_model: str
+    memory_gib: float
+    containers: bool
+
+
+def kind_of(node: NodeRow) -> NodeKind:
+    """Return a node's kind, by its first device."""
+    first = node.devices[0]
+    return NodeKind(first["model"], float(first["memory_gib"]), node.containers)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes that plans may use.
+
+    Attributes:
+        nodes: Each with at least one device; none that is off and cannot be woken.
+        claims: The devices that gangs hold.
+        hosts_w: What hosts draw, by node, watts.
+        covers: Whether there is a hook that powers a node.
+    """
+
+    nodes: Sequence[NodeRow]
+    claims: Sequence[ClaimRow]
+    hosts_w: Mapping[str, float]
+    covers: Callable[[str], bool]
+
+    @classmethod
+    def of(cls, rows: ClusterRows, covers: Callable[[str], bool]) -> Cluster:
+        """Return the cluster of these rows."""
+        nodes = [node for node in rows.nodes if node.devices and (node.power != PowerState.OFF or covers(node.id))]
+        return cls(nodes, rows.claims, rows.hosts_w, covers)
+
+    @cached_property
+    def kinds(self) -> list[NodeKind]:
+        """The kinds of nodes there are; a snapshot's GPU models are these, in this order."""
+        return sorted({kind_of(node) for node in self.nodes})
+
+    @property
+    def widest_node_gpus(self) -> int:
+        """The devices of the widest node."""
+        return max((len(node.devices) for node in self.nodes), default=1)
+
+
+def node_table(cluster: Cluster) -> NodeTable:
+    """Return the nodes as policies see them."""
+    claimed: dict[str, set[int]] = {}
+    for claim in cluster.claims:
+        claimed.setdefault(claim.node_id, set()).add(claim.device)
+    position = {kind: at for at, kind in enumerate(cluster.kinds)}
+    nodes = cluster.nodes
+
+    def bools(values: Iterable[bool]) -> Bools:
+        return np.fromiter(values, np.bool_, len(nodes))
+
+    return NodeTable(
+        ids=tuple(NodeId(node.id) for node in nodes),
+        gpu_model=np.array([position[kind_of(node)] for node in nodes], dtype=np.int64),
+        gpus=np.array([len(node.devices) for node in nodes], dtype=np.int64),
+        schedulable=bools(not node.draining and node.power != PowerState.GOING_DOWN for node in nodes),
+        asleep=bools(node.power == PowerState.OFF for node in nodes),
+        may_sleep=bools(node.may_sleep and cluster.covers(node.id) for node in nodes),
+        free_devices=tuple(tuple(sorted(device_indices(node) - claimed.get(node.id, set()))) for node in nodes),
+    )
+
+
+def device_indices(node: NodeRow) -> set[int]:
+    """Return the indices of a node's devices."""
+    return {device["index"] for device in node.devices}
+
+
+def settable(cluster: Cluster) -> tuple[frozenset[ControlKind], ...]:
+    """Return, for each kind of node, the controls that every device of the kind takes."""
+    return tuple(
+        _taken_by_all([device for node in cluster.nodes if kind_of(node) == kind for device in node.devices])
+        for kind in cluster.kinds
+    )
+
+
+def _taken_by_all(devices: Sequence[StoredDevice]) -> frozenset[ControlKind]:
+    takes = {
+        ControlKind.POWER_LIMIT: all(device.get("can_set_power_limit") for device in devices),
+        ControlKind.CLOCK: all(device.get("can_set_clock") for device in devices),
+    }
+    return frozenset(kind for kind, by_all in takes.items() if by_all)
+
+
+def is_awake(node: NodeRow) -> bool:
+    """Return whether a node's newest readings are of a node that is on, and not of one that went off since."""
+    return node.power not in (PowerState.OFF, PowerState.WAKING)
+
+
+def drawn_w(cluster: Cluster) -> float:
+    """Return what GPUs draw, as the newest heartbeats have it, and hosts, watts; NaN where no GPU was read."""
+    readings = [each["power_w"] for node in cluster.nodes if is_awake(node) for each in node.readings]
+    return sum(readings) + sum(cluster.hosts_w.values()) if readings else float("nan")
+
+
+def host_w(cluster: Cluster) -> Floats:
+    """Return what hosts of each kind of node draw per GPU, 0 where no meter says: (n_gpu_models,) watts."""
+    host_power_w, gpus = np.zeros((2, len(cluster.kinds)))
+    for node in cluster.nodes:
+        if node.id in cluster.hosts_w:
+            at = cluster.kinds.index(kind_of(node))
+            host_power_w[at] += cluster.hosts_w[node.id]
+            gpus[at] += len(node.devices)
+    return host_power_w / np.maximum(gpus, 1)
+
+
+def idle_w(cluster: Cluster) -> Floats:
+    """Return what a free device of each kind draws now, or its board by what is known of it: (n_gpu_models,) watts."""
+    claimed = set(cluster.claims)
+    readings_w: dict[NodeKind, list[float]] = {kind: [] for kind in cluster.kinds}
+    for node in filter(is_awake, cluster.nodes):
+        readings_w[kind_of(node)] += [
+            each["power_w"] for each in node.readings if ClaimRow(node.id, each["index"]) not in claimed
+        ]
+    means = [sum(each) / len(each) if each else board_of(kind.gpu_model).idle_w for kind, each in readings_w.items()]
+    return np.array(means, dtype=np.float64)

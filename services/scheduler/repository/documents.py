@@ -1,0 +1,42 @@
+"""What the JSON columns hold that the scheduler reads."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+Json = dict[str, Any]
+"""A document that is passed on, or validated by a contract before anything in it is read."""
+
+
+class StoredShare(TypedDict):
+    """A gang's devices on one node: an element of ``allocations.shares``."""
+
+    node_id: str
+    devices: list[int]
+
+
+class StoredDevice(TypedDict):
+    """A GPU of a node: an element of ``nodes.devices``. Agents of earlier releases leave out what they do not know."""
+
+    index: int
+    model: str
+    memory_gib: float
+    power_limit_w: NotRequired[float]
+    lowest_limit_w: NotRequired[float | None]
+    can_set_clock: NotRequired[bool]
+    can_set_power_limit: NotRequired[bool]
+    clocks_mhz: NotRequired[list[int]]
+
+
+class StoredReading(TypedDict):
+    """A GPU's newest reading: an element of ``nodes.readings``."""
+
+    index: int
+    power_w: float
+
+
+class StoredServiceTerms(TypedDict, total=False):
+    """Where a service instance may run: ``service`` in a job's specification."""
+
+    zone: str | None
+    node_labels: dict[str, str]

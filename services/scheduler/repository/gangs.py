@@ -1,0 +1,392 @@
+"""Allocations: gangs that start, run, are set, stop and end, and what nodes reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from services.contracts.nodes import ControlsStatus
+from services.core.domain.controls import ControlKind
+from services.db.database import Connection
+from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
+from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository.documents import Json, StoredShare
+
+CONTROL_COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: "clock_mhz"}
+"""Where an allocation keeps what its devices are set to; commands and events use the same names."""
+
+LIVE = f"""
+SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
+       a.settings_revision, a.power_limit_w, a.clock_mhz,
+       (SELECT m.slice_s FROM setting_measurements m
+         WHERE m.allocation_id = a.id AND m.state = 'running') AS interval_s,
+       extract(epoch FROM now() - greatest(a.started_at, w.awake_at))::float8 AS age_s,
+       extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
+       j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
+       {MAX_RESTARTS} AS max_restarts, {GRACE_S} AS grace_s, coalesce({WORK_TOTAL} <= p.done, false) AS work_done
+  FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
+  LEFT JOIN LATERAL (
+    SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at
+      FROM jsonb_array_elements(a.shares) s JOIN node_power np ON np.node_id = s ->> 'node_id'
+     WHERE a.state = 'starting'
+  ) w ON true
+ WHERE a.state <> 'ended'
+"""
+
+REPORTS = """
+SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
+  FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id WHERE a.state <> 'ended'
+"""
+
+LOST_SHARES = """
+SELECT e.allocation_id, e.node_id FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
+"""
+
+CONTROLS_REPORTS = """
+SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id
+ WHERE a.state IN ('starting', 'running') AND a.settings_revision > 0 AND s.settings IS NOT NULL
+"""
+
+STARTABLE = """
+SELECT id, tenant_id, generation, spec FROM jobs
+ WHERE id = ANY($1::text[]) AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested
+ ORDER BY id FOR UPDATE
+"""
+
+HOSTS = """
+SELECT n.id, n.address, coalesce(p.state, 'on') AS power FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining
+   AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
+"""
+
+PORTS = """
+SELECT n.address, a.master_port FROM allocations a JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+ WHERE a.state <> 'ended'
+"""
+
+INSERT = """
+INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
+VALUES ($1, $2, $3, 'starting', $4, $5, $6)
+"""
+
+CLAIM = "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ($1, $2, $3)"
+
+STOPPABLE = f"""
+SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s
+  FROM allocations a JOIN jobs j ON j.id = a.job_id
+ WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') ORDER BY j.id FOR UPDATE OF j
+"""
+
+RUN = "UPDATE allocations SET state = 'running', running_at = now() WHERE id = $1 AND state = 'starting' RETURNING id"
+
+STOP = """
+UPDATE allocations SET state = 'stopping', stop_requested_at = now(), stop_reason = $2
+ WHERE id = $1 AND state IN ('starting', 'running') RETURNING id
+"""
+
+GIVE_UP_ASLEEP = """
+WITH asleep AS (
+    SELECT n.id FROM nodes n JOIN node_power p ON p.node_id = n.id
+     WHERE n.id = ANY($2::text[]) AND p.state = 'waking' AND NOT coalesce(n.lease_until > now(), false)
+       FOR UPDATE OF n
+)
+INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
+SELECT $1, id, 'lost', 'Its node was not awake yet.' FROM asleep ON CONFLICT DO NOTHING RETURNING node_id
+"""
+
+RELEASE_ON = "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = ANY($2::text[])"
+
+FAILED_STARTS = "SELECT count(*) FROM allocations WHERE job_id = $1 AND end_reason = 'start_failed'"
+
+END = """
+UPDATE allocations SET state = 'ended', ended_at = now(), end_reason = $2 WHERE id = $1 AND state <> 'ended'
+RETURNING gpus * extract(epoch FROM now() - started_at)::float8
+"""
+
+LOSE_SHARES = """
+INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
+SELECT a.id, n.id, 'lost', 'The node was lost.'
+  FROM allocations a, unnest($1::text[]) AS n(id)
+ WHERE a.state <> 'ended' AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))
+ON CONFLICT DO NOTHING
+"""
+
+CONTROLLED = """
+SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a
+"""
+
+SET_CONTROLS = """
+UPDATE allocations SET power_limit_w = $2, clock_mhz = $3, settings_refused = $4,
+       settings_revision = settings_revision + 1
+ WHERE id = $1 RETURNING settings_revision
+"""
+
+
+class LiveGang(NamedTuple):
+    """An allocation that has not ended, with what its job's user wants.
+
+    Attributes:
+        interval_s: Where it is being measured: after how long an interval of it ends with a report.
+        age_s: Seconds since it was started, and since the last of its nodes was awake.
+        stopping_s: Seconds since it was asked to stop, None while it was not.
+        work_done: Whether the job has reported its whole work done.
+    """
+
+    id: str
+    job_id: str
+    generation: int
+    state: str
+    shares: list[StoredShare]
+    gpus: int
+    stop_reason: str | None
+    master_port: int
+    settings_revision: int
+    power_limit_w: float | None
+    clock_mhz: int | None
+    interval_s: float | None
+    age_s: float
+    stopping_s: float | None
+    tenant_id: str
+    cancel_requested: bool
+    hold_requested: bool
+    restarts: int
+    max_restarts: int
+    grace_s: float
+    work_done: bool
+
+
+class RankReport(NamedTuple):
+    """What a node last said of its share of a gang."""
+
+    allocation_id: str
+    node_id: str
+    state: str
+    exit_code: int | None
+    ended_by: str | None
+    detail: str | None
+
+
+class LostShare(NamedTuple):
+    """A share of a gang on a node that was given up."""
+
+    allocation_id: str
+    node_id: str
+
+
+class ControlsReport(NamedTuple):
+    """What a node last said of the controls of a gang's devices; ``settings`` is a ``ControlsStatus``."""
+
+    allocation_id: str
+    node_id: str
+    settings: Json
+
+
+class StartableJob(NamedTuple):
+    """A job that waits, locked."""
+
+    id: str
+    tenant_id: str
+    generation: int
+    spec: Json
+
+
+class Host(NamedTuple):
+    """A node that takes work, and how it is powered."""
+
+    id: str
+    address: str
+    power: str
+
+
+class PortInUse(NamedTuple):
+    """Where rank 0 of a live gang listens."""
+
+    address: str
+    master_port: int
+
+
+class NewGang(NamedTuple):
+    """An allocation to be made."""
+
+    id: str
+    job_id: str
+    generation: int
+    gpus: int
+    shares: list[StoredShare]
+    master_port: int
+
+
+class StoppableGang(NamedTuple):
+    """A gang that starts or runs; its job is locked."""
+
+    id: str
+    job_id: str
+    shares: list[StoredShare]
+    grace_s: float
+
+
+class ControlledGang(NamedTuple):
+    """What a gang's devices are set to, None at the default, and what was refused, by kind of control; locked."""
+
+    id: str
+    job_id: str
+    shares: list[StoredShare]
+    power_limit_w: float | None
+    clock_mhz: int | None
+    settings_refused: dict[str, str]
+
+    def value(self, kind: ControlKind) -> float | None:
+        """Return what one kind of control is set to, None at the default."""
+        return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
+
+
+ControlsByNode = Mapping[str, Mapping[str, ControlsStatus]]
+"""What nodes say of gangs' controls, by allocation and node."""
+
+
+async def live(connection: Connection) -> list[LiveGang]:
+    """Return all allocations that have not ended."""
+    return await fetch_rows(connection, LiveGang, LIVE)
+
+
+async def live_one(connection: Connection, allocation_id: str) -> LiveGang | None:
+    """Return one allocation, None if it has ended."""
+    return await fetch_row(connection, LiveGang, f"{LIVE} AND a.id = $1", allocation_id)
+
+
+async def reports(connection: Connection) -> list[RankReport]:
+    """Return what nodes last said of their shares of live gangs."""
+    return await fetch_rows(connection, RankReport, REPORTS)
+
+
+async def reports_of(connection: Connection, allocation_id: str) -> list[RankReport]:
+    """Return what nodes last said of their shares of one live gang."""
+    return await fetch_rows(connection, RankReport, f"{REPORTS} AND a.id = $1", allocation_id)
+
+
+async def lost_shares(connection: Connection) -> list[LostShare]:
+    """Return the shares of live gangs that went with their nodes."""
+    return await fetch_rows(connection, LostShare, LOST_SHARES)
+
+
+async def lost_shares_of(connection: Connection, allocation_id: str) -> list[LostShare]:
+    """Return the shares of one live gang that went with their nodes."""
+    return await fetch_rows(connection, LostShare, f"{LOST_SHARES} AND a.id = $1", allocation_id)
+
+
+async def controls(connection: Connection) -> ControlsByNode:
+    """Return what nodes say of the controls of live gangs that were ever set."""
+    return by_gang(await fetch_rows(connection, ControlsReport, CONTROLS_REPORTS))
+
+
+def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
+    """Return reports by allocation and node."""
+    found: dict[str, dict[str, ControlsStatus]] = {}
+    for row in rows:
+        found.setdefault(row.allocation_id, {})[row.node_id] = ControlsStatus.model_validate(row.settings)
+    return found
+
+
+async def startable(connection: Connection, job_ids: Sequence[str]) -> list[StartableJob]:
+    """Lock and return those of these jobs that still wait."""
+    return await fetch_rows(connection, StartableJob, STARTABLE, list(job_ids))
+
+
+async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
+    """Return those of these nodes that take work, locked against being drained or given up."""
+    return await fetch_rows(connection, Host, HOSTS, list(node_ids))
+
+
+async def ports_in_use(connection: Connection) -> list[PortInUse]:
+    """Return where rank 0 of every live gang listens."""
+    return await fetch_rows(connection, PortInUse, PORTS)
+
+
+async def insert(connection: Connection, gangs: Sequence[NewGang]) -> None:
+    """Make allocations, and claim their devices.
+
+    Raises:
+        UniqueViolationError: a job has a live allocation, or a device a holder.
+    """
+    await connection.executemany(INSERT, gangs)
+    claims = [
+        (share["node_id"], device, gang.id) for gang in gangs for share in gang.shares for device in share["devices"]
+    ]
+    await connection.executemany(CLAIM, claims)
+
+
+async def stoppable(connection: Connection, job_ids: Sequence[str]) -> list[StoppableGang]:
+    """Return the gangs of these jobs that start or run; their jobs are locked."""
+    return await fetch_rows(connection, StoppableGang, STOPPABLE, list(job_ids))
+
+
+async def run(connection: Connection, allocation_id: str) -> bool:
+    """Note that a gang has come to run on all its nodes; return whether it was starting."""
+    return await connection.fetchval(RUN, allocation_id) is not None
+
+
+async def stop(connection: Connection, allocation_id: str, reason: str) -> bool:
+    """Note that a gang is to stop; return whether it was starting or running."""
+    return await connection.fetchval(STOP, allocation_id, reason) is not None
+
+
+async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: Sequence[str]) -> set[str]:
+    """End the shares of a gang on those of its nodes that still boot, and release their devices; return these nodes.
+
+    Under the node's lock: the answer to its next heartbeat does not name the gang.
+    """
+    asleep = {record[0] for record in await connection.fetch(GIVE_UP_ASLEEP, allocation_id, list(node_ids))}
+    if asleep:
+        await connection.execute(RELEASE_ON, allocation_id, list(asleep))
+    return asleep
+
+
+async def failed_starts(connection: Connection, job_id: str) -> int:
+    """Return how many gangs of a job did not come to run."""
+    return await connection.fetchval(FAILED_STARTS, job_id)
+
+
+async def end(connection: Connection, allocation_id: str, reason: str) -> float:
+    """End a gang and release its devices; return the GPU seconds it held them for."""
+    held_gpu_s = await connection.fetchval(END, allocation_id, reason)
+    await connection.execute("DELETE FROM device_claims WHERE allocation_id = $1", allocation_id)
+    return held_gpu_s
+
+
+async def lose_nodes(connection: Connection, node_ids: Sequence[str]) -> None:
+    """Give nodes up, with their shares of the gangs they hold devices for; the nodes' rows are locked."""
+    names = list(node_ids)
+    await connection.execute("UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[])", names)
+    await connection.execute(LOSE_SHARES, names)
+    # A node may run what it holds devices for: should it come back, the answer to its heartbeat names none of them.
+    await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", names)
+
+
+async def address(connection: Connection, node_id: str) -> str:
+    """Return where other nodes reach a node."""
+    return await connection.fetchval("SELECT address FROM nodes WHERE id = $1", node_id)
+
+
+async def lock(connection: Connection, allocation_id: str) -> None:
+    """Keep others from an allocation until this transaction ends."""
+    await connection.fetchval("SELECT id FROM allocations WHERE id = $1 FOR UPDATE", allocation_id)
+
+
+async def lock_controlled(connection: Connection, job_ids: Collection[str]) -> list[ControlledGang]:
+    """Lock and return the gangs of these jobs that start or run."""
+    query = f"{CONTROLLED} WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') "
+    return await fetch_rows(connection, ControlledGang, query + "ORDER BY a.job_id FOR UPDATE", list(job_ids))
+
+
+async def lock_controlled_at(connection: Connection, allocation_id: str, revision: int) -> ControlledGang | None:
+    """Lock and return a live gang; None if its controls have changed since ``revision``."""
+    query = f"{CONTROLLED} WHERE a.id = $1 AND a.settings_revision = $2 AND a.state <> 'ended' FOR UPDATE"
+    return await fetch_row(connection, ControlledGang, query, allocation_id, revision)
+
+
+async def set_controls(
+    connection: Connection, allocation_id: str, values: Mapping[str, float | None], refused: Mapping[str, str]
+) -> int:
+    """Write what a gang's devices are set to, by column, and what they refuse; return the new revision."""
+    columns = [values[name] for name in CONTROL_COLUMNS.values()]
+    return await connection.fetchval(SET_CONTROLS, allocation_id, *columns, dict(refused))

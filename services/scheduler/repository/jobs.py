@@ -1,0 +1,123 @@
+"""Jobs: from state to state, with an event each time; one guarded update and one event, always together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.core.cycle.lifecycle import check_transition
+from services.core.domain.jobs import JobState
+from services.db.database import Connection
+from services.scheduler.repository.documents import Json
+
+MOVE = """
+WITH moved AS (
+    UPDATE jobs SET state = $3, reason = $4, detail = $5, expected_start_at = NULL,
+           exit_code = coalesce($6, exit_code),
+           queued_at = CASE WHEN $3 = 'queued' THEN now() ELSE queued_at END,
+           ended_at = CASE WHEN $3 IN ('succeeded', 'failed', 'cancelled') THEN now() ELSE ended_at END,
+           restarts = restarts + $7, preemptions = preemptions + $8,
+           attained_gpu_s = attained_gpu_s + $9,
+           hold_requested = hold_requested AND $3 <> 'held'
+     WHERE id = $1 AND state = ANY($2::text[])
+    RETURNING id, tenant_id
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.' || $3, $10 FROM moved
+RETURNING job_id
+"""
+
+HOLD = """
+UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expected_start_at
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS h(id, reason, detail, expected_start_at)
+ WHERE jobs.id = h.id AND jobs.state = 'queued'
+   AND (jobs.reason, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.expected_start_at)
+"""
+
+EVENT = "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, $2, $3 FROM jobs WHERE id = $1"
+
+STARTED = """
+UPDATE jobs SET generation = generation + 1, started_at = coalesce(started_at, now()) WHERE id = ANY($1::text[])
+"""
+
+MARK_PREEMPTING = "UPDATE jobs SET state = 'preempting' WHERE id = $1 AND state IN ('starting', 'running')"
+
+
+class Waiting(NamedTuple):
+    """Why a job goes on waiting: a stable code and a sentence, and when its policy lets it start, if that is known."""
+
+    job_id: str
+    reason: str
+    detail: str
+    expected_start_at: datetime | None
+
+
+async def move(
+    connection: Connection,
+    job_id: str,
+    sources: Iterable[JobState],
+    target: JobState,
+    *,
+    reason: str,
+    detail: str,
+    exit_code: int | None = None,
+    restarts: int = 0,
+    preemptions: int = 0,
+    attained_gpu_s: float = 0.0,
+    data: Json | None = None,
+) -> bool:
+    """Move a job to ``target`` if it is in one of ``sources`` now; return whether it was.
+
+    Raises:
+        TransitionError: a job can never go from one of ``sources`` to ``target``.
+    """
+    names = list(sources)
+    for source in names:
+        check_transition(source, target)
+    event: Json = {"reason": reason} | (data or {}) | ({} if exit_code is None else {"exit_code": exit_code})
+    moved = await connection.fetchval(
+        MOVE,
+        job_id,
+        [name.value for name in names],
+        target.value,
+        reason,
+        detail,
+        exit_code,
+        restarts,
+        preemptions,
+        attained_gpu_s,
+        event,
+    )
+    return moved is not None
+
+
+async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
+    """Write down why jobs wait that still do."""
+    if waiting:
+        await connection.execute(HOLD, *(list(column) for column in zip(*waiting, strict=True)))
+
+
+async def note(connection: Connection, job_id: str, event: str, data: Json) -> None:
+    """Add an event to a job."""
+    await connection.execute(EVENT, job_id, event, data)
+
+
+async def count_starts(connection: Connection, job_ids: Sequence[str]) -> None:
+    """Count a gang of each of these jobs, and note when the first one started."""
+    await connection.execute(STARTED, list(job_ids))
+
+
+async def mark_preempting(connection: Connection, job_id: str) -> None:
+    """Mark a job whose gang ended without being stopped as one that was: so it may be put on hold."""
+    await connection.execute(MARK_PREEMPTING, job_id)
+
+
+async def lock(connection: Connection, job_id: str) -> None:
+    """Wait for what others are doing to a job, and keep them from it until this transaction ends."""
+    await connection.fetchval("SELECT id FROM jobs WHERE id = $1 FOR UPDATE", job_id)
+
+
+async def spec(connection: Connection, job_id: str) -> Json:
+    """Return what a job's user asked for."""
+    return await connection.fetchval("SELECT spec FROM jobs WHERE id = $1", job_id)

@@ -1,0 +1,239 @@
+"""Gangs that are run at each value of one of their devices' controls in turn, and the points that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.job_specs import GLOBAL_BATCH
+from services.db.rows import fetch_rows
+from services.scheduler.repository.documents import StoredDevice, StoredShare
+from services.scheduler.repository.gangs import ControlledGang, ControlsByNode, ControlsReport, by_gang
+from services.scheduler.repository.profiles import KIND
+
+MEASURABLE = f"""
+SELECT a.id, a.job_id, a.gpus, a.shares, {KIND} AS kind,
+       (SELECT jsonb_agg(n.devices ORDER BY n.id) FROM nodes n
+         WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))) AS devices
+  FROM allocations a JOIN jobs j ON j.id = a.job_id
+ WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') ORDER BY a.job_id FOR UPDATE OF a
+"""
+
+HAS_FAILED = """
+SELECT EXISTS (SELECT FROM setting_measurements WHERE kind = $1 AND job_id = $2 AND setting = $3 AND state = 'failed')
+"""
+
+BEGIN = """
+INSERT INTO setting_measurements
+    (allocation_id, job_id, kind, gpu_model, setting, gpus, nodes, settings, window_s, slice_s)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::float8, $9::float8 / 2) ON CONFLICT DO NOTHING RETURNING allocation_id
+"""
+
+RUNNING = f"""
+SELECT m.allocation_id, m.job_id, m.kind, m.gpu_model, m.setting AS control, m.gpus, m.nodes, m.settings AS values,
+       m.window_s, m.slice_s AS least_s, m.began_at, m.position,
+       extract(epoch FROM now() - m.slice_since)::float8 AS elapsed_s,
+       a.state AS allocation_state, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused,
+       {GLOBAL_BATCH} / m.gpus AS spec_batch
+  FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id
+  JOIN jobs j ON j.id = m.job_id WHERE m.state = 'running'
+"""
+
+REPORTS = """
+SELECT s.allocation_id, s.node_id, s.settings
+  FROM rank_statuses s JOIN setting_measurements m ON m.allocation_id = s.allocation_id
+ WHERE m.state = 'running' AND s.settings IS NOT NULL
+"""
+
+LOCK = """
+SELECT true FROM setting_measurements WHERE allocation_id = $1 AND position = $2 AND state = 'running' FOR UPDATE
+"""
+
+STEP = """
+UPDATE setting_measurements SET position = $2, settings = $3, window_s = $4, slice_s = $5, slice_since = now()
+ WHERE allocation_id = $1
+"""
+
+END = "UPDATE setting_measurements SET state = $2, detail = $3, ended_at = now() WHERE allocation_id = $1"
+
+CUT = """
+UPDATE setting_measurements SET state = 'cut', detail = 'A plan has set the gang meanwhile.', ended_at = now()
+ WHERE allocation_id = $1 AND state = 'running'
+"""
+
+WITHOUT_POINT = """
+SELECT value FROM jsonb_array_elements_text($2) WITH ORDINALITY AS tried (value, at)
+ WHERE at <= $3 AND NOT EXISTS (SELECT FROM setting_points p WHERE p.job_id = $1 AND p.value = tried.value::float8
+   AND (p.kind, p.gpu_model, p.setting, p.gpus) = ($4, $5, $6, $7) AND p.measured_at >= $8)
+ ORDER BY at
+"""
+
+KEEP = """
+INSERT INTO setting_points
+    (kind, gpu_model, setting, gpus, nodes, local_batch, value, step_time_s, power_w, elapsed_s, job_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+ON CONFLICT (kind, gpu_model, setting, gpus, nodes, local_batch, value) DO UPDATE SET
+    step_time_s = excluded.step_time_s, power_w = excluded.power_w, elapsed_s = excluded.elapsed_s,
+    job_id = excluded.job_id, measured_at = now()
+"""
+
+
+class MeasurableGang(NamedTuple):
+    """A gang that starts or runs, locked; ``devices`` are those of its nodes, None where these are gone."""
+
+    id: str
+    job_id: str
+    gpus: int
+    shares: list[StoredShare]
+    kind: str
+    devices: list[list[StoredDevice]] | None
+
+
+class NewMeasurement(NamedTuple):
+    """A measurement to begin: ``values`` of ``control`` to try, the default first, each for ``window_s`` at most."""
+
+    allocation_id: str
+    job_id: str
+    kind: str
+    gpu_model: str
+    control: str
+    gpus: int
+    nodes: int
+    values: list[float]
+    window_s: float
+
+
+class Measurement(NamedTuple):
+    """A measurement under way, and its gang.
+
+    Attributes:
+        allocation_id, job_id, kind: The gang, its job, and the kind of job.
+        gpu_model, control, gpus, nodes: What is measured, and on how many GPUs of how many nodes.
+        values: To be tried, the default first.
+        window_s: How long an interval at one of them may last.
+        least_s: After how long an interval ends with the next report.
+        began_at: When the measurement began.
+        position: Which of the values is in force.
+        elapsed_s: For how long it has been; None before the first.
+        allocation_state, shares, power_limit_w, clock_mhz, settings_revision, settings_refused: Of the allocation.
+        spec_batch: Samples per GPU and step, by the job's specification; None where that does not say.
+    """
+
+    allocation_id: str
+    job_id: str
+    kind: str
+    gpu_model: str
+    control: str
+    gpus: int
+    nodes: int
+    values: list[float]
+    window_s: float
+    least_s: float
+    began_at: datetime
+    position: int
+    elapsed_s: float | None
+    allocation_state: str
+    shares: list[StoredShare]
+    power_limit_w: float | None
+    clock_mhz: int | None
+    settings_revision: int
+    settings_refused: dict[str, str]
+    spec_batch: float | None
+
+    @property
+    def gang(self) -> ControlledGang:
+        """What the gang's devices are set to."""
+        return ControlledGang(
+            id=self.allocation_id,
+            job_id=self.job_id,
+            shares=self.shares,
+            power_limit_w=self.power_limit_w,
+            clock_mhz=self.clock_mhz,
+            settings_refused=self.settings_refused,
+        )
+
+
+class NewPoint(NamedTuple):
+    """What a gang did at one value of a control; ``local_batch`` is 0 where the job does not say."""
+
+    kind: str
+    gpu_model: str
+    control: str
+    gpus: int
+    nodes: int
+    local_batch: float
+    value: float
+    step_time_s: float
+    power_w: float
+    elapsed_s: float
+    job_id: str
+
+
+async def lock_measurable(connection: Connection, job_ids: Sequence[str]) -> list[MeasurableGang]:
+    """Lock and return the gangs of these jobs that start or run."""
+    return await fetch_rows(connection, MeasurableGang, MEASURABLE, list(job_ids))
+
+
+async def has_failed(connection: Connection, kind: str, job_id: str, control: str) -> bool:
+    """Return whether a job was to be measured before, and could not be."""
+    return await connection.fetchval(HAS_FAILED, kind, job_id, control)
+
+
+async def begin(connection: Connection, measurement: NewMeasurement) -> bool:
+    """Begin a measurement; return whether its gang had none."""
+    return await connection.fetchval(BEGIN, *measurement) is not None
+
+
+async def running(connection: Connection) -> list[Measurement]:
+    """Return the measurements under way."""
+    return await fetch_rows(connection, Measurement, RUNNING)
+
+
+async def reports(connection: Connection) -> ControlsByNode:
+    """Return what nodes say of the controls of gangs that are being measured."""
+    return by_gang(await fetch_rows(connection, ControlsReport, REPORTS))
+
+
+async def lock(connection: Connection, allocation_id: str, position: int) -> bool:
+    """Lock a measurement; return whether it is under way and still at this position."""
+    return await connection.fetchval(LOCK, allocation_id, position) is not None
+
+
+async def step(
+    connection: Connection, allocation_id: str, position: int, values: list[float], window_s: float, least_s: float
+) -> None:
+    """Begin the interval at one position; the terms of the whole may change with it."""
+    await connection.execute(STEP, allocation_id, position, values, window_s, least_s)
+
+
+async def end(connection: Connection, allocation_id: str, state: str, detail: str) -> None:
+    """End a measurement."""
+    await connection.execute(END, allocation_id, state, detail)
+
+
+async def cut(connection: Connection, allocation_id: str) -> None:
+    """End the measurement of a gang that a plan sets, if there is one."""
+    await connection.execute(CUT, allocation_id)
+
+
+async def values_without_point(connection: Connection, measurement: Measurement) -> list[float]:
+    """Return the values that were tried and gave no point."""
+    found = await connection.fetch(
+        WITHOUT_POINT,
+        measurement.job_id,
+        measurement.values,
+        measurement.position + 1,
+        measurement.kind,
+        measurement.gpu_model,
+        measurement.control,
+        measurement.gpus,
+        measurement.began_at,
+    )
+    return [float(record[0]) for record in found]
+
+
+async def keep(connection: Connection, point: NewPoint) -> None:
+    """Keep a point; it takes the place of an earlier one of the same configuration."""
+    await connection.execute(KEEP, *point)

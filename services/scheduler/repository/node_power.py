@@ -1,0 +1,287 @@
+"""Nodes that are given up, powered down and woken."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from services.contracts.nodes import PowerState
+from services.db.database import Connection
+from services.db.node_power import NODE_POWER
+from services.db.rows import fetch_row, fetch_rows
+
+EXPIRED = """
+SELECT id FROM nodes n WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1)
+   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('going_down', 'off', 'waking'))
+   FOR UPDATE SKIP LOCKED
+"""
+
+FRESH = "since = now(), attempts = 0, acted_at = NULL, done_at = NULL, next_attempt_at = NULL"
+
+GO_DOWN = f"""
+INSERT INTO node_power AS p (node_id, state, reason, detail)
+SELECT n.id, 'going_down', $2, $3 FROM nodes n
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND n.lease_until > now()
+   AND NOT EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id)
+ON CONFLICT (node_id) DO UPDATE SET state = 'going_down', reason = $2, detail = $3, off_at = NULL, {FRESH}
+ WHERE p.state = 'on' AND NOT p.pinned
+RETURNING node_id
+"""
+
+WAKE = f"""
+UPDATE node_power SET state = 'waking', reason = $2, detail = $3, {FRESH}
+ WHERE node_id = ANY($1::text[]) AND state = ANY($4::text[]) RETURNING node_id
+"""
+
+CHANGING = """
+SELECT p.node_id, p.state, p.pinned, p.attempts, p.acted_at, p.off_at, n.heartbeat_at, n.registered_at, now() AS at,
+       coalesce(n.lease_until > now(), false) AS leased,
+       coalesce(n.lease_until > now() AND n.heartbeat_at > p.since, false) AS heard,
+       extract(epoch FROM now() - p.done_at)::float8 AS done_for_s
+  FROM node_power p JOIN nodes n ON n.id = p.node_id WHERE p.state <> 'on'
+"""
+
+DUE = """
+SELECT node_id, state, acted_at IS NOT NULL AS begun FROM node_power
+ WHERE state IN ('going_down', 'waking') AND done_at IS NULL AND coalesce(next_attempt_at <= now(), true)
+   AND coalesce(state = 'going_down' OR off_at + make_interval(secs => $1) <= now(), true)
+ ORDER BY since, node_id
+"""
+
+BOOTING = "SELECT count(*) FROM node_power WHERE state = 'waking' AND acted_at IS NOT NULL"
+
+# A node goes down only with nothing left to do: no device held, no command that it has not had.
+BEGIN = """
+UPDATE node_power p SET attempts = p.attempts + 1, acted_at = coalesce(p.acted_at, now()), next_attempt_at = NULL
+  FROM nodes n
+ WHERE n.id = p.node_id AND p.node_id = $1 AND p.state = $2 AND p.done_at IS NULL
+   AND (p.state = 'waking' OR (p.acted_at IS NOT NULL OR NOT p.pinned)
+        AND NOT EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id)
+        AND NOT EXISTS (SELECT FROM outbox o WHERE o.stream = $3))
+RETURNING n.address, p.off_at, p.acted_at
+"""
+
+PERIOD = """
+INSERT INTO node_power_periods (node_id, state, start_at, end_at, power_w)
+SELECT $1, $2, $3, $4, $5 WHERE $4::timestamptz > $3::timestamptz
+"""
+
+OFF = f"UPDATE node_power SET state = 'off', off_at = greatest(done_at, $2), {FRESH} WHERE node_id = $1"
+
+ON = f"UPDATE node_power SET state = 'on', reason = '', detail = '', off_at = NULL, {FRESH} WHERE node_id = $1"
+
+STAY_ON = f"""
+UPDATE node_power SET state = 'on', detail = $2, stays_on_until = now() + make_interval(secs => $3), {FRESH}
+ WHERE node_id = $1
+"""
+
+FAILED = f"UPDATE node_power SET state = 'failed', detail = $2, off_at = NULL, {FRESH} WHERE node_id = $1"
+
+TRY_AGAIN = """
+UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs => $3) WHERE node_id = $1
+"""
+
+POWERED = """
+SELECT n.state = 'up' AND coalesce(n.lease_until > now(), false) AS heard, coalesce(p.state, 'on') AS state,
+       coalesce(p.pinned, false) AS pinned, EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id) AS busy
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id WHERE n.id = $1
+"""
+
+KNOWN = "INSERT INTO node_power (node_id) VALUES ($1) ON CONFLICT DO NOTHING"
+
+PIN = "UPDATE node_power SET pinned = $2 WHERE node_id = $1 AND pinned <> $2 RETURNING node_id"
+
+
+class ChangingNode(NamedTuple):
+    """A node that is not simply on.
+
+    Attributes:
+        node_id: Which.
+        state: Of its power.
+        pinned: Whether an operator keeps it awake.
+        attempts: How often its hook was run for the present change, and ``acted_at``: when first.
+        off_at: Since when it draws nothing but its standby.
+        heartbeat_at, registered_at: When it, and its agent, were last heard.
+        at: Now.
+        leased: Whether its lease holds.
+        heard: Whether it has sent a heartbeat since its state last changed.
+        done_for_s: Seconds since its hook succeeded, None if it has not.
+    """
+
+    node_id: str
+    state: str
+    pinned: bool
+    attempts: int
+    acted_at: datetime | None
+    off_at: datetime | None
+    heartbeat_at: datetime | None
+    registered_at: datetime
+    at: datetime
+    leased: bool
+    heard: bool
+    done_for_s: float | None
+
+
+class DueNode(NamedTuple):
+    """A node whose hook is to be run; ``begun``: not for the first time."""
+
+    node_id: str
+    state: str
+    begun: bool
+
+
+class BegunNode(NamedTuple):
+    """A node whose hook is about to run."""
+
+    address: str
+    off_at: datetime | None
+    acted_at: datetime
+
+
+class PoweredNode(NamedTuple):
+    """A node as operators' wishes are checked against it."""
+
+    heard: bool
+    state: str
+    pinned: bool
+    busy: bool
+
+
+class NodePowerRow(NamedTuple):
+    """A node's power as ``contracts.nodes.NodePower`` has it, with the node."""
+
+    node_id: str
+    state: str
+    since: datetime | None
+    pinned_awake: bool
+    reason: str | None
+    detail: str | None
+    attempts: int
+    wakes: int
+    off_s: float
+    waking_s: float
+    estimated_energy_j: float
+
+
+async def lock_expired(connection: Connection, margin_s: float) -> list[str]:
+    """Lock and return the nodes whose leases are over by a margin.
+
+    Nodes that ought to be silent are not among them: nothing runs there, and changes of their power have time limits
+    of their own.
+    """
+    return [record[0] for record in await connection.fetch(EXPIRED, margin_s)]
+
+
+async def power_down(connection: Connection, node_ids: Collection[str], reason: str, detail: str) -> list[str]:
+    """Take nodes out of the plans, to be powered down; return those that were on, idle, leased and not pinned."""
+    if not node_ids:
+        return []
+    return [record[0] for record in await connection.fetch(GO_DOWN, sorted(node_ids), reason, detail)]
+
+
+async def wake(
+    connection: Connection,
+    node_ids: Collection[str],
+    reason: str,
+    detail: str,
+    sources: Collection[PowerState] = (PowerState.OFF,),
+) -> list[str]:
+    """Have nodes woken; return those that were in one of ``sources``."""
+    if not node_ids:
+        return []
+    states = [state.value for state in sources]
+    return [record[0] for record in await connection.fetch(WAKE, sorted(node_ids), reason, detail, states)]
+
+
+async def changing(connection: Connection) -> list[ChangingNode]:
+    """Return the nodes that are not simply on."""
+    return await fetch_rows(connection, ChangingNode, CHANGING)
+
+
+async def lock_changing(connection: Connection, node_id: str) -> ChangingNode | None:
+    """Lock and return a node, None if it is simply on."""
+    await connection.fetchval("SELECT id FROM nodes WHERE id = $1 FOR UPDATE", node_id)
+    return await fetch_row(connection, ChangingNode, f"{CHANGING} AND p.node_id = $1 FOR UPDATE OF p", node_id)
+
+
+async def due(connection: Connection, min_off_s: float) -> list[DueNode]:
+    """Return the nodes whose hooks are to be run, in the order of their changes."""
+    return await fetch_rows(connection, DueNode, DUE, min_off_s)
+
+
+async def booting(connection: Connection) -> int:
+    """Return how many nodes boot now."""
+    return await connection.fetchval(BOOTING)
+
+
+async def begin(connection: Connection, node_id: str, state: PowerState, stream: str) -> BegunNode | None:
+    """Count an attempt to power a node; None if there is no reason for one any more. ``stream``: of its commands."""
+    return await fetch_row(connection, BegunNode, BEGIN, node_id, state.value, stream)
+
+
+async def add_period(
+    connection: Connection, node_id: str, state: str, start_at: datetime, end_at: datetime | None, power_w: float
+) -> None:
+    """Book how long a node was ``off`` or ``waking`` and what it drew, watts; telemetry makes energy of it."""
+    await connection.execute(PERIOD, node_id, state, start_at, end_at, power_w)
+
+
+async def end_standby(connection: Connection, node_id: str) -> None:
+    """Note that a node draws more than its standby from now on."""
+    await connection.execute("UPDATE node_power SET off_at = NULL WHERE node_id = $1", node_id)
+
+
+async def set_off(connection: Connection, node_id: str, heartbeat_at: datetime | None) -> None:
+    """Note that a node is off: since its hook succeeded, or since it was last heard, if that is later."""
+    await connection.execute(OFF, node_id, heartbeat_at)
+
+
+async def set_on(connection: Connection, node_id: str) -> None:
+    """Note that a node is on."""
+    await connection.execute(ON, node_id)
+
+
+async def stay_on(connection: Connection, node_id: str, detail: str, for_s: float) -> None:
+    """Note that a node that was to go down is on, and that no plan powers it down for so long."""
+    await connection.execute(STAY_ON, node_id, detail, for_s)
+
+
+async def set_failed(connection: Connection, node_id: str, detail: str) -> None:
+    """Note that a node could not be powered as it should."""
+    await connection.execute(FAILED, node_id, detail)
+
+
+async def run_hook_again(connection: Connection, node_id: str) -> None:
+    """Have the hook of a node run once more, now."""
+    await connection.execute("UPDATE node_power SET done_at = NULL WHERE node_id = $1", node_id)
+
+
+async def run_hook_later(connection: Connection, node_id: str, detail: str, pause_s: float) -> None:
+    """Have the hook of a node run once more after a pause; ``detail`` says why it failed."""
+    await connection.execute(TRY_AGAIN, node_id, detail, pause_s)
+
+
+async def note_done(connection: Connection, node_id: str) -> None:
+    """Note that the hook of a node has succeeded."""
+    await connection.execute("UPDATE node_power SET done_at = now() WHERE node_id = $1", node_id)
+
+
+async def powered(connection: Connection, node_id: str) -> PoweredNode | None:
+    """Return a node as operators' wishes are checked against it."""
+    return await fetch_row(connection, PoweredNode, POWERED, node_id)
+
+
+async def add(connection: Connection, node_id: str) -> None:
+    """Begin to keep track of a node's power, which so far was always on."""
+    await connection.execute(KNOWN, node_id)
+
+
+async def pin(connection: Connection, node_id: str, pinned: bool) -> bool:
+    """Pin a node awake, or not any more; return whether that is a change."""
+    return await connection.fetchval(PIN, node_id, pinned) is not None
+
+
+async def node_power(connection: Connection, node_id: str) -> NodePowerRow | None:
+    """Return a node's power with what that came to so far, None without such a node."""
+    return await fetch_row(connection, NodePowerRow, NODE_POWER, node_id)

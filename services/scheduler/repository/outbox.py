@@ -1,0 +1,52 @@
+"""Commands on their way to nodes: committed with what they belong to, deleted once Redis has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_rows
+from services.scheduler.repository.documents import Json
+
+PUT = "INSERT INTO outbox (stream, payload) SELECT * FROM unnest($1::text[], $2::jsonb[])"
+
+NEXT = "SELECT id, stream, payload FROM outbox ORDER BY id LIMIT $1"
+
+UNSENT_GANGS = "SELECT DISTINCT payload ->> 'allocation_id' FROM outbox"
+
+
+class Outgoing(NamedTuple):
+    """A stream of Redis, and the command to put on it."""
+
+    stream: str
+    payload: Json
+
+
+class OutboxRow(NamedTuple):
+    """A command that waits to be published."""
+
+    id: int
+    stream: str
+    payload: Json
+
+
+async def put(connection: Connection, commands: Sequence[Outgoing]) -> None:
+    """Put commands into the outbox; they go out if this transaction commits."""
+    if commands:
+        await connection.execute(PUT, [each.stream for each in commands], [each.payload for each in commands])
+
+
+async def oldest(connection: Connection, limit: int) -> list[OutboxRow]:
+    """Return the commands to be published next, in their order."""
+    return await fetch_rows(connection, OutboxRow, NEXT, limit)
+
+
+async def delete(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete commands that Redis has."""
+    await connection.execute("DELETE FROM outbox WHERE id = ANY($1::bigint[])", list(ids))
+
+
+async def unsent_gangs(connection: Connection) -> set[str]:
+    """Return the allocations with a command that Redis has not had yet."""
+    return {record[0] for record in await connection.fetch(UNSENT_GANGS)}

@@ -1,0 +1,227 @@
+"""What was learned of kinds of jobs: the points that were measured, and the tables fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.job_specs import FAMILY, MIN_GPUS
+from services.db.rows import fetch_row, fetch_rows
+
+KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
+"""A kind of job, as the tables name it, of a row ``j`` of jobs: what one tenant's jobs teach stays that tenant's."""
+
+NEWS = """
+SELECT p.kind, p.gpu_model, p.setting AS control, max(p.measured_at) AS newest,
+       coalesce((SELECT max(jsonb_array_length(n.devices)) FROM nodes n
+                  WHERE n.devices -> 0 ->> 'model' = p.gpu_model), 1) AS gpus_per_node
+  FROM setting_points p LEFT JOIN setting_profiles f USING (kind, gpu_model, setting)
+ WHERE NOT EXISTS (SELECT FROM setting_measurements m
+                    WHERE m.state = 'running' AND (m.kind, m.gpu_model, m.setting) = (p.kind, p.gpu_model, p.setting))
+ GROUP BY p.kind, p.gpu_model, p.setting, f.fitted_at
+HAVING f.fitted_at IS NULL OR max(p.measured_at) > f.fitted_at LIMIT 1
+"""
+
+POINTS = f"""
+SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, {FAMILY} AS family
+  FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
+ WHERE p.kind = $1 AND p.gpu_model = $2 AND p.setting = $3 ORDER BY p.measured_at DESC, p.gpus, p.value
+"""
+
+STORE = """
+INSERT INTO setting_profiles (kind, gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points,
+                              time_mape, energy_mape, detail, fitted_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, greatest(now(), $13))
+ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
+    gpus = excluded.gpus, settings = excluded.settings, speed = excluded.speed, power_w = excluded.power_w,
+    measured_gpus = excluded.measured_gpus, points = excluded.points, time_mape = excluded.time_mape,
+    energy_mape = excluded.energy_mape, detail = excluded.detail, fitted_at = excluded.fitted_at
+"""
+
+TABLES = """
+SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
+       coalesce(time_mape + energy_mape, 0) AS power_error
+  FROM setting_profiles
+ WHERE kind = ANY($1::text[]) AND jsonb_array_length(gpus) > 0 ORDER BY fitted_at
+"""
+
+JOB = f"""
+SELECT j.tenant_id, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name, coalesce(a.gpus, {MIN_GPUS}) AS gpus
+  FROM jobs j LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = $1
+"""
+
+LEARNED = f"""
+SELECT gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points, time_mape, energy_mape, detail,
+       fitted_at, said.family, coalesce(said.batch_known, false) AS batch_known
+  FROM setting_profiles f, LATERAL (
+       SELECT (array_agg({FAMILY} ORDER BY p.measured_at DESC) FILTER (WHERE {FAMILY} <> ''))[1] AS family,
+              bool_or(p.local_batch > 0) AS batch_known
+         FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
+        WHERE (p.kind, p.gpu_model, p.setting) = (f.kind, f.gpu_model, f.setting)) said
+ WHERE f.kind = $1 ORDER BY gpu_model, setting
+"""
+
+MEASUREMENTS = """
+SELECT job_id, allocation_id, gpu_model, setting, gpus, state, detail, settings, position, began_at, ended_at
+  FROM setting_measurements WHERE kind = $1 ORDER BY began_at DESC, allocation_id LIMIT 20
+"""
+
+IN_FORCE = """
+SELECT s.allocation_id, s.node_id, s.revision, s.power_limit_w, s.clock_mhz, s.enforced_w, s.refused, s.since,
+       a.state <> 'ended' AS current
+  FROM settings_in_force s JOIN allocations a ON a.id = s.allocation_id
+ WHERE a.job_id = $1 ORDER BY s.since DESC, s.node_id LIMIT 50
+"""
+
+
+class News(NamedTuple):
+    """A kind of job on one GPU model by one control that has points since it was last fitted."""
+
+    kind: str
+    gpu_model: str
+    control: str
+    newest: datetime
+    gpus_per_node: int
+
+
+class PointRow(NamedTuple):
+    """What a gang did at one value of a control; 0 for a batch, and None for a family, that is not known."""
+
+    gpus: int
+    nodes: int
+    local_batch: float
+    value: float
+    step_time_s: float
+    power_w: float
+    family: str | None
+
+
+class NewProfile(NamedTuple):
+    """What was fitted: tables of (sizes x values), empty, with a detail, where nothing could be."""
+
+    kind: str
+    gpu_model: str
+    control: str
+    gpus: list[int]
+    values: list[float]
+    speed: list[list[float]]
+    power_w: list[list[float]]
+    measured_gpus: list[int]
+    points: int
+    time_mape: float | None
+    energy_mape: float | None
+    detail: str
+    newest: datetime
+
+
+class TableRow(NamedTuple):
+    """The table of one kind of job on one GPU model by one control, and the error of what it draws, as a share."""
+
+    kind: str
+    gpu_model: str
+    control: str
+    gpus: list[int]
+    values: list[float]
+    speed: list[list[float]]
+    power_w: list[list[float]]
+    power_error: float
+
+
+class ProfiledJob(NamedTuple):
+    """Whose a job is, its kind, what its user calls that, and the size of its gang."""
+
+    tenant_id: str
+    kind: str
+    name: str
+    gpus: int
+
+
+class LearnedRow(NamedTuple):
+    """What was learned of a kind of job on one GPU model by one control."""
+
+    gpu_model: str
+    setting: str
+    gpus: list[int]
+    settings: list[float]
+    speed: list[list[float]]
+    power_w: list[list[float]]
+    measured_gpus: list[int]
+    points: int
+    time_mape: float | None
+    energy_mape: float | None
+    detail: str
+    fitted_at: datetime
+    family: str | None
+    batch_known: bool
+
+
+class MeasurementRow(NamedTuple):
+    """A measurement as ``contracts.profiles.ControlMeasurement`` has it."""
+
+    job_id: str
+    allocation_id: str
+    gpu_model: str
+    setting: str
+    gpus: int
+    state: str
+    detail: str
+    settings: list[float]
+    position: int
+    began_at: datetime
+    ended_at: datetime | None
+
+
+class InForceRow(NamedTuple):
+    """What a job's devices on one node were set to, as ``contracts.profiles.ControlInForce`` has it."""
+
+    allocation_id: str
+    node_id: str
+    revision: int
+    power_limit_w: float | None
+    clock_mhz: int | None
+    enforced_w: list[float]
+    refused: dict[str, str]
+    since: datetime
+    current: bool
+
+
+async def news(connection: Connection) -> News | None:
+    """Return what has points since it was last fitted, one of it, and none that is being measured."""
+    return await fetch_row(connection, News, NEWS)
+
+
+async def points(connection: Connection, kind: str, gpu_model: str, control: str) -> list[PointRow]:
+    """Return what was measured of a kind of job, the newest first."""
+    return await fetch_rows(connection, PointRow, POINTS, kind, gpu_model, control)
+
+
+async def store(connection: Connection, profile: NewProfile) -> None:
+    """Keep what was fitted; it takes the place of what was before."""
+    await connection.execute(STORE, *profile)
+
+
+async def tables(connection: Connection, kinds: Sequence[str]) -> list[TableRow]:
+    """Return the tables of kinds of jobs, the one fitted last comes last."""
+    return await fetch_rows(connection, TableRow, TABLES, list(kinds))
+
+
+async def job(connection: Connection, job_id: str) -> ProfiledJob | None:
+    """Return whose a job is, its kind and its size, None without such a job."""
+    return await fetch_row(connection, ProfiledJob, JOB, job_id)
+
+
+async def learned(connection: Connection, kind: str) -> list[LearnedRow]:
+    """Return what was learned of a kind of job."""
+    return await fetch_rows(connection, LearnedRow, LEARNED, kind)
+
+
+async def measurements(connection: Connection, kind: str) -> list[MeasurementRow]:
+    """Return the last measurements of a kind of job, the newest first."""
+    return await fetch_rows(connection, MeasurementRow, MEASUREMENTS, kind)
+
+
+async def in_force(connection: Connection, job_id: str) -> list[InForceRow]:
+    """Return what a job's devices were set to, the newest first."""
+    return await fetch_rows(connection, InForceRow, IN_FORCE, job_id)

@@ -1,0 +1,190 @@
+"""The policy in force, what it remembers, and the rounds that were held."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository.documents import Json
+
+FIRST_STATE = """
+INSERT INTO scheduler_state (id, policy, parameters, policy_changed_by, memory, version)
+VALUES (1, $1, '{}', 'installation', '{}', 0) ON CONFLICT DO NOTHING
+"""
+
+STATE = """
+SELECT version, policy, parameters, memory, extract(epoch FROM last_active_at)::float8 AS last_active_s,
+       extract(epoch FROM now())::float8 AS now_s
+  FROM scheduler_state WHERE id = 1
+"""
+
+DUE = """
+SELECT coalesce(extract(epoch FROM last_active_at)::float8 + $1, 0) - extract(epoch FROM now())::float8
+  FROM scheduler_state WHERE id = 1
+"""
+
+FINGERPRINT = """
+SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
+          FROM jobs WHERE state = 'queued'),
+       (SELECT count(*) FROM device_claims),
+       (SELECT coalesce(string_agg(id || zone || labels || draining || jsonb_array_length(devices), ','
+                                   ORDER BY id), '')
+          FROM nodes
+         WHERE state = 'up' AND lease_until > now()),
+       (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
+                                   ORDER BY node_id), '') FROM node_power),
+       (SELECT policy || parameters FROM scheduler_state WHERE id = 1),
+       (SELECT max(fitted_at) FROM setting_profiles)
+"""
+
+CLAIM_VERSION = """
+UPDATE scheduler_state
+   SET version = version + 1, memory = $2, last_active_at = CASE WHEN $3 THEN now() ELSE last_active_at END
+ WHERE id = 1 AND version = $1 RETURNING version
+"""
+
+NEXT_VERSION = "UPDATE scheduler_state SET version = version + 1 WHERE id = 1"
+
+RECORD = """
+INSERT INTO plans (round, trigger, policy, jobs, starts, preemptions, holds, intensity_gco2_per_kwh, intensity_stale,
+                   decide_ms, actions)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+"""
+
+TRIM_PLANS = "DELETE FROM plans WHERE round < (SELECT max(round) FROM plans) - $1"
+
+ACTIVE_POLICY = "SELECT policy, parameters, policy_since, policy_changed_by FROM scheduler_state WHERE id = 1"
+
+SET_POLICY = """
+UPDATE scheduler_state
+   SET memory = CASE WHEN policy = $1 THEN memory ELSE '{}' END, policy_since = now(), last_active_at = NULL,
+       policy = $1, parameters = $2, policy_changed_by = $3, version = version + 1
+ WHERE id = 1 RETURNING policy, parameters, policy_since, policy_changed_by
+"""
+
+PLANS = """
+SELECT round, at, trigger, policy, jobs, starts, preemptions, holds, intensity_gco2_per_kwh, intensity_stale, decide_ms,
+       actions
+  FROM plans
+"""
+
+
+class State(NamedTuple):
+    """What a round starts from; times are UTC seconds by the database's clock."""
+
+    version: int
+    policy: str
+    parameters: Json
+    memory: Json
+    last_active_s: float | None
+    now_s: float
+
+
+class ActivePolicyRow(NamedTuple):
+    """The policy in force, and who put it in force."""
+
+    policy: str
+    parameters: Json
+    policy_since: datetime
+    policy_changed_by: str
+
+
+class NewPlan(NamedTuple):
+    """A round that was just held, to be kept."""
+
+    round: int
+    trigger: str
+    policy: str
+    jobs: int
+    starts: int
+    preemptions: int
+    holds: int
+    intensity_gco2_per_kwh: float | None
+    intensity_stale: bool
+    decide_ms: float
+    actions: list[Json]
+
+
+class PlanRow(NamedTuple):
+    """A round that was held."""
+
+    round: int
+    at: datetime
+    trigger: str
+    policy: str
+    jobs: int
+    starts: int
+    preemptions: int
+    holds: int
+    intensity_gco2_per_kwh: float | None
+    intensity_stale: bool
+    decide_ms: float
+    actions: list[Json]
+
+
+async def prepare(connection: Connection, policy: str) -> None:
+    """Put ``policy`` in force in a new installation; another one has its own already."""
+    await connection.execute(FIRST_STATE, policy)
+
+
+async def state(connection: Connection) -> State:
+    """Return the state that a round starts from; ``prepare`` has run before."""
+    found = await fetch_row(connection, State, STATE)
+    assert found is not None
+    return found
+
+
+async def due_in_s(connection: Connection, interval_s: float) -> float:
+    """Return in how many seconds the next active round is due; not positive: now."""
+    return await connection.fetchval(DUE, interval_s) or 0.0
+
+
+async def fingerprint(connection: Connection, node_min_on_s: float) -> tuple[object, ...]:
+    """Return what a passive round's outcome depends on: while it stays the same, so would the round's answer."""
+    return tuple(await connection.fetchrow(FINGERPRINT, node_min_on_s) or ())
+
+
+async def claim_version(connection: Connection, version: int, memory: Json, *, is_active: bool) -> int | None:
+    """Store a policy's memory and return the number of its round; None if ``version`` is not the newest any more."""
+    return await connection.fetchval(CLAIM_VERSION, version, memory, is_active)
+
+
+async def next_version(connection: Connection) -> None:
+    """Make any plan stale that is being made at the same time."""
+    await connection.execute(NEXT_VERSION)
+
+
+async def record(connection: Connection, plan: NewPlan) -> None:
+    """Keep a round for operators to read; its time is the transaction's."""
+    await connection.execute(RECORD, *plan)
+
+
+async def trim(connection: Connection, kept: int) -> None:
+    """Delete all but the newest rounds."""
+    await connection.execute(TRIM_PLANS, kept)
+
+
+async def active_policy(connection: Connection) -> ActivePolicyRow | None:
+    """Return the policy in force, None before the scheduler's first turn."""
+    return await fetch_row(connection, ActivePolicyRow, ACTIVE_POLICY)
+
+
+async def set_policy(connection: Connection, name: str, parameters: Json, key_id: str) -> ActivePolicyRow | None:
+    """Put a policy in force from the next round on, which is an active one; None before the scheduler's first turn.
+
+    The memory of another policy is deleted; the same one goes on from what it remembers.
+    """
+    return await fetch_row(connection, ActivePolicyRow, SET_POLICY, name, parameters, key_id)
+
+
+async def plans(connection: Connection, before: int | None, limit: int) -> list[PlanRow]:
+    """Return recorded rounds, newest first, from below ``before``."""
+    query = f"{PLANS} WHERE $1::bigint IS NULL OR round < $1 ORDER BY round DESC LIMIT $2"
+    return await fetch_rows(connection, PlanRow, query, before, limit)
+
+
+async def plan(connection: Connection, number: int) -> PlanRow | None:
+    """Return one recorded round."""
+    return await fetch_row(connection, PlanRow, f"{PLANS} WHERE round = $1", number)

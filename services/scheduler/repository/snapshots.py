@@ -1,0 +1,270 @@
+"""What a snapshot is made of: jobs, nodes, and what is known of both, in one consistent view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.job_specs import (
+    DEADLINE,
+    GPU_MEMORY_GIB,
+    GPU_MODEL,
+    MAX_GPUS,
+    MIN_GPUS,
+    PREEMPTIBLE,
+    PRIORITY,
+    STEP_GPUS,
+    WORK_TOTAL,
+)
+from services.db.rows import fetch_rows
+from services.scheduler.repository import profiles, rounds
+from services.scheduler.repository.documents import (
+    Json,
+    StoredDevice,
+    StoredReading,
+    StoredServiceTerms,
+    StoredShare,
+)
+
+JOBS = f"""
+SELECT j.id, j.tenant_id, j.state,
+       extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
+       extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
+       {MIN_GPUS} AS min_gpus, {MAX_GPUS} AS max_gpus, {STEP_GPUS} AS step_gpus,
+       {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib,
+       (j.spec ->> 'image') IS NOT NULL AS needs_container,
+       j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
+       j.cancel_requested OR j.hold_requested AS leaves,
+       {PREEMPTIBLE} AS preemptible, {PRIORITY} AS priority,
+       coalesce(extract(epoch FROM {DEADLINE})::float8, 'infinity') AS deadline_s,
+       {WORK_TOTAL} AS work,
+       j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
+       a.power_limit_w, a.clock_mhz, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
+       coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
+       f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
+       p.done, q.gpu_s AS predicted_gpu_s
+  FROM jobs j
+  LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
+  LEFT JOIN job_footprints f ON f.job_id = j.id
+  LEFT JOIN job_progress p ON p.job_id = j.id
+  LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+ ORDER BY j.id
+"""
+
+SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
+
+EFFICIENCIES = """
+SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS progress_per_j
+  FROM job_profiles r JOIN jobs j ON j.id = r.job_id
+ WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+   AND r.duration_s >= $1 AND r.energy_j > 0 AND r.progress > 0
+"""
+
+NODES = """
+SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 'on') AS power,
+       coalesce(p.state = 'off'
+                OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
+                   AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+ WHERE n.state = 'up' AND coalesce(p.state, 'on') <> 'failed'
+   AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
+ ORDER BY n.id
+"""
+
+HOSTS = """
+SELECT u.node_id, coalesce(sum(u.cpu_energy_j + u.static_energy_j)
+       / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0), 0) AS power_w
+  FROM energy_usages u JOIN nodes n ON n.id = u.node_id
+ WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' AND n.state = 'up' AND n.lease_until > now()
+   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
+ GROUP BY u.node_id
+"""
+
+ASLEEP_W = """
+SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
+       + count(*) FILTER (WHERE state = 'waking' AND acted_at IS NOT NULL) * $2::float8
+  FROM node_power WHERE state IN ('off', 'waking')
+"""
+
+CLAIMS = "SELECT node_id, device FROM device_claims"
+
+QUOTAS = """
+SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL
+"""
+
+MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
+
+
+class JobRow(NamedTuple):
+    """A job that waits or holds devices.
+
+    Attributes:
+        since_s: When its gang started, or else since when it waits, UTC seconds.
+        gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
+        layout: Its parallel layout, as JSON text.
+        service: The terms of a service instance, None of a training job.
+        leaves: Whether its user wants it cancelled or on hold.
+        work, done: How much there is to do, and is done, in the job's own unit; None where it does not say.
+        allocation_state, gpus, shares, power_limit_w, clock_mhz: Of its gang, if it has one.
+        kind, kind_label: Its kind, as tables of profiles name it, and what its user calls that.
+        gpu_power_w, gpu_s: Mean draw of one of its GPUs, over so many GPU seconds.
+        predicted_gpu_s: Its length, None where none is predicted yet.
+    """
+
+    id: str
+    tenant_id: str
+    state: str
+    submitted_s: float
+    since_s: float
+    min_gpus: int
+    max_gpus: int
+    step_gpus: int
+    gpu_model: str | None
+    memory_gib: float | None
+    needs_container: bool
+    layout: str | None
+    service: StoredServiceTerms | None
+    leaves: bool
+    preemptible: bool
+    priority: int
+    deadline_s: float
+    work: float | None
+    attained_gpu_s: float
+    allocation_state: str | None
+    gpus: int
+    shares: list[StoredShare] | None
+    power_limit_w: float | None
+    clock_mhz: int | None
+    kind: str
+    kind_label: str | None
+    energy_j: float
+    carbon_gco2: float
+    gpu_power_w: float | None
+    gpu_s: float
+    done: float | None
+    predicted_gpu_s: float | None
+
+
+class SpecRow(NamedTuple):
+    """What a job's user asked for."""
+
+    id: str
+    tenant_id: str
+    spec: Json
+
+
+class EfficiencyRow(NamedTuple):
+    """What a job did per joule with gangs of one size; ``generation`` is that of the last of them."""
+
+    job_id: str
+    gpus: int
+    generation: int
+    progress_per_j: float
+
+
+class NodeRow(NamedTuple):
+    """A node that takes work, or will once it is powered up.
+
+    Attributes:
+        zone: Its grid zone.
+        power: On, off, or between the two.
+        may_sleep: Whether a plan may power it down or up, were there a hook for it.
+    """
+
+    id: str
+    zone: str
+    labels: dict[str, str]
+    devices: list[StoredDevice]
+    readings: list[StoredReading]
+    draining: bool
+    containers: bool
+    power: str
+    may_sleep: bool
+
+
+class HostRow(NamedTuple):
+    """What the host of a node draws that is on, by the last minute of the ledger, watts."""
+
+    node_id: str
+    power_w: float
+
+
+class ClaimRow(NamedTuple):
+    """A device that a gang holds."""
+
+    node_id: str
+    device: int
+
+
+class QuotaRow(NamedTuple):
+    """The most GPUs that a tenant may hold."""
+
+    tenant_id: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class ClusterRows:
+    """All that a snapshot is made of.
+
+    Attributes:
+        unpredicted: What users asked for of jobs whose lengths are not predicted yet.
+        hosts_w: What hosts draw, by node, watts.
+        asleep_w: What is configured for nodes that are off or boot, watts.
+        measured: Jobs whose gangs are being measured.
+        tables: What was learned of the kinds of these jobs.
+    """
+
+    state: rounds.State
+    jobs: list[JobRow]
+    unpredicted: list[SpecRow]
+    efficiencies: list[EfficiencyRow]
+    nodes: list[NodeRow]
+    claims: list[ClaimRow]
+    quotas: list[QuotaRow]
+    measured: list[str]
+    hosts_w: Mapping[str, float]
+    asleep_w: float
+    tables: list[profiles.TableRow]
+
+
+async def cluster(
+    connection: Connection,
+    *,
+    min_profile_s: float,
+    node_min_on_s: float,
+    node_standby_w: float,
+    node_boot_w: float,
+    with_unpredicted: bool,
+) -> ClusterRows:
+    """Return the live state.
+
+    Args:
+        connection: In a transaction that sees one state of the database throughout.
+        min_profile_s: How long a gang of one size must have run before its efficiency counts.
+        node_min_on_s: How long a node must have been on before plans may power it down.
+        node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
+        with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
+    """
+    jobs = await fetch_rows(connection, JobRow, JOBS)
+    return ClusterRows(
+        state=await rounds.state(connection),
+        jobs=jobs,
+        unpredicted=await _unpredicted(connection, jobs) if with_unpredicted else [],
+        efficiencies=await fetch_rows(connection, EfficiencyRow, EFFICIENCIES, min_profile_s),
+        nodes=await fetch_rows(connection, NodeRow, NODES, node_min_on_s),
+        claims=await fetch_rows(connection, ClaimRow, CLAIMS),
+        quotas=await fetch_rows(connection, QuotaRow, QUOTAS),
+        measured=[record[0] for record in await connection.fetch(MEASURED)],
+        hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
+        asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
+        tables=await profiles.tables(connection, sorted({row.kind for row in jobs})),
+    )
+
+
+async def _unpredicted(connection: Connection, jobs: Sequence[JobRow]) -> list[SpecRow]:
+    ids = [job.id for job in jobs if job.predicted_gpu_s is None and job.service is None]
+    return await fetch_rows(connection, SpecRow, SPECS, ids) if ids else []
