@@ -180,7 +180,8 @@ class Scheduler:
             if loaded.predictions:
                 await self._predicting.keep(loaded.predictions)
             read = time.perf_counter()
-            decided = self._decide(loaded, read)
+            policy, is_stored = self._policy_of(loaded)
+            decided = self._decide(loaded, policy, is_stored, read)
             written = time.perf_counter()
             try:
                 applied = await apply(
@@ -193,21 +194,20 @@ class Scheduler:
             again_s = math.inf if decided.plan.look_again_s is None else decided.plan.look_again_s
             self._look_again_at_s = time.monotonic() + max(again_s - loaded.snapshot.now_s, 0.0)
             self._nodes.act()
-            self._power.note(loaded.snapshot, self._built, changed=applied.changes > 0, now_s=time.monotonic())
+            self._power.note(loaded.snapshot, policy, changed=applied.changes > 0, now_s=time.monotonic())
             ended = time.perf_counter()
             done = Round(trigger, applied, (read - began) * 1e3, decided.decide_ms, (ended - written) * 1e3)
             self._report(done, loaded)
             return done
         return None
 
-    def _decide(self, loaded: Loaded, began: float) -> Decided:
-        policy, stored = self._policy_of(loaded)
-        memory = policy.load(loaded.memory) if loaded.memory and stored else policy.initial()
+    def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> Decided:
+        memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
         result = run_cycle(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
         if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
             self._record(loaded, result.plan)
-        kept = policy.dump(result.memory) if stored else loaded.memory
+        kept = policy.dump(result.memory) if is_stored else loaded.memory
         return Decided(loaded.snapshot, policy.name, result.plan, kept, decide_ms)
 
     def _policy_of(self, loaded: Loaded) -> tuple[Policy[Any], bool]:
