@@ -33,4 +33,4 @@ SELECT j.id, j.ended_at, {AMOUNT} AS gpu_s, q.group_version, q.group_id, q.user_
  ORDER BY j.ended_at, j.id LIMIT $4
 """
 """One page of jobs that succeeded, in the order of their ends; one that failed or was cancelled did not come to its
-whole length, and says nothing of it. Nor does a standing service, which has none."""
+whole length, and says nothing of it. Nor does a service instance, which has no length."""

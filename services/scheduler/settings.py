@@ -73,7 +73,7 @@ class SchedulerSettings(SharedSettings):
         validation_alias="SCHEDULER_MEASURES_SETTINGS",
         description="Whether policies may have gangs run at each power limit or clock in turn, to be measured.",
     )
-    measured_settings: int = Field(8, ge=2, le=64, description="How many settings those are, the default included.")
+    measured_settings: int = Field(8, ge=2, le=64, description="How many values those are, the default included.")
 
     node_power: Literal["none", "command", "ipmi"] = Field("none", description="How nodes are powered down and woken.")
     node_power_on_command: tuple[str, ...] = Field(
@@ -87,12 +87,14 @@ class SchedulerSettings(SharedSettings):
         300, gt=0, description="How long one command, or one IPMI request, may take."
     )
     node_down_timeout_s: float = Field(
-        300, gt=0, description="A node still heard so long after it was told to go down stays on."
+        300, gt=0, description="A node that still sends heartbeats so long after its hook succeeded stays on."
     )
     node_wake_timeout_s: float = Field(
-        600, gt=0, description="A node not heard so long after it was told to wake is told again."
+        600, gt=0, description="The hook of a node that sends no heartbeat so long after it succeeded runs again."
     )
-    node_power_attempts: int = Field(3, ge=1, le=100, description="How often it is told before it counts as failed.")
+    node_power_attempts: int = Field(
+        3, ge=1, le=100, description="How often a hook runs before its node counts as failed."
+    )
     node_power_backoff_s: float = Field(
         10, gt=0, description="Before a hook that failed is run again; doubled each time, five minutes at most."
     )

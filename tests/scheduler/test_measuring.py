@@ -67,7 +67,7 @@ async def settable(world: World, *names: str) -> None:
 
 
 async def slice_over(world: World) -> None:
-    """Let the time of the slice that is under way pass."""
+    """Let the time of the interval that is under way pass."""
     await world.fetch("UPDATE setting_measurements SET slice_since = slice_since - interval '31 s' RETURNING 1")
 
 

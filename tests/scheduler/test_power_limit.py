@@ -9,6 +9,7 @@ import pytest
 
 from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.profiles.priors import board_of
 from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
@@ -92,7 +93,7 @@ async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw
     await world.fetch("UPDATE nodes SET readings = '[]' RETURNING 1")
     unheard = await seen(world)
     assert unheard.measured_w != unheard.measured_w, "no heartbeat: unknown"
-    assert unheard.idle_w == pytest.approx([55.0 + HOST_W / 4]), "the board's own idle draw"
+    assert unheard.idle_w == pytest.approx([board_of(MODEL).idle_w + HOST_W / 4]), "the board's own idle draw"
 
 
 async def test_a_limit_that_the_gpus_alone_would_keep_is_kept_with_the_hosts(world: World) -> None:

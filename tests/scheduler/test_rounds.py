@@ -10,10 +10,14 @@ from services.core.cycle.recording import plan_to_json, snapshot_from_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.policies.registry import build_policy
-from services.scheduler.planning.apply import StalePlanError, apply
-from services.scheduler.planning.snapshot import load
+from services.scheduler.planning.apply import Decided, StalePlanError, apply
+from services.scheduler.planning.snapshot import Loaded, load
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
+
+
+def decided_on(world: World, loaded: Loaded) -> Decided:
+    return world.scheduler._decide(loaded, *world.scheduler._policy_of(loaded), 0)
 
 
 async def test_a_job_goes_from_queued_to_succeeded(world: World) -> None:
@@ -141,7 +145,7 @@ async def test_a_plan_is_written_whole_or_not_at_all(world: World) -> None:
     await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
     loaded = await load(world.database, Trigger.PASSIVE, carbon, world.settings)
-    decided = world.scheduler._decide(loaded, 0)
+    decided = decided_on(world, loaded)
     await world.fetch("UPDATE jobs SET state = 'cancelled' WHERE id = $1", second)
 
     with pytest.raises(StalePlanError):
@@ -158,10 +162,7 @@ async def test_of_two_plans_from_one_version_one_is_written(world: World) -> Non
     await world.job()
     await world.scheduler.prepare()
     carbon = await world.scheduler._carbon.outlook(0)
-    decided = [
-        world.scheduler._decide(await load(world.database, Trigger.PASSIVE, carbon, world.settings), 0)
-        for _ in range(2)
-    ]
+    decided = [decided_on(world, await load(world.database, Trigger.PASSIVE, carbon, world.settings)) for _ in range(2)]
     outcomes = await asyncio.gather(
         *(apply(world.database, one, (29_500, 30_000)) for one in decided), return_exceptions=True
     )

@@ -1,4 +1,4 @@
-"""Standing services as rows: started before all jobs, hidden from every policy, and back in the queue when lost."""
+"""Service instances as rows: started before all jobs, hidden from every policy, and back in the queue when lost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.servers import fresh_database
 
 
 async def service(world: World, gpus: int = 1, *, zone: str | None = None, **labels: str) -> str:
-    """Return a standing service that waits, as admission would have written it."""
+    """Return a service instance that waits, as admission would have written it."""
     terms: dict[str, Any] = {"node_labels": labels} | ({} if zone is None else {"zone": zone})
     return await world.job(gpus, service=terms)
 
 
 async def served(world: World, gpus: int = 1) -> str:
-    """Return a standing service that runs."""
+    """Return a service instance that runs."""
     job_id = await service(world, gpus)
     await world.scheduler.turn()
     await world.report(await world.allocation(job_id), "running")

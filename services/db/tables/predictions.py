@@ -1,4 +1,4 @@
-"""Tables of predicted lengths: trainings, the models they made, and what was foretold of each job."""
+"""Tables of predicted lengths: trainings, the models they made, and what was predicted for each job."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ job_predictions = Table(
     Column("median_gpu_s", Float),
     Column("high_gpu_s", Float),
 )
-"""What was foretold of a job when the scheduler first saw it. ``predicted_at`` is null of jobs that had ended before
+"""What was predicted for a job when the scheduler first saw it. ``predicted_at`` is null of jobs that had ended before
 there were predictions: only their group was worked out, for the history."""

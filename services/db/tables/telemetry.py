@@ -60,7 +60,7 @@ settings_in_force = Table(
     Column("since", Timestamp, nullable=False),
 )
 """What a gang's devices on a node were set to, a line per change: what was asked and what was refused, the limits that
-the devices told when they were read back, and when the agent found it in force."""
+the devices reported when they were read back, and when the agent found it in force."""
 
 job_progress = Table(
     "job_progress",

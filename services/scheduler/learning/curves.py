@@ -99,9 +99,9 @@ def known_of(
         given = {model for model, _ in operators.get(named.get(kind, kind), {})}
         curves.append(
             {
-                (at, setting): curve
+                (at, control): curve
                 for at, name in enumerate(gpu_models)
-                for (model, setting), curve in by_name.items()
+                for (model, control), curve in by_name.items()
                 if model == name
             }
         )

@@ -209,12 +209,12 @@ def with_hosts(table: GangTable, host_w: float) -> GangTable:
 
 
 def speed_curve(table: GangTable) -> Floats:
-    """Return the speed at 1, 2, ... ``WIDEST`` GPUs at the default setting, in units of that at one: (WIDEST,)."""
+    """Return the speed at 1, 2, ... ``WIDEST`` GPUs at the default, in units of that at one: (WIDEST,)."""
     speed, _ = table.at(np.arange(1, WIDEST + 1))
     return speed[:, -1] / speed[0, -1]
 
 
 def curve_of(table: GangTable, gpus: int) -> ControlCurve:
-    """Return speed relative to the default and the draw of one GPU, by setting, of gangs of one size."""
+    """Return speed relative to the default and the draw of one GPU, by value of the control, of gangs of one size."""
     speed, power_w = table.at(np.array([gpus]))
     return ControlCurve(table.values, speed[0] / speed[0, -1], power_w[0] / gpus)

@@ -106,16 +106,16 @@ class CommandHook:
         await run_process(words, self._time_limit_s)
 
 
-def _check_template(template: tuple[str, ...], setting: str) -> None:
+def _check_template(template: tuple[str, ...], variable: str) -> None:
     if not template:
-        raise DomainError(f'SCHEDULER_NODE_POWER=command needs {setting}, such as \'["/usr/sbin/power", "{{node}}"]\'')
+        raise DomainError(f'SCHEDULER_NODE_POWER=command needs {variable}, such as \'["/usr/sbin/power", "{{node}}"]\'')
     for word in template:
         try:
             fields = {field for _, field, _, _ in string.Formatter().parse(word) if field is not None}
         except ValueError as error:
-            raise DomainError(f"{setting}: {word!r}: {error}") from None
+            raise DomainError(f"{variable}: {word!r}: {error}") from None
         if unknown := fields - PLACEHOLDERS:
-            raise DomainError(f"{setting}: there is no placeholder {{{min(unknown)}}}, only {{node}} and {{address}}")
+            raise DomainError(f"{variable}: there is no placeholder {{{min(unknown)}}}, only {{node}} and {{address}}")
 
 
 class Controller(BaseModel):
