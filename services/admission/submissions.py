@@ -77,7 +77,7 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
         DraftJob(
             id=new_id("job"),
             spec=spec,
-            document=spec.model_dump_json(exclude_none=True),
+            document=spec.stored(),
             labels=orjson.dumps(spec.labels).decode(),
         )
         for spec in specs

@@ -145,6 +145,14 @@ class JobSpec(Message):
         default=None, description="Set only for instances of pools, which are service instances."
     )
 
+    def stored(self) -> str:
+        """Return the spec as JSON to store: with every default written out, and without fields that are null.
+
+        A stored job therefore keeps the defaults it was accepted with. Only fields that a later release adds take their
+        default when the job is read.
+        """
+        return self.model_dump_json(exclude_none=True)
+
     @field_validator("working_dir", "checkpoint_dir")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """What a job spec takes and what it refuses."""
 
+import json
 from typing import Any
 
 import pytest
@@ -45,3 +46,23 @@ def test_what_cannot_be_is_refused_where_it_stands(fields: dict[str, Any], place
     with pytest.raises(ValidationError) as caught:
         spec(**fields)
     assert [error["loc"] for error in caught.value.errors()] == [place]
+
+
+def test_a_stored_spec_has_every_default_and_reads_back_the_same() -> None:
+    spec = JobSpec.model_validate({"name": "train", "command": ["true"]})
+    stored = json.loads(spec.stored())
+
+    assert JobSpec.model_validate(stored) == spec
+    assert set(stored) == {name for name in JobSpec.model_fields if getattr(spec, name) is not None}
+    assert (stored["grace_s"], stored["preemptible"], stored["priority"], stored["gpus"]) == (
+        *(120, True, 0),
+        {"min": 1, "step": 1},
+    )
+
+
+def test_a_spec_stored_by_an_earlier_release_takes_the_defaults_of_later_fields() -> None:
+    stored = {"name": "train", "command": ["true"], "gpus": {"min": 2}}
+
+    spec = JobSpec.model_validate(stored)
+
+    assert (spec.gpus.step, spec.gpus.largest, spec.max_restarts, spec.service) == (1, 2, 0, None)
