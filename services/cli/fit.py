@@ -16,7 +16,7 @@ from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
     from services.core.profiles.capped import CappedModel
-    from services.core.profiles.learn import EnergyModel, ThroughputModel
+    from services.core.profiles.models import EnergyModel, ThroughputModel
     from services.core.profiles.observations import Observations
 
 group = typer.Typer(help="Learn a job's speed and energy from measured points.", no_args_is_help=True)

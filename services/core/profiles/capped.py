@@ -25,18 +25,16 @@ from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.profiles.fitting import Problem, noise_of, solve
-from services.core.profiles.learn import (
+from services.core.profiles.judging import (
     MIN_CONFIGURATIONS,
-    Belief,
     Quality,
-    enough,
-    fit_throughput,
     folds,
     mape,
     quality_of,
     refuse_strangers,
     where_of,
 )
+from services.core.profiles.learn import Belief, enough, fit_throughput
 from services.core.profiles.observations import Observations
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
@@ -44,8 +42,9 @@ from services.core.profiles.throughput import ThroughputParameters, times
 KNEE = 8.0
 """How sharply a limit sets in; measured curves bend within some 10 % of the demand."""
 MEASURED = ("seconds_per_iteration", "energy_j_per_iteration")
+SPEED = ThroughputParameters._fields
 OWN = ("static_w", "alpha_w", "theta", "beta_w", "sync_w", "exponent")
-NAMES = (*ThroughputParameters._fields, *OWN)
+NAMES = (*SPEED, *OWN)
 
 
 class CappedParameters(NamedTuple):
@@ -67,7 +66,7 @@ class CappedParameters(NamedTuple):
 def unpacked(vectors: Floats) -> CappedParameters:
     """Return the parameters of (..., 21) vectors, each (...)."""
     columns = np.moveaxis(vectors, -1, 0)
-    return CappedParameters(ThroughputParameters(*columns[:15]), *columns[15:])
+    return CappedParameters(ThroughputParameters(*columns[: len(SPEED)]), *columns[len(SPEED) :])
 
 
 def step_and_energy(
@@ -168,7 +167,7 @@ def fit_capped(
 def _fit(
     of: Observations, all_points: Observations, belief: Belief | None, warm: Sequence[float] | Floats | None
 ) -> CappedModel:
-    terms = throughput_terms(all_points, believed=None if belief is None else belief.centre[:15])
+    terms = throughput_terms(all_points, believed=None if belief is None else belief.centre[: len(SPEED)])
     batch = terms.fixed.get("beta_grad")
     fixed = dict(terms.fixed)
     if batch:
@@ -178,7 +177,7 @@ def _fit(
     power_w, limit_w = float(np.median(of.power_w)), float(of.setting.max())
     relative = replace(of, setting=np.full(len(of), 1_000.0))
     units = throughput_units(relative)
-    units[[name.startswith(("kappa", "alpha_sync")) for name in ThroughputParameters._fields]] /= 1_000.0
+    units[[name.startswith(("kappa", "alpha_sync")) for name in SPEED]] /= 1_000.0
     low, high = throughput_bounds()
     lower = np.concatenate([low, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]])
     upper = np.concatenate([high, [0.97 * float(of.setting.min()), np.inf, 1e6, np.inf, np.inf, 3.0]])
@@ -214,19 +213,23 @@ def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     if len(plain) < MIN_CONFIGURATIONS:
         plain = of
     # from here on the clock is a share, and 1 where no limit binds
-    speed = problem.unit[:15] * 0.2
+    speed = ThroughputParameters(*(problem.unit[: len(SPEED)] * 0.2).tolist())
     unlimited = replace(plain, setting=np.full(len(plain), 1_000.0)).merged()
     if len(unlimited) >= MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
-        speed = fit_throughput(unlimited).vector()
+        speed = fit_throughput(unlimited).parameters
     # without clocks the parts' names were a guess: begin from either
-    speeds = [speed, speed[[2, 3, 0, 1, *range(4, 15)]]]
-    for each in speeds:
-        each[3:5] = 0.2 * each[3], 0.8 * each[3]  # most of a sample's time goes with the clock
+    swapped = speed._replace(
+        alpha_io=speed.alpha_grad, beta_io=speed.beta_grad, alpha_grad=speed.alpha_io, beta_grad=speed.beta_io
+    )
+    # most of a sample's time goes with the clock
+    speeds = [
+        each._replace(beta_grad=0.2 * each.beta_grad, kappa_grad=0.8 * each.beta_grad) for each in (speed, swapped)
+    ]
     top_w, typical = float(plain.power_w.max()), float(np.log(np.median(of.local_batch) + 2.0))
     starts: list[Floats] = []
     for static_share, exponent in ((0.2, 2.0), (0.5, 2.0), (0.35, 1.1)):
         static_w = static_share * min(top_w, float(of.setting.min()))
         dynamic_w = top_w - static_w
         draw = [static_w, 0.5 * dynamic_w / typical, 2.0, 0.5 * dynamic_w, 0.5 * dynamic_w, exponent]
-        starts += [np.concatenate([each, draw]) for each in speeds]
+        starts += [np.array([*each, *draw], dtype=np.float64) for each in speeds]
     return np.where(problem.free, np.array(starts), np.maximum(problem.lower, 0.0))

@@ -11,17 +11,12 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
+from services.core.profiles.capped import NAMES as CAPPED
 from services.core.profiles.capped import CappedModel, fit_capped
 from services.core.profiles.energy import EnergyParameters
-from services.core.profiles.learn import (
-    Belief,
-    EnergyModel,
-    Quality,
-    ThroughputModel,
-    fit_energy,
-    fit_throughput,
-    where_of,
-)
+from services.core.profiles.judging import Quality, where_of
+from services.core.profiles.learn import Belief, fit_energy, fit_throughput
+from services.core.profiles.models import EnergyModel, ThroughputModel
 from services.core.profiles.observations import Observations
 from services.core.profiles.priors import believed_capped, believed_draw, believed_speed, board_of, family_of
 from services.core.profiles.throughput import ThroughputParameters
@@ -34,6 +29,9 @@ MAX_COUNT = 16.0
 """Measurements an old mean counts for: later ones then replace it slowly, should the job change."""
 PULL = 0.1
 """A parameter that is off its prior by all of itself costs as much as one point that is wrong by a tenth."""
+TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
+"""The parameters that all grow with the length of a step."""
+DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
 UNSEEN_NOISE = 0.7
 """Relative error to expect of a job of which nothing was seen."""
 
@@ -120,8 +118,8 @@ class JobProfile:
             if not drawn.all():
                 raise DomainError("points under power limits need an energy")
             centre = prior.model.vector.copy()
-            centre[:13] *= slower
-            centre[[16, 18, 19]] *= hungrier
+            centre[[name in TIMES for name in CAPPED]] *= slower
+            centre[[name in DYNAMIC_W for name in CAPPED]] *= hungrier
             return fit_capped(points, belief=Belief(centre, PULL), warm=None if cold else self.model.vector)
         assert isinstance(self.model, EnergyModel)
         assert isinstance(prior.model, EnergyModel)
@@ -140,7 +138,7 @@ def _typical(ratio: Floats) -> float:
 
 
 def _scaled(speed: ThroughputParameters, slower: float) -> Floats:
-    return np.array([*(slower * value for value in speed[:13]), speed.gamma1, speed.gamma2])
+    return np.array([slower * value if name in TIMES else value for name, value in speed._asdict().items()])
 
 
 def _hungrier(draw: EnergyParameters, factor: float) -> Floats:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.profiles.learn import fit_energy, fit_throughput, folds, mape
+from services.core.profiles.judging import folds, mape
+from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations, PointError
 from services.core.profiles.throughput import ThroughputParameters, times
 from tests.support.performance import CLOCKS_MHZ, DRAW, SPEED, grid, measured

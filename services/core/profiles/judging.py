@@ -1,0 +1,153 @@
+"""How far a fit can be trusted: its errors in and out of sample, and the points that do not belong to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+
+from services.core.domain.arrays import Bools, Floats
+from services.core.profiles.fitting import noise_of
+from services.core.profiles.observations import Observations, PointError
+from services.core.profiles.terms import Terms
+
+MIN_CONFIGURATIONS = 3
+FOLDS = 10
+FOLD_SEED = 20
+WRONG_BY = 30.0
+"""A point further from all others' model than this factor is in another unit, or of another job."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How far a fit can be trusted.
+
+    Attributes:
+        measurements: How many were given.
+        configurations: How many distinct ones they are of; each is one point of the fit.
+        spread: By column: distinct values, least, greatest.
+        mape: Mean absolute percentage error on the points fitted, as a share.
+        held_out_mape: The same on points left out of the fit, each once, a tenth at a time; NaN where not asked for,
+            or with too few points.
+        noise: Spread of the relative error about the fit.
+        free: How many parameters were fitted.
+    """
+
+    measurements: int
+    configurations: int
+    spread: Mapping[str, tuple[int, float, float]]
+    mape: float
+    held_out_mape: float
+    noise: float
+    free: int
+
+
+class Model(Protocol):
+    """What a fitted model is judged by."""
+
+    @property
+    def quality(self) -> Quality:
+        """What is known of the fit so far."""
+        ...
+
+    def vector(self) -> Floats:
+        """Return the parameters, (p,)."""
+        ...
+
+    def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, setting, nodes), (n,) each."""
+        ...
+
+    def with_quality(self, quality: Quality) -> Self:
+        """Return the same model with what is now known of the fit."""
+        ...
+
+
+Fitted = TypeVar("Fitted", bound=Model)
+
+
+def mape(predicted: Floats, observed: Floats) -> float:
+    """Return the mean absolute percentage error, as a share; NaN of nothing.
+
+    Source: PowerFlow, section 6.3.
+    """
+    return float(np.mean(np.abs(predicted / observed - 1.0))) if len(observed) else float("nan")
+
+
+def folds(n_points: int) -> list[Bools]:
+    """Return masks (n_points,) that hold out each point once, a tenth at a time, or one at a time below ten points.
+
+    Which points go together is drawn once and for all, so that two forms are judged on the same folds.
+    """
+    n_folds = min(FOLDS, n_points)
+    of = np.random.default_rng(FOLD_SEED).permutation(n_points) % n_folds
+    return [of == fold for fold in range(n_folds)]
+
+
+def judged(
+    fit: Callable[[Observations], Fitted], points: Observations, merged: Observations, what: str, held_out: bool
+) -> Fitted:
+    """Return the fit to all points with its errors, in and out of sample.
+
+    Args:
+        fit: Fits a model to some points.
+        points: As measured.
+        merged: The same by configuration.
+        what: The column that the model predicts.
+        held_out: Also fit ten times without a tenth of the points.
+
+    Raises:
+        PointError: A point does not belong to the others.
+    """
+    model = fit(merged)
+    refuse_strangers(model.predict(model.vector()[None], where_of(points))[0], getattr(points, what), what)
+    observed: Floats = getattr(merged, what)
+    predicted = model.predict(model.vector()[None], where_of(merged))[0]
+    left_out = np.full(len(merged), np.nan)
+    if held_out and len(merged) > MIN_CONFIGURATIONS:
+        for out in folds(len(merged)):
+            other = fit(merged.take(~out))
+            left_out[out] = other.predict(other.vector()[None], where_of(merged.take(out)))[0]
+    quality = replace(
+        model.quality,
+        mape=mape(predicted, observed),
+        held_out_mape=mape(left_out, observed),
+        noise=noise_of(np.log(predicted / observed), model.quality.free),
+    )
+    return model.with_quality(quality)
+
+
+def refuse_strangers(predicted: Floats, measured: Floats, what: str) -> None:
+    """Refuse points, (n,), that are off by more than a factor of ``WRONG_BY``, by their row; NaN was not measured.
+
+    Raises:
+        PointError: There is one.
+    """
+    error = np.nan_to_num(np.abs(np.log(predicted / measured)))
+    if error.max() > np.log(WRONG_BY):
+        row = int(np.argmax(error))
+        factor = np.exp(error[row])
+        raise PointError(
+            row, f"{what} is {measured[row]:g}, {factor:.0f} times off what the other points say; wrong units?"
+        )
+
+
+def quality_of(points: Observations, merged: Observations, terms: Terms) -> Quality:
+    """Return what is known of a fit before it is judged."""
+    unknown = float("nan")
+    return Quality(
+        measurements=int(points.count.sum()),
+        configurations=len(merged),
+        spread=merged.spread(),
+        mape=unknown,
+        held_out_mape=unknown,
+        noise=unknown,
+        free=int(terms.free.sum()),
+    )
+
+
+def where_of(of: Observations) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return gpus, local batch, setting and nodes, (n,) each."""
+    return of.gpus, of.local_batch, of.setting, of.nodes

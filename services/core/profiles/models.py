@@ -1,0 +1,112 @@
+"""The two fitted models: step times and energies by configuration, with the uncertainty of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any, Self
+
+import numpy as np
+
+from services.core.domain.arrays import Floats
+from services.core.domain.controls import ControlKind
+from services.core.profiles.energy import EnergyParameters, energy_j
+from services.core.profiles.judging import Quality
+from services.core.profiles.throughput import ThroughputParameters, Times, times
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What both models share. ``parameters`` are numbers; ``covariance`` is (p, p) in their order.
+
+    ``fixed`` says of each term that was not fitted, and why.
+    """
+
+    axis: ControlKind
+    covariance: Floats
+    quality: Quality
+    fixed: Mapping[str, str]
+
+    def vector(self) -> Floats:
+        """Return the parameters, (p,)."""
+        raise NotImplementedError
+
+    def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, setting, nodes), (n,) each."""
+        raise NotImplementedError
+
+    def with_quality(self, quality: Quality) -> Self:
+        """Return the same model with what is now known of the fit."""
+        return replace(self, quality=quality)
+
+    def errors(self) -> dict[str, float]:
+        """Return the standard error of each parameter; 0 for one that was not fitted."""
+        names: Sequence[str] = getattr(self, "parameters")._fields  # noqa: B009
+        return dict(zip(names, np.sqrt(np.maximum(np.diag(self.covariance), 0.0)).tolist(), strict=True))
+
+    def interval(
+        self, gpus: Any, local_batch: Any, setting: Any, nodes: Any, confidence: float = 0.9
+    ) -> tuple[Floats, Floats]:
+        """Return the bounds between which a measurement is foreseen, (n,) each.
+
+        Relative errors are taken as normal, with the parameters' uncertainty (to first order) and the noise about the
+        fit added up. Wide where the points told nothing.
+        """
+        shaped = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, setting, nodes))
+        )
+        points = (shaped[0], shaped[1], shaped[2], shaped[3])
+        at = self.vector()
+        moving = np.flatnonzero(np.diag(self.covariance) > 0)
+        step = 1e-4 * np.sqrt(np.diag(self.covariance)[moving])
+        moved = np.repeat(at[None], len(moving) + 1, axis=0)
+        moved[np.arange(1, len(moving) + 1), moving] += step
+        logs = np.log(np.maximum(self.predict(moved, points), 1e-300))
+        slope = (logs[1:] - logs[0]) / step[:, None]
+        variance = np.einsum("pn,pq,qn->n", slope, self.covariance[np.ix_(moving, moving)], slope)
+        reach = NormalDist().inv_cdf((1 + confidence) / 2) * np.sqrt(variance + self.quality.noise**2)
+        middle = np.exp(logs[0])
+        return middle * np.exp(-reach), middle * np.exp(reach)
+
+
+@dataclass(frozen=True)
+class ThroughputModel(_Model):
+    """A fitted throughput model."""
+
+    parameters: ThroughputParameters
+
+    def times(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> Times:
+        """Return the parts of a step in a configuration; arguments broadcast."""
+        return times(self.parameters, gpus, local_batch, setting, nodes)
+
+    def vector(self) -> Floats:
+        """Return the parameters, (15,)."""
+        return np.array(self.parameters, dtype=np.float64)
+
+    def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return step times (k, n)."""
+        return times(ThroughputParameters(*vectors.T[..., None]), *points).iter_s
+
+
+@dataclass(frozen=True)
+class EnergyModel(_Model):
+    """A fitted energy model, and the throughput model whose times it multiplies."""
+
+    parameters: EnergyParameters
+    throughput: ThroughputModel
+
+    def energy_j(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> Any:
+        """Return the energy of all the gang's GPUs in one step, J; arguments broadcast."""
+        step = self.throughput.times(gpus, local_batch, setting, nodes)
+        return energy_j(self.parameters, step, gpus, local_batch, setting)
+
+    def vector(self) -> Floats:
+        """Return the parameters, (21,)."""
+        return np.array(self.parameters, dtype=np.float64)
+
+    def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return energies (k, n)."""
+        gpus, local_batch, setting, nodes = points
+        step = self.throughput.times(gpus, local_batch, setting, nodes)
+        return energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, setting)
