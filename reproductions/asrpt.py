@@ -40,7 +40,7 @@ class Run:
 
     inputs: dict[str, Any]
     summary: dict[str, Any]
-    foretold: dict[str, float]
+    predictions: dict[str, float]
 
     @property
     def label(self) -> str:
@@ -79,7 +79,8 @@ def runs_of(folder: Path) -> list[Run]:
     index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     files = [folder / "cells" / f"{key}.json" for key, *_ in index]
     cells = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-    return [Run(cell["inputs"], cell["summary"], cell["foretold"]) for cell in cells]
+    # Results of an earlier version have the errors of predictions under another name.
+    return [Run(cell["inputs"], cell["summary"], cell.get("predictions") or cell["foretold"]) for cell in cells]
 
 
 def compared(runs: list[Run]) -> str:
@@ -109,9 +110,9 @@ def predictors(runs: list[Run]) -> str:
         (
             [
                 run.label,
-                f"{100 * run.foretold['exact']:.0f} %",
-                f"{100 * run.foretold['within_tenth']:.0f} %",
-                f"{run.foretold['mean_error']:,.0f}",
+                f"{100 * run.predictions['exact']:.0f} %",
+                f"{100 * run.predictions['within_tenth']:.0f} %",
+                f"{run.predictions['mean_error']:,.0f}",
                 f"{run.summary['avg_jct_s'] / HOUR_S:.2f} h",
                 f"{run.summary['makespan_s'] / 86_400:.1f} days",
             ]
@@ -159,7 +160,7 @@ def _promise(run: Run, tau: float) -> Promise:
         rho=float((worst_s / least_s).max()),
         widest=int(jobs.min_gpus.max()),
         spread=float(worst_s.max() / least_s.min()),
-        error=run.foretold["mean_error"],
+        error=run.predictions["mean_error"],
         tau=tau,
     )
 

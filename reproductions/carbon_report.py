@@ -158,9 +158,9 @@ def _late(before: History, tuned: Tuned, made: Floats) -> tuple[Floats, Floats]:
     """Return limits by the errors of the last fifth of a history, learned from the rest, whatever the season."""
     days = training_days(before, HORIZON_H)
     late = days[-int(BACKTEST_SHARE * len(days)) :]
-    told = tuned.at(before, days[days + HORIZON_H <= late[0]], late)
+    shown = tuned.at(before, days[days + HORIZON_H <= late[0]], late)
     came = before.values[late[:, None] + np.arange(HORIZON_H)]
-    low, high = np.quantile(inside(came, tuned.root) - inside(told, tuned.root), QUANTILES, axis=0)
+    low, high = np.quantile(inside(came, tuned.root) - inside(shown, tuned.root), QUANTILES, axis=0)
     level = inside(made, tuned.root)
     return outside(level + low, tuned.root), outside(level + high, tuned.root)
 
@@ -173,16 +173,16 @@ def errors_table(years: dict[str, Year]) -> str:
     for zone, year in years.items():
         cells = [mean_errors(made, year.truth) for made in (year.plain, year.theirs, year.ours)]
         better += cells[2][0] < cells[1][0]
-        told = [" / ".join(f"{error:.2f}" for error in each) for each in cells]
+        shown = [" / ".join(f"{error:.2f}" for error in each) for each in cells]
         mape = [_mape(made, year.truth) for made in (year.theirs, year.ours)]
         change = f"{100 * (cells[2][0] / cells[1][0] - 1):+.1f} %"
-        lines.append(f"| {zone} | {' | '.join(told)} | {change} | {mape[0]}, {mape[1]} |")
+        lines.append(f"| {zone} | {' | '.join(shown)} | {change} | {mape[0]}, {mape[1]} |")
     return "\n".join([*lines, "", f"Day 1: smaller than Sundial's in {better} of {len(years)} zones."])
 
 
 def _mape(made: Floats, truth: Floats) -> str:
-    told, came = made[:, :24], truth[:, :24]
-    return "none" if (came == 0).any() else f"{100 * float((np.abs(told - came) / came).mean()):.1f} %"
+    shown, came = made[:, :24], truth[:, :24]
+    return "none" if (came == 0).any() else f"{100 * float((np.abs(shown - came) / came).mean()):.1f} %"
 
 
 def regret_table(years: dict[str, Year]) -> str:
@@ -203,9 +203,9 @@ def lifecycle_table(years: dict[str, Year]) -> str:
     ]
     for zone, year in years.items():
         made = (year.plain, year.ours)
-        told = [" / ".join(f"{error:.2f}" for error in mean_errors(each, year.truth)) for each in made]
+        shown = [" / ".join(f"{error:.2f}" for error in mean_errors(each, year.truth)) for each in made]
         regrets = [f"{100 * greenest_regret(each, year.truth):.2f} %" for each in made]
-        lines.append(f"| {zone} | {' | '.join([*told, *regrets])} |")
+        lines.append(f"| {zone} | {' | '.join([*shown, *regrets])} |")
     return "\n".join(lines)
 
 
@@ -230,10 +230,10 @@ def rolling_table(years: dict[str, Year]) -> str:
     lines.append("|---|---:|---:|---:|---:|")
     for zone, year in years.items():
         errors, theirs = mean_errors(year.rolling, year.truth), mean_errors(year.theirs, year.truth)
-        told = " / ".join(f"{error:.2f}" for error in errors)
+        shown = " / ".join(f"{error:.2f}" for error in errors)
         regret = f"{100 * greenest_regret(year.rolling, year.truth):.2f} %"
         change = f"{100 * (errors[0] / theirs[0] - 1):+.1f} %"
-        lines.append(f"| {zone} | {told} | {change} | {regret} | {_shares(year.inside_rolling)} |")
+        lines.append(f"| {zone} | {shown} | {change} | {regret} | {_shares(year.inside_rolling)} |")
     return "\n".join(lines)
 
 
@@ -253,25 +253,25 @@ def marginal_table(data: Path) -> str:
     day = 24 * hour
     now = np.arange(MARGINAL_FROM_DAY * day, len(values) - steps + 1, 3 * hour)
     truth = values[now[:, None] + np.arange(steps)]
-    told = np.stack([learn(values[:at], HORIZON_H, hour).at(values[:at], day) for at in now.tolist()], axis=1)
+    shown = np.stack([learn(values[:at], HORIZON_H, hour).at(values[:at], day) for at in now.tolist()], axis=1)
     zeros = np.zeros(steps)
     rows = {"last value": blended(values, now, zeros + 1, day), "persistence": blended(values, now, zeros, day)}
     lines = [
         f"| hours ahead | {' | '.join(_span(*each) for each in AHEAD_H)} |",
         "|---|" + "---:|" * 7,
     ]
-    for name, made in {**rows, "ours (blend)": told[0]}.items():
+    for name, made in {**rows, "ours (blend)": shown[0]}.items():
         errors = np.abs(made - truth).mean(axis=0)
         cells = (f"{errors[first * hour : last * hour].mean():.1f}" for first, last in AHEAD_H)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    inside = ((truth >= told[1]) & (truth <= told[2])).mean(axis=0)
+    inside = ((truth >= shown[1]) & (truth <= shown[2])).mean(axis=0)
     cells = (f"{100 * inside[first * hour : last * hour].mean():.0f} %" for first, last in AHEAD_H)
     lines.append(f"| between p10 and p90 | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{len(now)} forecasts; mean intensity {values.mean():.0f}."])
 
 
 DEFAULT_DAYS = 90
-"""Of history that the carbon service keeps unless told otherwise."""
+"""Of history that the carbon service keeps by default."""
 
 
 def default_table(data: Path) -> str:
@@ -284,11 +284,11 @@ def default_table(data: Path) -> str:
         whole = history_of(times[kept], values[kept], until)
         now = np.arange(DEFAULT_DAYS * 24, len(whole.values) - HORIZON_H + 1, 24)
         truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
-        told = np.concatenate([_by_default(whole, now[at : at + 7]) for at in range(0, len(now), 7)], axis=1)
-        errors = (mean_errors(made, truth) for made in (persistence(whole, now, HORIZON_H), told[0]))
+        shown = np.concatenate([_by_default(whole, now[at : at + 7]) for at in range(0, len(now), 7)], axis=1)
+        errors = (mean_errors(made, truth) for made in (persistence(whole, now, HORIZON_H), shown[0]))
         cells = [" / ".join(f"{error:.2f}" for error in each) for each in errors]
-        regret = f"{100 * greenest_regret(told[0], truth):.2f} %"
-        lines.append(f"| {zone} | {' | '.join(cells)} | {regret} | {_shares(_inside(truth, told[1], told[2]))} |")
+        regret = f"{100 * greenest_regret(shown[0], truth):.2f} %"
+        lines.append(f"| {zone} | {' | '.join(cells)} | {regret} | {_shares(_inside(truth, shown[1], shown[2]))} |")
     return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ def read(data: Path) -> Inputs:
 def half_hour(
     inputs: Inputs, index: int, *, size: float = 1.0, load: float = 1.0, tie: float = 0.0, **terms: Any
 ) -> PoolsRequest:
-    """Return the problem of one half hour, with so many times the GPUs and the demand."""
+    """Return the problem of one half hour, with multiples of the GPUs and of the demand."""
     steps = slice(index * STEPS, (index + 1) * STEPS)
     rates = inputs.rates[steps]
     limits = {(row["partition"], row["request_class"]): row for row in inputs.limits}

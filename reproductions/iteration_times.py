@@ -44,7 +44,7 @@ class Measured:
         row: Of the table it counts in.
         fitted: Measurements that share a fitted number.
         shares: Replicas on each server.
-        size: Bytes summed or sent, or 1 where only ``fitted`` tells.
+        size: Bytes summed or sent, or 1 where only ``fitted`` says so.
         computation_s: Of a replica alone; 0 of a collective.
         time_s: All of it.
         server_gpus: Of a server.
@@ -93,7 +93,7 @@ def collectives(data: Path) -> Iterator[Measured]:
 
 
 def training_steps(data: Path) -> Iterator[Measured]:
-    """Yield Sia's training steps by placement; a replica alone tells what its batch takes to compute."""
+    """Yield Sia's training steps by placement; a single replica shows what its batch takes to compute."""
     for file in sorted(data.glob("sia/*/placements-*.csv")):
         model, tag = file.parent.name, file.stem.removeprefix("placements-")
         rows = list(csv.DictReader(file.read_text().splitlines()))
@@ -172,9 +172,9 @@ def errors_table(measured: Sequence[Measured]) -> str:
 
 
 def heavy_table(measured: Sequence[Measured]) -> str:
-    """Return how often the model tells communication-heavy jobs: spread over consolidated at least ``HEAVY``."""
+    """Return how often the model recognises communication-heavy jobs: spread over consolidated at least ``HEAVY``."""
     lines = [
-        "| | heavy, and told so | heavy, not told | light, told heavy | light, and told so |",
+        "| | heavy, recognised | heavy, missed | light, taken for heavy | light, recognised |",
         "|---|" + "---:|" * 4,
     ]
     found: dict[tuple[str, str, int], dict[bool, tuple[float, float]]] = defaultdict(dict)

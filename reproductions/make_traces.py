@@ -62,7 +62,7 @@ def testbed_day(submitted_s: Floats, durations_s: Floats, rng: np.random.Generat
 
 
 def drawn_day(submitted_s: Floats, durations_s: Floats, jobs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Return arrivals within the day and durations of so many jobs of the whole trace."""
+    """Return arrivals within the day and durations of a number of jobs of the whole trace."""
     rows = rng.choice(durations_s.size, jobs, replace=False)
     return submitted_s[rows] % DAY_S, durations_s[rows]
 

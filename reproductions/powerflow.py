@@ -25,7 +25,7 @@ Row = dict[str, str]
 EPOCH_SAMPLES = 1e5
 """Samples taken for an epoch, whose true number Zeus' tables do not state; percentage errors do not depend on it."""
 MIG_SHARE_MHZ = 1_410.0 / 7.0
-"""A slice of k sevenths stands for a clock of k of these: it has that share of the board's throughput."""
+"""A MIG slice of k sevenths stands for a clock of k of these: it has that share of the board's throughput."""
 
 
 def rows_of(file: Path) -> list[Row]:

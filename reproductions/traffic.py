@@ -50,7 +50,7 @@ LEAST_ORIGINS = 2
 """In an hour there are no more; in service the default of ``choose`` holds."""
 DAYS = 14
 LEAST_PLANNED = 24
-"""Steps; both ways to choose can from twice as many on."""
+"""Steps; both ways to choose need twice as many."""
 
 
 def day_of_peaks(data: Path, partition: str) -> Traffic:
@@ -118,7 +118,7 @@ def day(data: Path) -> str:
 
 
 def hour(data: Path) -> str:
-    """Return the tables of the hours without LSTM, which needs too much of them."""
+    """Return the tables of the hours without LSTM, which needs too much history."""
     without = [each for each in forecasters() if not isinstance(each, Lstm)]
     return "\n".join(_hour(data, [*without, HIGH])).rstrip()
 
@@ -191,7 +191,7 @@ def _planned(what: str, rows: dict[str, Backtest]) -> list[str]:
 
 
 def reasons(choice: Choice) -> list[str]:
-    """Return who was not compared, and why."""
+    """Return the forecasters that were not compared, and why."""
     return [f"Not compared: {name} ({why})." for name, why in choice.left_out.items()] + [""]
 
 

@@ -77,11 +77,11 @@ def _run(plan: Experiment, out: Path, processes: int, quiet: bool) -> list[Compa
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task(plan.name, total=None)
 
-        def tell(done: int, total: int, what: str) -> None:
+        def report(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what or plan.name)
 
         elsewhere = None if processes else _celery()
-        results = run_experiment(plan, out, workers=processes, elsewhere=elsewhere, tell=tell)
+        results = run_experiment(plan, out, workers=processes, elsewhere=elsewhere, report=report)
         bar.update(task, description="bounds")
         bounds = run_bounds(plan, out, results)
     write_csv(out / "results.csv", results)

@@ -39,7 +39,7 @@ def _simulate() -> None:
 
 @group.command()
 def training(
-    policy: Annotated[str, typer.Option(help="One policy, or several with commas between.")],
+    policy: Annotated[str, typer.Option(help="One policy, or several separated by commas.")],
     jobs: Annotated[
         str, typer.Option(help="A bundled trace (green-year, green-day, a-srpt, powerflow-day) or a file.")
     ],
@@ -50,7 +50,7 @@ def training(
     format: Annotated[str | None, typer.Option(help="Format of the job file; by its header if not given.")] = None,
     recipe: Annotated[str | None, typer.Option(help="How jobs behave; the trace's own if not given.")] = None,
     start: Annotated[str | None, typer.Option(help="Where simulated time begins: a date, UTC.")] = None,
-    days: Annotated[float | None, typer.Option(help="Only jobs submitted within so many days.")] = None,
+    days: Annotated[float | None, typer.Option(help="Only jobs submitted within this many days of the start.")] = None,
     seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
     param: Annotated[
         list[str] | None,
@@ -111,8 +111,8 @@ def training(
     except OptionError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     results: list[SimulationResult] = []
-    with _bar(len(run.workload), quiet=as_json) as tell:
-        results.extend(run.results(tell))
+    with _bar(len(run.workload), quiet=as_json) as report:
+        results.extend(run.results(report))
     if as_json:
         print_json(run.document(results))
     else:
@@ -142,12 +142,12 @@ def _bar(jobs: int, *, quiet: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
-        def tell(name: str, done: int, of: int) -> None:
+        def report(name: str, done: int, of: int) -> None:
             if name not in tasks:
                 tasks[name] = bar.add_task(name, total=jobs)
             bar.update(tasks[name], completed=done, total=of)
 
-        yield tell
+        yield report
 
 
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:

@@ -78,7 +78,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    """Run the service until SIGTERM; exit with one line for each invalid setting."""
     try:
         settings = SimulatorSettings()  # type: ignore[call-arg]
         app = create_app(settings)

@@ -32,7 +32,7 @@ Service = Annotated[SimulatorService, Depends(read_service)]
 @router.post(
     "",
     status_code=202,
-    responses={200: {"model": SimulationSummary, "description": "The same run has succeeded already."}}
+    responses={200: {"model": SimulationSummary, "description": "The same run has already succeeded."}}
     | SUBMIT_PROBLEMS,
 )
 async def submit_simulation(
@@ -42,7 +42,7 @@ async def submit_simulation(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> SimulationSummary:
-    """Ask what policies would have done with past jobs."""
+    """Simulate what policies would have done with past jobs."""
     submission = await service.submit(body, caller, idempotency_key)
     response.headers["Location"] = f"/v1/simulations/{submission.simulation.id}"
     if not submission.is_new and submission.simulation.status is WorkState.SUCCEEDED:
@@ -54,17 +54,20 @@ async def submit_simulation(
 async def list_simulations(
     query: Annotated[SimulationQuery, Query()], caller: Caller, service: Service
 ) -> SimulationList:
-    """List runs, newest first: one's own tenant's, or an operator everyone's."""
+    """List runs, newest first.
+
+    Operators see the runs of all tenants, other callers those of their own tenant.
+    """
     return await service.page(query, caller)
 
 
 @router.get("/{simulation_id}", responses=NOT_FOUND)
 async def read_simulation(simulation_id: str, caller: Caller, service: Service) -> Simulation:
-    """Read a run: its status, how far it is, what was asked, and its result."""
+    """Return a run: its status, progress, request and result."""
     return await service.find(simulation_id, caller)
 
 
 @router.delete("/{simulation_id}", responses=ENDED)
 async def cancel_simulation(simulation_id: str, caller: Caller, service: Service) -> SimulationSummary:
-    """Cancel a run that is queued or running; whatever is computing stops within seconds."""
+    """Cancel a run that is queued or running; its computation stops within seconds."""
     return await service.cancel(simulation_id, caller)

@@ -1,4 +1,4 @@
-"""Files that came in a request: unpacked, named by their content, and put on disk while somebody reads them."""
+"""Files sent in a request: unpacked, named by a hash of their content, and on disk while they are read."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
     """Return the content of an inline file.
 
     Raises:
-        DomainError: It is no gzip, no text, or larger than ``max_bytes`` when unpacked.
+        DomainError: It is not gzip, not text, or larger than ``max_bytes`` when unpacked.
     """
     try:
         if file.gzip_base64 is None:
             data = (file.text or "").encode()
         else:
-            # Never more than what is allowed: a few kilobytes can unpack to gigabytes.
+            # Never more than is allowed: a few kilobytes can unpack to gigabytes.
             data = zlib.decompressobj(_GZIP).decompress(
                 base64.b64decode(file.gzip_base64, validate=True), max_bytes + 1
             )

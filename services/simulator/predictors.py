@@ -1,4 +1,4 @@
-"""Predictors of a job's length by name: what a simulation's policies are told of jobs when they are submitted."""
+"""Predictors of a job's length by name: the predictions that policies of a simulation see when jobs are submitted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PREDICTORS = ("perfect", "forest", "mean", "median", "mean-of-all", "median-of-a
 
 @lru_cache(maxsize=8)
 def predictor_of(name: str, seed: int) -> Predictor | None:
-    """Return the predictor of that name; None: perfect, the workload's own predictions.
+    """Return the predictor of that name; None for ``perfect``, the workload's own predictions.
 
     Raises:
-        DomainError: there is none.
+        DomainError: there is no such predictor.
     """
     if name not in PREDICTORS:
         raise DomainError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
     if name == "perfect":
         return None
     if name == "forest":
-        from services.learning.forest import Forest  # scikit-learn, which only its users pay for
+        from services.learning.forest import Forest  # scikit-learn: loaded only where it is used
 
         return _Remembering(Forest(seed=seed))
     return EarlierRuns("mean" if name.startswith("mean") else "median", of_all=name.endswith("of-all"))

@@ -12,6 +12,6 @@ TASK = "simulator.run"
 
 
 def simulator_celery(settings: SimulatorSettings) -> Celery:
-    """Return the Celery app that the service publishes with and the workers work for."""
+    """Return the Celery app that the service publishes to and the workers serve."""
     limits = TaskLimits(soft_s=settings.max_run_s, hard_s=settings.max_run_s + 60)
     return create_celery(QUEUE, settings, limits)

@@ -15,11 +15,11 @@ from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 
 LINES_NAMED = 5
-"""So many lines are named per reason; the others are counted."""
+"""Lines named per reason; the others are only counted."""
 
 
 class TraceFormatError(DomainError):
-    """A file is not of the format it was taken for, or nothing in it can be used."""
+    """A file is not in the format it was read as, or holds nothing usable."""
 
     code = "invalid_trace"
 
@@ -29,11 +29,11 @@ class ReadReport:
     """What a file held and what was left out.
 
     Attributes:
-        source, format: Where from and how it was read.
+        source, format: The file's name, and the format it was read as.
         rows: Rows of data in the file.
         kept: Rows that became jobs (or hours).
         dropped: Rows left out, by reason; with the first line numbers of each.
-        notes: Readings of the data that a person should know.
+        notes: Interpretations of the data that a person should know.
     """
 
     source: str
@@ -45,14 +45,14 @@ class ReadReport:
     notes: list[str] = field(default_factory=list[str])
 
     def drop(self, line: int, reason: str) -> None:
-        """Count one row left out."""
+        """Count one row that is left out."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         named = self.lines.setdefault(reason, [])
         if len(named) < LINES_NAMED:
             named.append(line)
 
     def note(self, text: str) -> None:
-        """Add a reading, once."""
+        """Add a note, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 

@@ -14,7 +14,7 @@ from services.db.tables.simulator import simulation_inputs as inputs
 from services.db.tables.simulator import simulation_submissions, simulations
 from services.simulator.files import Content
 
-# A file younger than that may belong to a run that is just being stored.
+# A file younger than an hour may belong to a run that is being stored.
 _FORGET_INPUTS = text("""
     DELETE FROM simulation_inputs i WHERE stored_at < now() - interval '1 hour'
     AND NOT EXISTS (SELECT FROM simulations s WHERE s.inputs @> ARRAY[i.sha256])
@@ -28,13 +28,13 @@ _SUMMARY = (
 
 
 class SimulationRepository(WorkRepository):
-    """The queries on any work, and those on files."""
+    """The queries common to all work, and those on files."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         super().__init__(engine, simulations, simulation_submissions, "simulation", _SUMMARY)
 
     async def keep(self, contents: Iterable[Content]) -> None:
-        """Store files; those that are there already count as new."""
+        """Store files; for those that are stored already the time of storing is renewed."""
         async with self._engine.begin() as connection:
             for content in contents:
                 row = insert(inputs).values(sha256=content.sha256, content=content.packed())
@@ -48,7 +48,7 @@ class SimulationRepository(WorkRepository):
             return {row.sha256: gzip.decompress(row.content) for row in await connection.execute(query)}
 
     async def forget_ended(self, keep_days: float) -> int:
-        """Delete runs that ended that long ago, and files that no run names any more; return how many runs."""
+        """Delete runs that ended ``keep_days`` ago or earlier, and files that no run uses; return how many runs."""
         forgotten = await super().forget_ended(keep_days)
         await self._change(_FORGET_INPUTS)
         return forgotten

@@ -40,7 +40,7 @@ from services.simulator.training import OptionError, opened
 
 DAY_S = 86_400.0
 TAIL_DAYS = 7.0
-"""So long after the days asked for the grid is looked up too: jobs still run then."""
+"""The grid is read for this long after the requested days too, because jobs still run then."""
 HISTORY_FORMAT = "wattshift"
 
 
@@ -53,7 +53,7 @@ class Submission:
 
 
 class SimulatorService:
-    """What callers may do with what-if runs."""
+    """What callers can do with what-if runs."""
 
     def __init__(
         self, work_queue: WorkQueue, repository: SimulationRepository, sources: Sources, settings: SimulatorSettings
@@ -65,9 +65,9 @@ class SimulatorService:
         self._reading = asyncio.Semaphore(1)  # each holds a trace in memory
 
     async def submit(self, request: TrainingRequest, caller: Identity, idempotency_key: str | None) -> Submission:
-        """Accept a run; the same key, and the same run while it is kept, are the same simulation.
+        """Accept a run; a key that was used before, or a run equal to one that is kept, returns that simulation.
 
-        Everything is read and checked before it is accepted: what is wrong is said now, and not by a worker.
+        All inputs are read and checked first, so that errors are reported now and not by a worker.
 
         Raises:
             ProblemError: 422 for an option that makes no sense, a run beyond the limits, or a key used for another
@@ -127,13 +127,13 @@ class SimulatorService:
             total = await asyncio.to_thread(self._count, problem, contents)
         await self._repository.keep(contents.values())
         document = problem.model_dump(mode="json")
-        # Another release may simulate otherwise: what it is asked is another problem.
+        # Another release may simulate differently, so the same request to it is another problem.
         same = sha256(f"training {version('wattshift')}", document)
         hashes = sorted(content.sha256 for content in contents.values())
         return WorkProblem(document, same, {"inputs": hashes, "total": total})
 
     async def _contents(self, request: TrainingRequest, caller: Identity) -> dict[str, Content]:
-        """Return the files of a request by the options that name them, those of this installation's past included."""
+        """Return the files of a request by option, including those made from this installation's past."""
         found: dict[str, Content] = {}
         for option in FILE_OPTIONS:
             value = getattr(request, option)
@@ -159,7 +159,7 @@ class SimulatorService:
             start_s = utc_s(request.start, "start")
             end_s = min(start_s + request.days * DAY_S, time.time())
             if start_s >= end_s:
-                raise ValueError("start lies ahead: nothing has run then")
+                raise ValueError("start is in the future: nothing has run yet")
             if start_s < DAY_S:
                 raise ValueError("start lies before 1970-01-02")
         except (ValueError, OverflowError) as error:
@@ -170,7 +170,7 @@ class SimulatorService:
         if wants_grid:
             zone = str(request.carbon)
             if not re.fullmatch(NAME_PATTERN, zone):
-                raise OptionError("carbon", f"{zone!r} is no name of a zone")
+                raise OptionError("carbon", f"{zone!r} is not the name of a zone")
             try:
                 signal = signal_named(request.signal)
             except DomainError as error:
@@ -181,7 +181,7 @@ class SimulatorService:
         return found
 
     def _count(self, problem: TrainingProblem, contents: Mapping[str, Content]) -> int:
-        """Read everything as a worker will, hold it against the limits, and return jobs times policies."""
+        """Read everything as a worker will, check it against the limits, and return jobs times policies."""
         with opened(problem, contents) as run:
             jobs, submitted_s = len(run.workload), run.workload.submitted_s
             limits = self._settings

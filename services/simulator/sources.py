@@ -1,4 +1,4 @@
-"""What a request may refer to instead of bringing it: the jobs that ran here, and the grid as it was measured."""
+"""Inputs that a request may name instead of sending: the jobs that ran here, and the measured intensity of a grid."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Sources(Protocol):
         """Return the jobs the caller may see that were submitted in ``[start_s, end_s)``, UTC seconds.
 
         Raises:
-            OptionError: They are more than ``most``.
-            ProblemError: 503 while telemetry is away.
+            OptionError: There are more than ``most``.
+            ProblemError: 503 while telemetry does not answer.
         """
         ...
 
     async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
-        """Return what was measured of a zone in ``[start_s, end_s)``, UTC seconds.
+        """Return the measured intensities of a zone in ``[start_s, end_s)``, UTC seconds.
 
         Raises:
-            OptionError: There is too much of it.
-            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service is away.
+            OptionError: There are more values than a run may have.
+            ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""One what-if run from its options: checked, read, run, told. The command line and the service both come through here.
+"""One what-if run from its options: checked, read, run and turned into a document.
 
-``prepare`` is where every option is checked, whoever gave it; what is wrong names the option.
+The command line and the service both use it. ``prepare`` checks every option; an error names the option at fault.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from services.simulator.raw import TraceFormatError
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
-Tell = Callable[[str, int, int], None]
-"""Told the policy, how many of its jobs have ended, and of how many."""
+Progress = Callable[[str, int, int], None]
+"""Called with the policy, the number of its jobs that have ended, and the number of all."""
 
 
 class OptionError(DomainError):
-    """An option that makes no sense; ``option`` is its name."""
+    """An invalid option; ``option`` is its name."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class TrainingRun:
     engine: EngineOptions
     predictor: Predictor | None
 
-    def results(self, tell: Tell | None = None) -> Iterator[SimulationResult]:
+    def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
         for name in self.parameters:
             rigid = not POLICIES[name].elastic and "gang" not in self.parameters[name]
@@ -72,7 +72,7 @@ class TrainingRun:
                 parameters=self.parameters[name],
                 options=replace(self.engine, rigid=rigid),
                 predictor=self.predictor,
-                progress=_progress(tell, name),
+                progress=_progress(report, name),
             )
             yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
 
@@ -87,7 +87,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
     """Check the options and read the inputs.
 
     Raises:
-        OptionError: an option, or a file it names, makes no sense.
+        OptionError: an option, or a file it names, is invalid.
     """
     parameters = _parameters(options)
     with _of("cluster"):
@@ -137,7 +137,7 @@ def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterato
 
 @contextmanager
 def _of(option: str) -> Iterator[None]:
-    """Say of what is wrong inside which option it is about."""
+    """Turn an error raised inside into an ``OptionError`` of that option."""
     try:
         yield
     except OptionError:
@@ -165,7 +165,7 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
         given = ", ".join(unknown) or "(none)"
         raise OptionError("policy", f"unknown policy {given}; known: {', '.join(POLICIES)}")
     if len(set(names)) < len(names):
-        raise OptionError("policy", "a policy is named twice")
+        raise OptionError("policy", "the same policy is named more than once")
     keys = {name: accepted_names(POLICIES[name].config) for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in options.params.items():
@@ -184,5 +184,5 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
     return chosen
 
 
-def _progress(tell: Tell | None, name: str) -> Callable[[int, int], None] | None:
-    return None if tell is None else lambda done, total: tell(name, done, total)
+def _progress(report: Progress | None, name: str) -> Callable[[int, int], None] | None:
+    return None if report is None else lambda done, total: report(name, done, total)

@@ -1,4 +1,4 @@
-"""The worker of what-if runs: what it does with a row that it has claimed."""
+"""The worker of what-if runs: how it computes a row that it has claimed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def simulation_worker(
         contents = {name: Content(file.name, stored[file.sha256]) for name, file in files.items()}
         ended: dict[str, int] = {}
 
-        def tell(policy: str, done: int, _: int) -> None:
+        def report(policy: str, done: int, _: int) -> None:
             ended[policy] = done
             worker.progress = {"done": sum(ended.values())}
 
         with opened(problem, contents) as run:
-            results = list(run.results(tell))
+            results = list(run.results(report))
             worker.progress = {"done": sum(result.completed for result in results)}
             return run.document(results)
 

@@ -36,8 +36,8 @@ class Behaviour:
         gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
         spread_speed: (n_sizes,) speed of a gang that spans nodes; None where that costs nothing.
         spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
-        settings: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
-            proportion. A kind of setting that is not in it changes nothing: nobody has measured it.
+        controls: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
+            proportion. A control that is not in it was not measured and changes nothing.
         power_error: Of a prediction: the mean error it states of its powers, as a share of them.
     """
 
@@ -46,7 +46,7 @@ class Behaviour:
     gpu_power_w: Floats
     spread_speed: Floats | None = None
     spread_power_w: Floats | None = None
-    settings: Mapping[ControlKind, ControlCurve] = field(default_factory=dict[ControlKind, ControlCurve])
+    controls: Mapping[ControlKind, ControlCurve] = field(default_factory=dict[ControlKind, ControlCurve])
     power_error: float = 0.0
 
     def __post_init__(self) -> None:
@@ -69,14 +69,14 @@ class Behaviour:
         power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
         return np.interp(gpus, self.gpus, power)
 
-    def factors_at(self, settings: Mapping[ControlKind, float]) -> tuple[float, float]:
-        """Return what the settings in force multiply speed and power with.
+    def factors_at(self, values: Mapping[ControlKind, float]) -> tuple[float, float]:
+        """Return the factors of speed and power under the controls in force.
 
         A board that has both a limit and a locked clock obeys both: the one that slows it more decides.
         """
         factors: list[tuple[float, float]] = []
-        for kind, value in settings.items():
-            if (curve := self.settings.get(kind)) is not None:
+        for kind, value in values.items():
+            if (curve := self.controls.get(kind)) is not None:
                 speed, power_w = curve.at(value)
                 factors.append((speed, power_w / curve.at(None)[1]))
         return min(factors, default=(1.0, 1.0))
@@ -160,7 +160,7 @@ class Workload:
         min_gpus, max_gpus, step_gpus: The sizes an elastic policy may give it.
         profile: Index into ``profiles``.
         profiles: The kinds of jobs.
-        predicted_work_s: ``work_s`` as a predictor sees it, NaN where it cannot tell. None: exactly ``work_s``.
+        predicted_work_s: ``work_s`` as a predictor sees it, NaN where it has none. None: exactly ``work_s``.
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
         gpu_model: Per job the model it must have, empty for any; None: any for all.
         recurrence: What predictors learn from; None: nothing is known to recur.
@@ -261,7 +261,7 @@ class ClusterSpec:
 
 
 class ForecastKind(StrEnum):
-    """What a policy is told of the hours ahead."""
+    """What a policy sees of the hours ahead."""
 
     PERFECT = "perfect"
     """What will really be."""

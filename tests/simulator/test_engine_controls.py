@@ -50,7 +50,7 @@ class Scripted(Fifo):
 
 def a_kind(**fields: Any) -> JobProfile:
     settings = {ControlKind.POWER_LIMIT: LIMITS, ControlKind.CLOCK: CLOCKS}
-    behaviour = Behaviour(np.array([1, 2]), np.array([1.0, 2.0]), np.array([200.0, 200.0]), settings=settings)
+    behaviour = Behaviour(np.array([1, 2]), np.array([1.0, 2.0]), np.array([200.0, 200.0]), controls=settings)
     return JobProfile("k", {ANY_MODEL: behaviour}, **{"restart_s": 0.0, "checkpoint_s": 0.0, **fields})
 
 
@@ -177,7 +177,7 @@ def test_a_stopped_gang_is_not_measured_on() -> None:
 def test_predictions_are_shown_where_they_are_known_from_the_beginning() -> None:
     guess = ControlCurve(np.array([150.0]), np.array([0.9]), np.array([140.0]))
     true = a_kind()
-    told = Behaviour(np.array([1]), np.array([1.0]), np.array([200.0]), settings={ControlKind.POWER_LIMIT: guess})
+    told = Behaviour(np.array([1]), np.array([1.0]), np.array([200.0]), controls={ControlKind.POWER_LIMIT: guess})
     kind = JobProfile("k", true.true, predicted={ANY_MODEL: told}, restart_s=0.0, checkpoint_s=0.0)
 
     result, policy = run(a_workload([(0.0, 3_600.0, 1)], [kind]), {0: [LESS]}, settings_known=True)
@@ -190,7 +190,7 @@ def test_measured_models_answer_to_limits_of_every_board() -> None:
     for board, model in GPU_MODELS.items():
         kind = profile("resnet50", 115).truth(board)
         assert kind is not None
-        curve = kind.settings[ControlKind.POWER_LIMIT]
+        curve = kind.controls[ControlKind.POWER_LIMIT]
         assert curve.values[-1] == pytest.approx(model.peak_w)
         assert curve.speed[-1] == 1.0
         if model.chip != "P100":

@@ -46,7 +46,7 @@ def a_kind(gpu_w: float, scaling: float, bound: float, restart_s: float = 30.0) 
     limits = np.array([100.0, 150.0, 200.0, 250.0])
     share = limits / 250.0
     curve = ControlCurve(limits, share**bound, 40.0 + (gpu_w - 40.0) * share)
-    behaviour = Behaviour(SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), settings={LIMIT: curve})
+    behaviour = Behaviour(SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), controls={LIMIT: curve})
     return JobProfile(f"{gpu_w}", {ANY_MODEL: behaviour}, host_power_w=60.0, restart_s=restart_s, checkpoint_s=10.0)
 
 

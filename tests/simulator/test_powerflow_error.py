@@ -27,12 +27,12 @@ def misread(gpu_w: float, scaling: float, above: float, stated: float) -> JobPro
     share = LIMITS / 250.0
     drawn_w = 40.0 + (gpu_w - 40.0) * share
     true = Behaviour(
-        SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), settings={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w)}
+        SIZES, SIZES**scaling, np.full(SIZES.size, gpu_w), controls={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w)}
     )
     seen = replace(
         true,
         gpu_power_w=true.gpu_power_w / (1 + above),
-        settings={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w / (1 + above))},
+        controls={LIMIT: ControlCurve(LIMITS, share**0.5, drawn_w / (1 + above))},
         power_error=stated,
     )
     return JobProfile(

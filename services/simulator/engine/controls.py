@@ -42,7 +42,7 @@ class Measurements:
         for at, profile in enumerate(workload.profiles if known else ()):
             for model, name in enumerate(models):
                 prediction = profile.prediction(name)
-                for kind, curve in prediction.settings.items() if prediction else ():
+                for kind, curve in prediction.controls.items() if prediction else ():
                     self._curves[at][model, kind] = curve
         self.curves: tuple[Curves, ...] = tuple(self._curves)
 
@@ -83,11 +83,11 @@ class Measurements:
     def learn(self, profile: int, model: int, kind: ControlKind) -> None:
         """Note what the predictor makes of the measurements, which are exact; without one, the measured curve."""
         prediction = self._profiles[profile].prediction(self._models[model])
-        curve = (prediction.settings.get(kind) if prediction else None) or self._truth(profile, model, kind)
+        curve = (prediction.controls.get(kind) if prediction else None) or self._truth(profile, model, kind)
         assert curve is not None
         self._curves[profile] = {**self._curves[profile], (model, kind): curve}
         self.curves = tuple(self._curves)
 
     def _truth(self, profile: int, model: int, kind: ControlKind) -> ControlCurve | None:
         truth = self._profiles[profile].truth(self._models[model])
-        return None if truth is None else truth.settings.get(kind)
+        return None if truth is None else truth.controls.get(kind)

@@ -7,7 +7,7 @@ submission + duration + horizon; without one, until the end. No queue, gang, res
 for policies that leave the work as it is: one that tunes batch sizes or sets power limits may emit less.
 
 Jobs of one power whose windows begin within the same ``bin_s`` and end within the same are one class, whose window is
-the widest of theirs: that only lowers the bound. With ``tiers`` fewer powers are told apart (their mean stands for
+the widest of theirs: that only lowers the bound. With ``tiers`` fewer powers are distinguished (their mean stands for
 them), which keeps a year small and may raise the bound by the little that swapping within a tier would have saved.
 """
 
@@ -79,7 +79,7 @@ def bound_of(
         horizon_s: Of shifting; None: until ``end_s``.
         host_idle_w: Of the host per idle GPU, watts.
         bin_s: Width of the classes' windows.
-        tiers: So many powers are told apart at most; None: all.
+        tiers: At most this many powers are distinguished; None: all.
 
     Raises:
         DomainError: more than ``LARGEST`` unknowns.

@@ -1,4 +1,4 @@
-"""One simulation of an experiment, and what of it is kept.
+"""One simulation of an experiment, and what is kept of it.
 
 Policies of ``GRID_BLIND`` make the same schedule on every grid. One simulation then serves all zones and signals; what
 it would have emitted on the other grids is its power, half hour by half hour, at their intensities.
@@ -26,7 +26,7 @@ from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 POINTS = 400
-"""So many points of each series are kept."""
+"""Points kept of each series."""
 GRID_BLIND = frozenset(
     {"a-srpt", "fifo", "las", "sjf", "spjf", "spwf", "srtf", "wcs-duration", "wcs-subtime", "wcs-workload", "zeus+las"}
 )
@@ -84,7 +84,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "summary": {**own.summary(), "wall_s": wall_s},
             "sizes": by_size(own, workload),
             "series": thinned(own),
-            "foretold": foretold(own, workload),
+            "predictions": prediction_errors(own, workload),
             "notes": [*workload.notes, *grid.notes],
         }
         for cell, grid in zip(cells, grids, strict=True)
@@ -127,11 +127,11 @@ def by_size(result: SimulationResult, workload: Workload) -> list[dict[str, Any]
     return rows
 
 
-def foretold(result: SimulationResult, workload: Workload) -> dict[str, float]:
-    """Return how good the predictions were that policies had, in iterations."""
+def prediction_errors(result: SimulationResult, workload: Workload) -> dict[str, float]:
+    """Return the errors of the predictions that policies saw, in iterations."""
     units = np.array([profile.iteration_s for profile in workload.profiles])[workload.profile]
-    told = np.nan_to_num(result.columns.predicted_work_s) / units
-    return asdict(evaluate(Predictions(told, np.zeros_like(told), told > 0), workload.work_s / units))
+    predicted = np.nan_to_num(result.columns.predicted_work_s) / units
+    return asdict(evaluate(Predictions(predicted, np.zeros_like(predicted), predicted > 0), workload.work_s / units))
 
 
 def thinned(result: SimulationResult) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@
     jobs = "green-day"                    # a bundled trace or a file, with format and recipe where needed
     start = "2023-08-15"
     days = 1
-    tail_days = 6                         # grid known for so long after the last submission, where it reaches
+    tail_days = 6                         # days of grid after the last submission, as far as it is known
     cluster = "16x2:RTX3090"              # where this trace is to run on another one
     options = { host_per_job_w = 100.0 }  # of the engine, for this trace
 
@@ -62,7 +62,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy as it is compared: its name, parameters, what the engine does differently for it, and what it is told.
+    """A policy as it is compared: its name, parameters, what the engine does differently for it, and its forecast.
 
     ``forecast`` is as ``read_carbon`` takes it; in the name of a file ``{zone}`` is filled in.
     """
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def forecast(self) -> str:
-        """What the policy is told of the hours ahead, as ``read_carbon`` takes it."""
+        """The forecast the policy sees, as ``read_carbon`` takes it."""
         return self.choice.forecast.format(zone=self.zone)
 
     @property

@@ -131,7 +131,7 @@ class CellWorker:
         self._folder = tempfile.TemporaryDirectory(prefix="wattshift-experiments-")
 
     def run(self, name: str) -> None:
-        """Run a task, unless it has its results, or another worker runs it, or nobody knows it any more."""
+        """Run a task, unless it has its results, another worker runs it, or it is no longer stored."""
         stored: Any = self._redis.get(f"{PREFIX}task:{name}")
         if stored is None:
             return

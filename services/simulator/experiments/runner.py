@@ -21,8 +21,8 @@ from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cells, 
 from services.simulator.experiments.plan import Cell, Experiment
 from services.simulator.workload import ClusterSpec
 
-Tell = Callable[[int, int, str], None]
-"""Told done, total and the cell that ended."""
+Progress = Callable[[int, int, str], None]
+"""Called with the number of cells done, of all, and the cell that ended."""
 Ended = tuple[list[Cell], BaseException | None]
 """A group whose results are in its folder, or why not."""
 RunGroups = Callable[[Sequence[list[Cell]], Path], Iterator[Ended]]
@@ -36,13 +36,13 @@ def run_experiment(
     *,
     workers: int = 1,
     elsewhere: RunGroups | None = None,
-    tell: Tell | None = None,
+    report: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Run what has no result in ``out/cells`` yet and return every cell's result, in the experiment's order.
 
     By ``workers`` processes of this machine, or ``elsewhere``. ``out/index.json`` names the cells of this experiment:
-    the folder may hold results of an earlier version of it. A cell that fails is told of and leaves no file; the others
-    go on, and the first failure is raised at the end.
+    the folder may hold results of an earlier version of it. A cell that fails is reported and leaves no file; the
+    others go on, and the first failure is raised at the end.
     """
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,15 +54,15 @@ def run_experiment(
     missing = {key: cell for key, cell in files.items() if not (folder / f"{key}.json").exists()}
     done = len(files) - len(missing)
     failure: BaseException | None = None
-    if tell is not None:
-        tell(done, len(files), "")
+    if report is not None:
+        report(done, len(files), "")
     if missing:
         run = elsewhere or partial(by_processes, workers=workers)
         for group, error in run(together(missing), folder):
             done += len(group)
             failure = failure or error
-            if tell is not None:
-                tell(done, len(files), named(group[0]) + (f": failed: {error}" if error else ""))
+            if report is not None:
+                report(done, len(files), named(group[0]) + (f": failed: {error}" if error else ""))
     if failure is not None:
         raise failure
     return [json.loads((folder / f"{cell.key()}.json").read_text(encoding="utf-8")) for cell in cells]

@@ -18,9 +18,9 @@ from services.simulator.workload import CarbonTrace, ForecastKind, IssuedForecas
 
 DAY_S = 86_400.0
 FORECASTS = ("perfect", "persistence", "issued")
-"""What policies may be told without a file; the last for bundled zones only."""
+"""Forecasts that need no file; the last is for bundled zones only."""
 LONGEST_GAP_S = DAY_S
-"""A longer gap is refused: holding one value for days would be making up a grid."""
+"""A longer gap is refused: holding one value for days would be inventing data."""
 
 
 def signal_named(name: str | Signal) -> Signal:
@@ -51,8 +51,8 @@ def read_carbon(
         start: ISO 8601 (UTC) or UTC seconds; the beginning of the data where not given.
         days: How long; to the end of the data where not given.
         signal: ``direct``, ``lifecycle`` or ``marginal``.
-        forecast: What policies are told: ``perfect``, ``persistence``, a file of forecasts as issued, or ``issued``:
-            those bundled for the zone.
+        forecast: What policies see of the hours ahead: ``perfect``, ``persistence``, a file of forecasts as issued, or
+            ``issued``: those bundled for the zone.
         column, zone: As ``read_grid``.
 
     Raises:
@@ -96,7 +96,7 @@ def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTra
 
 
 def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
-    """Return the trace with what policies are told of the hours ahead.
+    """Return the trace with the forecasts that policies see.
 
     Raises:
         TraceFormatError: issued forecasts of another signal than the trace's (those we know are of direct intensity).
@@ -106,7 +106,7 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
         kind = ForecastKind(str(forecast))
     else:
         if trace.signal is not Signal.AVERAGE_DIRECT:
-            raise TraceFormatError(f"issued forecasts are of direct intensity; they do not tell {trace.signal.value}")
+            raise TraceFormatError(f"issued forecasts are of direct intensity; they do not cover {trace.signal.value}")
         if str(forecast) != FORECASTS[-1]:
             found, report = read_forecasts(Path(forecast))
         elif trace.zone in BUNDLED_ZONES:

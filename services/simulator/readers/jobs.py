@@ -71,7 +71,7 @@ def read_jobs(
         start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates meet
             ``[start, start + days)`` keeps them; any other is moved so that the midnight before its first job falls on
             ``start`` (dated traces keep the hour of the day). Where not given, dated traces stay and others begin at 0.
-        days: Only jobs submitted within so many days from the start.
+        days: Only jobs submitted within this many days of the start.
         seed: Of everything the recipe draws.
 
     Raises:

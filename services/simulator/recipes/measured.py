@@ -38,8 +38,8 @@ recipes. Jobs of ``plain`` and ``measured`` name no model and have neither.
 **Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
 60 W idle and 120 W at work on a node of two. The paper prints no watts; its 28 kW peak on 64 boards of 350 W leaves at
 most 175 W per node. SPECpower, as Cloud Carbon Footprint reads it (Skylake, 0.64 to 4.2 W per thread, 0.39 W per GB),
-gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 W at half. Who holds n of a node's GPUs pays
-n shares of its static draw, as the agents' meter splits it.
+gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 W at half. A job that holds n of a node's
+GPUs is charged n shares of its static draw, as the agents' meter splits it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _fraction(power_w: float, measured_gpu: str) -> float:
 
 @cache
 def power_limits(model: str, batch: int, gpu_model: str) -> ControlCurve | None:
-    """Return a model's speed and power by power limit on a board, nearest batch; None where nobody measured it."""
+    """Return a model's speed and power by power limit on a board, nearest batch; None where it was not measured."""
     measured_gpu = "P100" if GPU_MODELS[gpu_model].chip == "P100" else "V100"
     rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
     if not rows:
@@ -166,8 +166,8 @@ def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
         return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
 
     limits = power_limits(model, batch, gpu_model)
-    settings = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
-    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread), settings)
+    controls = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
+    return Behaviour(SIZES, one / base, drawn_w(one), spread / base, drawn_w(spread), controls)
 
 
 def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Floats:

@@ -12,8 +12,8 @@ Deep Speech 2   Deep Speech 2               speed by Sia, power limits by Zeus
 
 Every row is equally likely, and so are its three batches per GPU; draws come from the seed and the job's place in the
 trace alone. GPT-2 and Inception V3 themselves were measured at one power limit only, so that nothing could be set for
-them. **Nobody measured clocks: the setting is the power limit.** The paper keeps the batch of the whole job and splits
-it over more GPUs; here the batch per GPU stays, because only that was measured at every size.
+them. **No source measured clocks: the control is the power limit.** The paper keeps the batch of the whole job and
+splits it over more GPUs; here the batch per GPU stays, because only that was measured at every size.
 
 The public sample of the Alibaba trace has no GPU counts. Users ask for gangs as in Microsoft's Philly trace, by
 category of duration (``green.PHILLY_SHARES``); the trace's duration is that gang's. Sizes are open from 1 to 16.
@@ -45,7 +45,7 @@ GPUS_PER_NODE = 8
 MAX_GPUS = 16
 SIZES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
 LEFT_OUT = 10
-"""Every so many-th point is kept from the fit."""
+"""Every tenth point is left out of the fit."""
 
 
 def powerflow(raw: RawJobs, seed: int) -> Workload:
@@ -71,10 +71,8 @@ def _make(raw: RawJobs, seed: int, *, fitted: bool) -> Workload:
     asked = users_sizes(np.digitize(raw.duration_s, EDGES_S), size_draw)
     requested = np.where(raw.gpus > 0, raw.gpus, asked)
     work_s = reference_work_s(raw, profiles, kind, requested, BOARD)
-    note = (
-        "models and batches of PowerFlow's Table 1 by measured ones; the setting is the power limit, nobody measured "
-    )
-    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note + "clocks",))
+    note = "models and batches of PowerFlow's Table 1 by measured ones; the control is the power limit (no clocks)"
+    return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note,))
 
 
 @cache
@@ -82,7 +80,7 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
     """Return a measured model of which policies see the fitted form on a V100."""
     measured = profile(model, batch)
     truth = measured.true[BOARD]
-    curve = truth.settings[ControlKind.POWER_LIMIT]
+    curve = truth.controls[ControlKind.POWER_LIMIT]
     gpus, limit = (each.ravel() for each in np.meshgrid(SIZES, np.arange(curve.values.size), indexing="ij"))
     nodes = np.ceil(gpus / GPUS_PER_NODE)
     spans = nodes > 1
@@ -102,9 +100,9 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
     step_s, energy_j = fit.step_and_energy(gpus, float(batch), curve.values[limit], nodes)
     shape = SIZES.size, curve.values.size
     speed, power_w = (gpus / step_s).reshape(shape), (energy_j / step_s / gpus).reshape(shape)
-    settings = ControlCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
+    seen_curve = ControlCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
     stated = fit.time_quality.mape + fit.energy_quality.mape  # power is energy over time
     seen = Behaviour(
-        SIZES, speed[:, -1], power_w[:, -1], settings={ControlKind.POWER_LIMIT: settings}, power_error=stated
+        SIZES, speed[:, -1], power_w[:, -1], controls={ControlKind.POWER_LIMIT: seen_curve}, power_error=stated
     )
     return replace(measured, predicted={BOARD: seen})

@@ -7,7 +7,7 @@ The job groups of Alibaba's 2020 trace are not to be had. They are generated ove
   trains, are the history that predictors know beforehand, the workload is what follows.
 - **Users.** Each group is of one of 1,300 users, about as many as the trace has.
 - **Lengths.** Each group has the length of one of the trace's jobs. Three quarters of the groups repeat it exactly, the
-  others run for 0 to 2 times as long, evenly: then about 60 % of the jobs can be foretold exactly, as in the paper.
+  others run for 0 to 2 times as long, evenly: then about 60 % of the jobs can be predicted exactly, as in the paper.
 - **GPUs.** 70 % of the groups take one GPU ("over 70 %", the paper says; ``a-srpt-80`` to ``a-srpt-0`` have other
   shares, for its Fig. 7). The others ask for gangs as users of Microsoft's Philly trace do.
 - **Models.** Of the paper's nine any, all equally likely; for one GPU those five that fit one. Layouts are the
@@ -78,7 +78,7 @@ def _make(raw: RawJobs, seed: int, single: float) -> Workload:
 
 
 def _groups(jobs: int, rng: np.random.Generator) -> Ints:
-    """Return the group of each of at least so many jobs, in random order."""
+    """Return the group of each of at least this many jobs, in random order."""
     sizes = np.arange(1, LARGEST_GROUP + 1)
     share = 1.0 / sizes**2
     mean = float((sizes * share).sum() / share.sum())
@@ -120,7 +120,7 @@ def _workload(
 
 @cache
 def profile_of(model: str, gpus: int) -> JobProfile:
-    """Return a model in its layout on so many GPUs; speed 1 is all of them on one node, however wide."""
+    """Return a model in its layout on a number of GPUs; speed 1 is all of them on one node, however wide."""
     graph = plan_layout(model, gpus, tensor_parallel=1)
     size = np.array([gpus], dtype=np.int64)
     boards = {board: power_w(median_fraction(), board) for board in GPU_MODELS}

@@ -1,7 +1,7 @@
 """The page people look at first: one HTML file, no script, nothing fetched.
 
-Means over everything, then zone by zone, what a change of carbon came from, the curves behind it, who waited for it,
-what turning one parameter does, and everything that went in.
+Means over everything, then zone by zone: the causes of a change of carbon, the curves behind it, which jobs waited for
+it, what turning one parameter does, and everything that went in.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ABSOLUTE = ["trace, zone, signal, seed", "carbon, kg", "energy, kWh", "idle", "m
 ABSOLUTE += ["peak, kW", "GPUs held", "stops"]
 CAUSES = ("energy the jobs took", "idle GPUs", "hours in which power was drawn")
 HIGHEST = 3.0
-"""Bars of completion times are cut at so many times the baseline."""
+"""Bars of completion times are cut at this multiple of the baseline."""
 CURVES = 6
 """So many policies are drawn over time."""
 BARS = 16
@@ -297,7 +297,7 @@ def _inputs(results: Sequence[Result]) -> list[str]:
     options = {f"{key} = {value}": None for result in results for key, value in result["inputs"]["options"].items()}
     extra = [f"<li>for all: {escape(', '.join(options))}</li>"] if options else []
     return [
-        table_html(["shown as", "policy", "turned", "told of the hours ahead"], rows),
+        table_html(["shown as", "policy", "turned", "forecast"], rows),
         "<ul>" + "".join([*extra, *(f"<li>{escape(note)}</li>" for note in notes)]) + "</ul>",
     ]
 

@@ -100,7 +100,7 @@ def test_a_second_run_does_only_what_is_missing(
     told: list[tuple[int, int, str]] = []
     plan = load_experiment(folder / "small.toml")
 
-    again = runner.run_experiment(plan, folder / "small", tell=lambda *what: told.append(what))
+    again = runner.run_experiment(plan, folder / "small", report=lambda *what: told.append(what))
 
     assert again == results
     assert told == [(2, 2, "")]

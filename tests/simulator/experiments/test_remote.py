@@ -99,7 +99,7 @@ def test_a_worker_and_the_client_die_and_the_tables_are_those_of_a_local_run(
     out, told = tmp_path / "out", []
     with workers(2, fresh_database(postgres_url), redis_url, tmp_path) as (first, _):
         running = threading.Thread(
-            target=lambda: run_experiment(plan, out, elsewhere=client.run, tell=lambda *each: told.append(each))
+            target=lambda: run_experiment(plan, out, elsewhere=client.run, report=lambda *each: told.append(each))
         )
         running.start()
         wait_until(lambda: bool(broker.keys(f"{PREFIX}lease:*")), 60)

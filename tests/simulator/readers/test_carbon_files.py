@@ -115,7 +115,7 @@ def test_forecasts_are_blocks_in_order_of_rows(tmp_path: Path) -> None:
     assert trace.issued.intensity_gco2_per_kwh.shape == (1, 48)
     assert trace.issued.intensity_gco2_per_kwh[0, 24] == 124.0
     assert any("an issue without its 48 values" in note for note in trace.notes)
-    with pytest.raises(TraceFormatError, match="do not tell average_lifecycle"):
+    with pytest.raises(TraceFormatError, match="do not cover average_lifecycle"):
         read_carbon(write(tmp_path, EM), forecast=file, signal="lifecycle")
 
 

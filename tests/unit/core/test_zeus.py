@@ -146,7 +146,7 @@ def test_devices_that_take_no_limit_are_planned_around() -> None:
 
 def test_in_a_simulation_the_first_job_of_a_kind_pays_for_its_measurement() -> None:
     """Five seconds at each limit for the first; its successor starts at 150 W, where its time is 1 / 0.9."""
-    behaviour = Behaviour(np.array([1]), np.array([1.0]), np.array([240.0]), settings={LIMIT: CURVE})
+    behaviour = Behaviour(np.array([1]), np.array([1.0]), np.array([240.0]), controls={LIMIT: CURVE})
     kind = JobProfile("k", {ANY_MODEL: behaviour}, restart_s=0.0, checkpoint_s=0.0)
     jobs = a_workload([(0.0, 3_600.0, 1), (7_200.0, 3_600.0, 1)], [kind])
 

@@ -1,7 +1,7 @@
 """GAIA's two samples of Alibaba's 2020 PAI trace: arrivals and lengths.
 
 Their columns are the same and their units are not: the sample of 100,000 jobs counts HOURS, the one of 1,000 SECONDS.
-``pai`` tells them apart by their values: seconds are whole numbers in every row, hours are not; ``pai-hours`` and
+``pai`` distinguishes them by their values: seconds are whole numbers in every row, hours are not; ``pai-hours`` and
 ``pai-seconds`` say it outright. ``cpus`` counts processors, so the number of GPUs stays unknown.
 """
 
