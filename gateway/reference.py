@@ -11,7 +11,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 code, pre { font: 14px/1.4 ui-monospace, monospace; } pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; }
 h2 { border-bottom: 1px solid #d5dae0; margin-top: 2.5rem; } summary { cursor: pointer; padding: .3rem 0; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .2rem .6rem; }
-tr { border-bottom: 1px solid #e8ebee; } .verb { display: inline-block; min-width: 4.5rem; font-weight: 600; }
+tr { border-bottom: 1px solid #e8ebee; } .method { display: inline-block; min-width: 4.5rem; font-weight: 600; }
 details { border-left: 3px solid #d5dae0; padding-left: .8rem; margin: .3rem 0; }
 @media (prefers-color-scheme: dark) { body { background: #15181c; color: #dfe3e8; } pre { background: #1f242a; }
   a { color: #7ab7ff; } }
@@ -63,7 +63,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     statuses = ", ".join(status for status, _ in answers)
     parts.append(f"<p>answers: {statuses}</p>")
     return (
-        f'<details id="{operation["operationId"]}"><summary><span class="verb">{method.upper()}</span>'
+        f'<details id="{operation["operationId"]}"><summary><span class="method">{method.upper()}</span>'
         f"<code>{_text(path)}</code> {_text(operation['summary'])}</summary>{''.join(parts)}</details>"
     )
 

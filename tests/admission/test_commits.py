@@ -34,7 +34,7 @@ async def committing(repository: SubmissionRepository, patience_s: float = 5) ->
 
 
 class _LosesAnswers(SubmissionRepository):
-    """Commits, and then has the connection break before anybody hears of it."""
+    """Commits, and then loses the connection before the answer arrives."""
 
     left = 1
 

@@ -145,6 +145,6 @@ async def test_a_stored_spec_is_read_back_as_it_was_meant(admission: Admission) 
     spec = {"name": "whole", "command": ["a", ""], "environment": {"A": "ü\n"}, "gpus": {"min": 2, "max": 6, "step": 2}}
     (answer,) = await admission.submit_all(an_entry(json.dumps(spec)))
     job_id = json.loads(answer.body)["id"]
-    told = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
-    assert {name: told[name] for name in ("command", "environment")} == {k: spec[k] for k in ("command", "environment")}
-    assert told["gpus"] == {"min": 2, "max": 6, "step": 2, "model": None, "memory_gib": None}
+    seen = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
+    assert {name: seen[name] for name in ("command", "environment")} == {k: spec[k] for k in ("command", "environment")}
+    assert seen["gpus"] == {"min": 2, "max": 6, "step": 2, "model": None, "memory_gib": None}

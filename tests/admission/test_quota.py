@@ -1,4 +1,4 @@
-"""Quotas are exact, whoever accepts, and cost no counting while they are far."""
+"""Quotas are exact across processes, and need no counting while they are far from being reached."""
 
 import asyncio
 import json

@@ -38,7 +38,7 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("command", "state", "event"), CASES)
-def test_each_verb_in_each_state(command: Command, state: JobState, event: str | None) -> None:
+def test_each_command_in_each_state(command: Command, state: JobState, event: str | None) -> None:
     if event == REFUSED:
         with pytest.raises(TransitionError):
             decide(command, state, cancel_requested=False, hold_requested=False)

@@ -170,7 +170,7 @@ async def test_a_tenant_that_is_gone_may_not_submit(admission: Admission) -> Non
     assert (answer.status, _code(answer)) == (403, "forbidden")
 
 
-async def test_only_pools_start_standing_services(admission: Admission) -> None:
+async def test_only_pools_start_service_instances(admission: Admission) -> None:
     terms = {"service": {"zone": "US-CAL-CISO", "node_labels": {"pool": "llm"}}}
     one, many, allowed = await admission.submit_all(
         an_entry(terms), an_entry([SPEC, SPEC | terms]), an_entry(terms, service=True)
@@ -188,7 +188,7 @@ async def test_only_pools_start_standing_services(admission: Admission) -> None:
 @pytest.mark.parametrize(
     "spec", [{"service": {}, "gpus": {"min": 1, "max": 2}}, {"service": {"zone": "not a zone"}}, {"service": {"at": 1}}]
 )
-async def test_a_standing_service_has_one_size_and_known_terms(admission: Admission, spec: dict[str, Any]) -> None:
+async def test_a_service_instance_has_one_size_and_known_terms(admission: Admission, spec: dict[str, Any]) -> None:
     before = await admission.count("jobs")
     (answer,) = await admission.submit_all(an_entry(spec, service=True))
     assert (answer.status, _code(answer)) == (422, "invalid_request")

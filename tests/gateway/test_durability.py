@@ -1,4 +1,4 @@
-"""What was answered 2xx is kept, whoever is killed; what is asked again with its key is not done again."""
+"""What was answered 2xx survives any killed process; what is repeated with its key is not done twice."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ SPEC: dict[str, Any] = {"name": "train", "command": ["python", "train.py"]}
 
 
 class Submitter:
-    """Submits one job after the other, each until it is accepted, and remembers what it was told."""
+    """Submits one job after another, repeats each until it is accepted, and remembers the answers."""
 
     def __init__(self, front: Front, name: str, *, with_keys: bool) -> None:
         self._front = front
@@ -26,7 +26,7 @@ class Submitter:
         self.enough = asyncio.Event()
 
     async def run(self) -> None:
-        """Go on until told that it is enough."""
+        """Submit until the test says that it is enough."""
         number = 0
         while not self.enough.is_set():
             number += 1

@@ -30,7 +30,7 @@ def _problem(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, document["code"]
 
 
-async def test_a_service_hears_who_asks_and_nothing_a_client_made_up() -> None:
+async def test_a_service_learns_who_asks_and_nothing_that_a_client_made_up() -> None:
     async with a_gateway(_echo) as client:
         forged = {
             "x-wattshift-tenant": "other",
@@ -43,13 +43,13 @@ async def test_a_service_hears_who_asks_and_nothing_a_client_made_up() -> None:
         }
         answer = await client.get(f"{JOB}/footprint?limit=3&cursor=%C3%BC%26", headers=forged | authorization())
     seen = answer.json()
-    heard = {name.lower(): value for name, value in seen["headers"].items()}
+    received = {name.lower(): value for name, value in seen["headers"].items()}
     assert (seen["method"], seen["path"]) == ("GET", f"{JOB}/footprint?limit=3&cursor=%C3%BC%26")
-    assert (heard["x-wattshift-tenant"], heard["x-wattshift-role"]) == ("of-user", "user")
-    assert (heard["x-wattshift-key"], heard["authorization"]) == ("key-user", f"Bearer {TOKEN}")
-    assert (heard["if-none-match"], heard["x-request-id"]) == ('"1"', answer.headers["x-request-id"])
-    assert not {"cookie", "forwarded"} & set(heard)
-    assert "gzip" not in heard.get("accept-encoding", "")
+    assert (received["x-wattshift-tenant"], received["x-wattshift-role"]) == ("of-user", "user")
+    assert (received["x-wattshift-key"], received["authorization"]) == ("key-user", f"Bearer {TOKEN}")
+    assert (received["if-none-match"], received["x-request-id"]) == ('"1"', answer.headers["x-request-id"])
+    assert not {"cookie", "forwarded"} & set(received)
+    assert "gzip" not in received.get("accept-encoding", "")
     assert answer.headers["etag"] == '"1"'
 
 
@@ -60,8 +60,8 @@ async def test_a_request_id_is_kept_if_it_is_harmless(given: str | bytes, kept: 
     async with a_gateway(_echo) as client:
         answer = await client.get(JOB, headers=authorization() | {"x-request-id": given})
     assert (answer.headers["x-request-id"] == given) == kept
-    heard = {name.lower(): value for name, value in answer.json()["headers"].items()}
-    assert heard["x-request-id"] == answer.headers["x-request-id"]
+    received = {name.lower(): value for name, value in answer.json()["headers"].items()}
+    assert received["x-request-id"] == answer.headers["x-request-id"]
 
 
 async def test_roles_are_checked_before_the_service_is_asked() -> None:

@@ -187,7 +187,7 @@ async def _raw(front: Front, request: bytes) -> bytes:
      b"GET /v1/jobs/%zz HTTP/1.1", b"BREW /v1/jobs HTTP/1.1", b"GET /v1/jobs?" + b"x" * 20_000 + b" HTTP/1.1"],
     ids=lambda line: line[:24].decode("latin-1"),
 )  # fmt: skip
-async def test_tricks_on_the_wire_lead_nowhere(front: Front, line: bytes) -> None:
+async def test_malformed_paths_lead_nowhere(front: Front, line: bytes) -> None:
     key = front.services.admin_key().encode()
     answer = await _raw(front, line + b"\r\nhost: x\r\nauthorization: Bearer " + key + b"\r\n\r\n")
     status = int(answer[9:12])

@@ -46,8 +46,8 @@ async def test_operators_make_pools_and_their_tenants_report_and_read(client: ht
     assert (made.status_code, made.json()["tenant_id"]) == (201, "acme")
     assert (await client.get("/v1/pools/chat", headers=user)).json()["name"] == "chat"
     body = {"source": "r1", "windows": windows_ago(2, [[10, 10]])}
-    told = await client.post("/v1/pools/chat/traffic", json=body, headers=user)
-    assert (told.status_code, told.json()) == (200, {"windows": 2, "requests": 2})
+    reported = await client.post("/v1/pools/chat/traffic", json=body, headers=user)
+    assert (reported.status_code, reported.json()) == (200, {"windows": 2, "requests": 2})
     for method, path in (("GET", ""), ("GET", "/plans"), ("GET", "/instances"), ("POST", "/traffic")):
         json = body if method == "POST" else None
         answer = await client.request(method, f"/v1/pools/chat{path}", json=json, headers=stranger)

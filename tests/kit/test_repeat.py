@@ -1,4 +1,4 @@
-"""Background loops go on whatever a turn does, and end when they are told to."""
+"""Background loops continue after a failure and end when they are cancelled."""
 
 from __future__ import annotations
 
