@@ -42,7 +42,7 @@ def blocks_of(recipe: str) -> Iterator[Block]:
 
 
 def follow(block: Block, house: Path) -> None:
-    """Do what a block says: write a new file, or insert the marked lines at the place that the others show."""
+    """Do what a block says: write a new file, or change the lines that it marks."""
     path = house / block.file
     if block.language != "diff":
         assert not path.exists(), f"{block.file} is said to be new"
@@ -53,8 +53,9 @@ def follow(block: Block, house: Path) -> None:
     for hunk in "\n".join(block.lines).split("\n ...\n"):
         lines = hunk.split("\n")
         old = "".join(line[1:] + "\n" for line in lines if not line.startswith("+"))
+        new = "".join(line[1:] + "\n" for line in lines if not line.startswith("-"))
         assert source.count(old) == 1, f"{block.file} has {source.count(old)} places like this:\n{old}"
-        source = source.replace(old, "".join(line[1:] + "\n" for line in lines))
+        source = source.replace(old, new)
     path.write_text(source)
 
 
@@ -88,8 +89,8 @@ def test_a_recipe_that_is_followed_works(house: Path, title: str) -> None:
             assert done.returncode == 0, f"{line}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
 
 
-def test_the_recipes_are_there() -> None:
-    assert sorted(RECIPES) == ["a policy", "an endpoint"]
+def test_the_three_recipes_are_there() -> None:
+    assert sorted(RECIPES) == ["a carbon provider", "a policy", "an endpoint"]
 
 
 def test_a_policy_takes_fewer_than_sixty_lines() -> None:
