@@ -85,8 +85,10 @@ class PlanSummary(Message):
     starts: int
     preemptions: int
     holds: int
-    intensity_gco2_per_kwh: float | None
-    intensity_stale: bool
+    intensity_gco2_per_kwh: float | None = Field(
+        description="Carbon intensity when the plan was made; the mean over the nodes' zones by their GPUs."
+    )
+    intensity_stale: bool = Field(description="Whether that of any zone was past its age.")
     decide_ms: float
     actions: list[PlannedAction] = Field(default_factory=list[PlannedAction])
 

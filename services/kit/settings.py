@@ -29,7 +29,7 @@ class SharedSettings(BaseSettings):
     serving_url: str = Field("http://127.0.0.1:8090", validation_alias="WATTSHIFT_SERVING_URL")
     telemetry_url: str = Field("http://127.0.0.1:8060", validation_alias="WATTSHIFT_TELEMETRY_URL")
     zone: str = Field(
-        "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none, and of plans."
+        "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none."
     )
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")

@@ -39,7 +39,7 @@ from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
-from services.scheduler.repository import rounds
+from services.scheduler.repository import rounds, snapshots
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
@@ -164,13 +164,13 @@ class Scheduler:
         """Hold one round; return what it did, or None where the cluster moved faster than the round."""
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
-            carbon = await self._carbon.outlook(time.time())
+            outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
             await self._predicting.refresh()
             at_rest = self._power.at_rest(time.monotonic())
             loaded = await load(
                 self._database,
                 trigger,
-                carbon,
+                outlooks,
                 self._settings,
                 self._curves,
                 at_rest=at_rest,

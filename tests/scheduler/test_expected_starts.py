@@ -22,7 +22,7 @@ async def dirty(postgres_url: str, redis_url: str) -> AsyncIterator[World]:
     async with a_world(fresh_database(postgres_url), redis_url, policy="gaia") as world:
         hour_s = time.time() // 3_600 * 3_600
         curve = hourly_curve([400] * 5 + [50] * 4 + [400] * 15, start_s=hour_s)
-        world.scheduler._carbon._known = CarbonOutlook("Z", Signal.AVERAGE_DIRECT, curve)
+        world.scheduler._carbon._known["Z"] = CarbonOutlook("Z", Signal.AVERAGE_DIRECT, curve)
         await world.node("n1")
         yield world
 
@@ -79,8 +79,8 @@ async def test_a_job_that_outranks_others_shows_the_next_active_round(postgres_u
 
 async def test_passive_rounds_know_when_the_next_active_one_is_due(world: World) -> None:
     async def next_active_s(trigger: Trigger) -> tuple[float, float]:
-        outlook = await world.scheduler._carbon.outlook(time.time())
-        snapshot = (await load(world.database, trigger, outlook, world.settings)).snapshot
+        outlooks = await world.scheduler._carbon.outlooks([], time.time())
+        snapshot = (await load(world.database, trigger, outlooks, world.settings)).snapshot
         return snapshot.next_active_s, snapshot.now_s
 
     interval_s, tick_s = world.settings.round_interval_s, world.settings.tick_s

@@ -65,8 +65,8 @@ async def running(world: World, gpus: int = 2) -> str:
 
 
 async def seen(world: World) -> Snapshot:
-    outlook = await world.scheduler._carbon.outlook(time.time())
-    return (await load(world.database, Trigger.PASSIVE, outlook, world.settings, at_rest=True)).snapshot
+    outlooks = await world.scheduler._carbon.outlooks([], time.time())
+    return (await load(world.database, Trigger.PASSIVE, outlooks, world.settings, at_rest=True)).snapshot
 
 
 async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw(world: World) -> None:

@@ -53,8 +53,8 @@ async def prediction_of(world: World, job_id: str) -> Any:
 
 async def remaining(world: World, job_id: str) -> float:
     """Return what policies see of a job."""
-    carbon = await world.scheduler._carbon.outlook(0.0)
-    snapshot = (await load(world.database, Trigger.PASSIVE, carbon, world.settings)).snapshot
+    outlooks = await world.scheduler._carbon.outlooks([], 0.0)
+    snapshot = (await load(world.database, Trigger.PASSIVE, outlooks, world.settings)).snapshot
     return float(snapshot.jobs.remaining_s[snapshot.jobs.index[job_id]])
 
 

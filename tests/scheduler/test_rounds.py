@@ -143,8 +143,8 @@ async def test_a_plan_is_written_whole_or_not_at_all(world: World) -> None:
     await world.node("n1", 2)
     first, second = await world.job(), await world.job()
     await world.scheduler.prepare()
-    carbon = await world.scheduler._carbon.outlook(0)
-    loaded = await load(world.database, Trigger.PASSIVE, carbon, world.settings)
+    outlooks = await world.scheduler._carbon.outlooks([], 0)
+    loaded = await load(world.database, Trigger.PASSIVE, outlooks, world.settings)
     decided = decided_on(world, loaded)
     await world.fetch("UPDATE jobs SET state = 'cancelled' WHERE id = $1", second)
 
@@ -161,8 +161,10 @@ async def test_of_two_plans_from_one_version_one_is_written(world: World) -> Non
     await world.node("n1", 4)
     await world.job()
     await world.scheduler.prepare()
-    carbon = await world.scheduler._carbon.outlook(0)
-    decided = [decided_on(world, await load(world.database, Trigger.PASSIVE, carbon, world.settings)) for _ in range(2)]
+    outlooks = await world.scheduler._carbon.outlooks([], 0)
+    decided = [
+        decided_on(world, await load(world.database, Trigger.PASSIVE, outlooks, world.settings)) for _ in range(2)
+    ]
     outcomes = await asyncio.gather(
         *(apply(world.database, one, (29_500, 30_000)) for one in decided), return_exceptions=True
     )

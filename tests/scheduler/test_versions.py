@@ -22,8 +22,8 @@ OPERATOR = Identity(tenant_id="default", key_id="key", role=Role.OPERATOR)
 async def remembers(world: World, memory: dict[str, Any], trigger: Trigger = Trigger.PASSIVE) -> Decided:
     """Return a plan of the present version that changes nothing but the policy's memory."""
     await world.scheduler.prepare()
-    carbon = await world.scheduler._carbon.outlook(0)
-    snapshot = (await load(world.database, trigger, carbon, world.settings)).snapshot
+    outlooks = await world.scheduler._carbon.outlooks([], 0)
+    snapshot = (await load(world.database, trigger, outlooks, world.settings)).snapshot
     return Decided(snapshot, "fifo", Plan(snapshot_version=snapshot.version, actions=()), memory, 0.0)
 
 

@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 
 from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
-from services.core.domain.carbon import CarbonOutlook
 from services.db.database import Database
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
@@ -37,16 +36,17 @@ class World:
         async with self.database.connection() as connection:
             return await connection.fetch(query, *arguments)
 
-    async def node(self, name: str, gpus: int = 4, *, lease_s: float = 60, model: str = "A100") -> str:
+    async def node(self, name: str, gpus: int = 4, *, lease_s: float = 60, model: str = "A100", zone: str = "Z") -> str:
         devices = [{"index": index, "model": model, "memory_gib": 40.0} for index in range(gpus)]
         await self.fetch(
             "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, "
-            "heartbeat_at, lease_until) VALUES ($1, '', '10.0.0.' || $2::int, '', 'Z', 'simulated', false, 'modelled', "
+            "heartbeat_at, lease_until) VALUES ($1, '', '10.0.0.' || $2::int, '', $5, 'simulated', false, 'modelled', "
             "$3, now(), now() + make_interval(secs => $4))",
             name,
             gpus,
             devices,
             lease_s,
+            zone,
         )
         return name
 
@@ -129,8 +129,8 @@ class World:
 class FixedGrid(CarbonWatch):
     """A grid that nobody needs to be asked about."""
 
-    async def _ask(self) -> CarbonOutlook:
-        raise AssertionError("not asked in these tests")
+    async def _refresh(self, zone: str) -> None:
+        """Ask nobody."""
 
 
 @asynccontextmanager
@@ -146,7 +146,6 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
     async with new_session() as session:
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
         grid = FixedGrid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
-        grid._asked_s = 1e18
         yield World(database, redis, Scheduler(settings, database, redis, grid, build_hook(settings)), settings)
     await redis.flushdb()
     await redis.aclose()

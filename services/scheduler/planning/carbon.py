@@ -1,8 +1,11 @@
-"""The grid as policies see it, from the carbon service, with a stated fallback when it does not answer."""
+"""The grids as policies see them, from the carbon service, with a stated fallback where it does not answer."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -17,40 +20,57 @@ log = Log(__name__)
 
 
 class CarbonWatch:
-    """Keeps the last outlook; asks for a newer one at most every ``refresh_s``."""
+    """Knows the last outlook of each zone; asks for a newer one at most every ``refresh_s``."""
 
     def __init__(
-        self, client: ServiceClient, zone: str, *, refresh_s: float, window_s: float, default_gco2_per_kwh: float
+        self,
+        client: ServiceClient,
+        default_zone: str,
+        *,
+        refresh_s: float,
+        window_s: float,
+        default_gco2_per_kwh: float,
     ) -> None:
         self._client = client
-        self._zone = zone
+        self._default_zone = default_zone
         self._refresh_s = refresh_s
         self._window_s = window_s
         self._default = default_gco2_per_kwh
-        self._known: CarbonOutlook | None = None
-        self._asked_s = -np.inf
+        self._known: dict[str, CarbonOutlook] = {}
+        self._asked_s: dict[str, float] = {}
 
-    async def outlook(self, now_s: float) -> CarbonOutlook:
-        """Return the grid around ``now_s``.
+    async def outlooks(self, zones: Iterable[str], now_s: float) -> tuple[CarbonOutlook, ...]:
+        """Return the grids of the zones around ``now_s``, in order of their names; without zones the default one's.
 
-        Without an answer it is the last outlook, marked stale; without any ever, a flat curve, marked stale.
+        All are of one signal. Without an answer a zone's is its last outlook, marked stale; without any ever, or where
+        the answer is of another signal than the first zone's, a flat curve, marked stale.
         """
-        if time.monotonic() - self._asked_s >= self._refresh_s:
-            self._asked_s = time.monotonic()
-            try:
-                self._known = await self._ask()
-            except ProblemError as error:
-                log.warning("carbon.unknown", zone=self._zone, error=error.detail)
-                self._known = self._known and replace(self._known, stale=True)
-        if self._known is None:
-            curve = CarbonCurve(np.array([now_s]), np.array([self._default]), now_s + 86_400)
-            return CarbonOutlook(self._zone, Signal.AVERAGE_DIRECT, curve, stale=True)
-        return self._known
+        wanted = sorted(set(zones)) or [self._default_zone]
+        due = [zone for zone in wanted if time.monotonic() - self._asked_s.get(zone, -math.inf) >= self._refresh_s]
+        await asyncio.gather(*map(self._refresh, due))
+        signal = next((self._known[zone].signal for zone in wanted if zone in self._known), Signal.AVERAGE_DIRECT)
+        return tuple(self._outlook(zone, signal, now_s) for zone in wanted)
 
-    async def _ask(self) -> CarbonOutlook:
+    def _outlook(self, zone: str, signal: Signal, now_s: float) -> CarbonOutlook:
+        known = self._known.get(zone)
+        if known is not None and known.signal == signal:
+            return known
+        curve = CarbonCurve(np.array([now_s]), np.array([self._default]), now_s + 86_400, np.array([True]))
+        return CarbonOutlook(zone, signal, curve, stale=True)
+
+    async def _refresh(self, zone: str) -> None:
+        self._asked_s[zone] = time.monotonic()
+        try:
+            self._known[zone] = await self._ask(zone)
+        except ProblemError as error:
+            log.warning("carbon.unknown", zone=zone, error=error.detail)
+            if zone in self._known:
+                self._known[zone] = replace(self._known[zone], stale=True)
+
+    async def _ask(self, zone: str) -> CarbonOutlook:
         # Lengths in the grid's own seconds: a day is a day, however fast a recording is replayed.
         window = {"past_s": self._window_s, "ahead_s": self._window_s, "clock": "grid"}
         answer = await self._client.call(
-            "GET", f"/v1/carbon/{self._zone}/outlook", IntensityOutlook, params=window, attempts=1, timeout_s=2
+            "GET", f"/v1/carbon/{zone}/outlook", IntensityOutlook, params=window, attempts=1, timeout_s=2
         )
         return answer.as_domain()

@@ -66,12 +66,13 @@ class Cluster:
         return max((len(node.devices) for node in self.nodes), default=1)
 
 
-def node_table(cluster: Cluster) -> NodeTable:
-    """Return the nodes as policies see them."""
+def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
+    """Return the nodes as policies see them; a node of a zone that is not among these counts as one of the first."""
     claimed: dict[str, set[int]] = {}
     for claim in cluster.claims:
         claimed.setdefault(claim.node_id, set()).add(claim.device)
     position = {kind: at for at, kind in enumerate(cluster.kinds)}
+    zone_at = {zone: at for at, zone in enumerate(zones)}
     nodes = cluster.nodes
 
     def bools(values: Iterable[bool]) -> Bools:
@@ -85,6 +86,7 @@ def node_table(cluster: Cluster) -> NodeTable:
         asleep=bools(node.power == PowerState.OFF for node in nodes),
         may_sleep=bools(node.may_sleep and cluster.covers(node.id) for node in nodes),
         free_devices=tuple(tuple(sorted(device_indices(node) - claimed.get(node.id, set()))) for node in nodes),
+        zone=np.array([zone_at.get(node.zone, 0) for node in nodes], dtype=np.int64),
     )
 
 

@@ -45,7 +45,7 @@ class Loaded:
 async def load(
     database: Database,
     trigger: Trigger,
-    carbon: CarbonOutlook,
+    outlooks: Sequence[CarbonOutlook],
     settings: SchedulerSettings,
     curves: KnownCurves | None = None,
     *,
@@ -58,7 +58,7 @@ async def load(
     Args:
         database: The database.
         trigger: Why the round is held.
-        carbon: The grid, now and ahead.
+        outlooks: The grid of each zone, now and ahead; a node of another zone counts as one of the first.
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
             measured, how they are placed, when active rounds are held and what connects GPUs; the width of nodes is
             added.
@@ -78,7 +78,7 @@ async def load(
         )
     predictions = predicting.predict(rows.unpredicted) if predicting and rows.unpredicted else None
     snapshot = snapshot_of(
-        rows, Cluster.of(rows, covers), trigger, carbon, settings, curves or {}, predictions, at_rest=at_rest
+        rows, Cluster.of(rows, covers), trigger, outlooks, settings, curves or {}, predictions, at_rest=at_rest
     )
     return Loaded(snapshot, rows.state.policy, rows.state.parameters, rows.state.memory, predictions)
 
@@ -87,7 +87,7 @@ def snapshot_of(
     rows: ClusterRows,
     cluster: Cluster,
     trigger: Trigger,
-    carbon: CarbonOutlook,
+    outlooks: Sequence[CarbonOutlook],
     settings: SchedulerSettings,
     curves: KnownCurves,
     predictions: Predictions | None = None,
@@ -105,7 +105,7 @@ def snapshot_of(
         jobs, gpu_models, curves, learned.tables_of(rows.tables), dict(zip(gpu_models, by_host_w.tolist(), strict=True))
     )
     speed_rows, speed_curves = _speed_curves(gangs)
-    nodes, eligible = node_table(cluster), eligible_kinds(jobs, cluster.kinds)
+    nodes, eligible = node_table(cluster, [outlook.zone for outlook in outlooks]), eligible_kinds(jobs, cluster.kinds)
     now_s = rows.state.now_s
     return Snapshot(
         version=rows.state.version,
@@ -122,7 +122,7 @@ def snapshot_of(
             predicted_gpu_s=dict(zip(predictions.job_id, predictions.gpu_s, strict=True)) if predictions else {},
         ),
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
-        outlooks=(carbon,),
+        outlooks=tuple(outlooks),
         tenant_gpu_quota=_quota_left(rows.quotas, instances),
         speed_curves=speed_curves,
         control_curves=control_curves,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.db.database import Connection
+from services.db.database import Connection, Database
 from services.db.job_specs import (
     DEADLINE,
     GPU_MEMORY_GIB,
@@ -73,6 +73,8 @@ SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining, n.containers, 
    AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
  ORDER BY n.id
 """
+
+ZONES = "SELECT DISTINCT zone FROM nodes WHERE state = 'up' ORDER BY zone"
 
 HOSTS = """
 SELECT u.node_id, coalesce(sum(u.cpu_energy_j + u.static_energy_j)
@@ -263,6 +265,12 @@ async def cluster(
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
         tables=await profiles.tables(connection, sorted({row.kind for row in jobs})),
     )
+
+
+async def zones(database: Database) -> list[str]:
+    """Return the zones of the nodes that are up or asleep."""
+    async with database.connection() as connection:
+        return [record[0] for record in await connection.fetch(ZONES)]
 
 
 async def _unpredicted(connection: Connection, jobs: Sequence[JobRow]) -> list[SpecRow]:

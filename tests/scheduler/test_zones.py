@@ -1,0 +1,94 @@
+"""Nodes in several zones: the grids the scheduler asks for, and what a live round decides by them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from services.core.domain.carbon import CarbonOutlook, Signal
+from services.kit.http import ServiceClient, new_session
+from services.kit.problems import unavailable
+from services.scheduler.planning.carbon import CarbonWatch
+from tests.scheduler.world import a_world
+from tests.support.builders import flat_curve, hourly_curve
+from tests.support.servers import fresh_database
+
+
+def an_outlook(zone: str, intensity: float, signal: Signal = Signal.MARGINAL) -> CarbonOutlook:
+    return CarbonOutlook(zone, signal, flat_curve(intensity))
+
+
+class Answers(CarbonWatch):
+    """A watch whose carbon service answers for the zones it is given, and says that it is away for all others."""
+
+    def __init__(self, client: ServiceClient, *, refresh_s: float = 0.0) -> None:
+        super().__init__(client, "home", refresh_s=refresh_s, window_s=86_400, default_gco2_per_kwh=400)
+        self.answers: dict[str, CarbonOutlook] = {}
+        self.asked: list[str] = []
+
+    async def _ask(self, zone: str) -> CarbonOutlook:
+        self.asked.append(zone)
+        if zone not in self.answers:
+            raise unavailable("The carbon service")
+        return self.answers[zone]
+
+
+@pytest.fixture
+async def client():
+    async with new_session() as session:
+        yield ServiceClient(session, "http://127.0.0.1:1", "carbon")
+
+
+async def told(watch: CarbonWatch, *zones: str) -> list[tuple[str, float, Signal, bool]]:
+    found = await watch.outlooks(zones, 1e9)
+    return [(each.zone, each.curve.at(1e9), each.signal, each.stale) for each in found]
+
+
+async def test_each_zone_falls_back_by_itself(client: ServiceClient) -> None:
+    watch = Answers(client)
+    watch.answers = {"a": an_outlook("a", 100), "b": an_outlook("b", 200)}
+    assert await told(watch, "b", "a", "b", "c") == [
+        ("a", 100, Signal.MARGINAL, False),
+        ("b", 200, Signal.MARGINAL, False),
+        ("c", 400, Signal.MARGINAL, True),
+    ]
+    watch.answers = {"b": an_outlook("b", 300)}
+    assert await told(watch, "a", "b") == [("a", 100, Signal.MARGINAL, True), ("b", 300, Signal.MARGINAL, False)]
+    assert (await watch.outlooks(["c"], 1e9))[0].curve.is_estimated(1e9, 1e9 + 1)
+
+
+async def test_zones_are_compared_by_one_signal_only(client: ServiceClient) -> None:
+    watch = Answers(client)
+    watch.answers = {"a": an_outlook("a", 100), "b": an_outlook("b", 200, Signal.AVERAGE_DIRECT)}
+
+    assert await told(watch, "a", "b") == [("a", 100, Signal.MARGINAL, False), ("b", 400, Signal.MARGINAL, True)]
+
+
+async def test_without_nodes_the_default_zone_is_asked_and_each_zone_no_sooner_than_allowed(
+    client: ServiceClient,
+) -> None:
+    watch = Answers(client, refresh_s=1e9)
+
+    assert await told(watch) == [("home", 400, Signal.AVERAGE_DIRECT, True)]
+    assert [zone for zone, *_ in await told(watch, "home", "x")] == ["home", "x"]
+    await told(watch, "x")
+    assert watch.asked == ["home", "x"]
+
+
+async def test_a_live_round_decides_by_the_zone_of_the_nodes_a_job_may_use(postgres_url: str, redis_url: str) -> None:
+    hour_s = time.time() // 3_600 * 3_600
+    dirty = hourly_curve([500.0] * 6 + [50.0] * 42, start_s=hour_s)
+    green = hourly_curve([100.0] * 6 + [500.0] * 42, start_s=hour_s)
+    async with a_world(fresh_database(postgres_url), redis_url, policy="gaia") as world:
+        world.scheduler._carbon._known = {
+            zone: CarbonOutlook(zone, Signal.AVERAGE_DIRECT, curve) for zone, curve in (("Z", dirty), ("A", green))
+        }
+        await world.node("n1", 1, model="A100", zone="Z")
+        await world.node("n2", 3, model="V100", zone="A")
+        jobs = {model: await world.job(1, gpus={"min": 1, "max": 1, "model": model}) for model in ("A100", "V100")}
+        await world.scheduler.turn()
+
+        assert {model: await world.state(job) for model, job in jobs.items()} == {"A100": "queued", "V100": "starting"}
+        (row,) = await world.fetch("SELECT intensity_gco2_per_kwh, intensity_stale FROM plans ORDER BY round LIMIT 1")
+        assert (row["intensity_gco2_per_kwh"], row["intensity_stale"]) == ((1 * 500 + 3 * 100) / 4, False)
