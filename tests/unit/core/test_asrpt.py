@@ -167,6 +167,31 @@ def test_jobs_that_leave_are_forgotten_and_one_that_comes_back_is_new() -> None:
     assert again.memory.machine.ends_s == NOON_S + 80.0
 
 
+@pytest.mark.parametrize(("priority", "looks"), [(-1, False), (0, False), (1, True)])
+def test_a_round_is_asked_for_only_where_the_machines_job_would_come_before_the_queue(
+    priority: int, looks: bool
+) -> None:
+    """``a`` waits for GPUs: whoever the virtual machine ends next starts before it only with a higher priority."""
+    full = [a_job("r0", on={"n0": (0, 1, 2, 3)}), a_job("r1", on={"n1": (0, 1, 2, 3)})]
+    needs = {"a": 10.0, "b": 100.0}
+    later = [*full, waiting("a", 8), waiting("b", 8, at_s=20.0, priority=priority)]
+
+    _, (result) = rounds([shown([*full, waiting("a", 8)], needs_s=needs), shown(later, at_s=20.0, needs_s=needs)])
+
+    assert result.memory.machine.running.job_id == "b"
+    assert result.plan.look_again_s == (result.memory.machine.ends_s if looks else None)
+
+
+def test_the_machine_goes_on_with_its_job_where_another_would_take_as_long() -> None:
+    needs = {"first": 50.0, "second": 40.0}
+    jobs = [waiting("first", 8), waiting("second", 8, at_s=10.0)]
+
+    _, (result) = rounds([shown(jobs[:1], needs_s=needs), shown(jobs, at_s=10.0, needs_s=needs)])
+
+    assert result.memory.machine.running.job_id == "first"
+    assert result.memory.machine.ends_s == NOON_S + 50.0
+
+
 def test_memory_goes_through_json_with_offers_and_a_machine_at_work() -> None:
     policy = build_policy("a-srpt", {})
     (result,) = rounds([spread_out(30.5)])

@@ -101,6 +101,14 @@ def test_nobody_stops_for_what_is_being_released() -> None:
     assert told == {"s": "hold waiting_for_release", "waits": "hold not_enough_free_gpus"}
 
 
+def test_a_job_as_wide_as_the_cluster_waits_for_gpus_that_services_hold_and_a_wider_one_for_a_wider_cluster() -> None:
+    jobs = [a_job("s", min_gpus=2), a_job("whole", min_gpus=4), a_job("wider", min_gpus=5)]
+
+    told = a_round(with_services(a_snapshot(jobs, ONE), "s"))
+
+    assert told == {"s": "start n0:0,1", "whole": "hold not_enough_free_gpus", "wider": "hold no_eligible_node"}
+
+
 def test_a_service_that_cannot_be_had_room_for_yet_keeps_what_falls_free() -> None:
     kept = a_job("kept", on={"n0": (0, 1)}, preemptible=False)
     jobs = [kept, a_job("runs", on={"n0": (2,)}), a_job("s", min_gpus=4), a_job("waits")]
