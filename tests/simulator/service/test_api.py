@@ -206,7 +206,7 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
     [
         ({"policy": "gree"}, "/policy", "unknown policy gree"),
         ({"policy": []}, "/policy", ""),
-        ({"policy": "fifo,fifo"}, "/policy", "twice"),
+        ({"policy": "fifo,fifo"}, "/policy", "more than once"),
         ({"policy": "green", "params": {"mu": 0}}, "/params", "at least 1"),
         ({"params": {"nu": 1}}, "/params", "sets no parameter"),
         ({"jobs": "/etc/passwd"}, "/jobs", "there is no job trace"),
@@ -228,11 +228,11 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
         ({"recipe": "soup"}, "/jobs", "unknown recipe"),
         ({"signal": "smoke"}, "/carbon", "unknown signal"),
         ({"jobs": "history", "days": None}, "", "needs start and days"),
-        ({"jobs": "history", "start": "2200-01-01"}, "/start", "lies ahead"),
+        ({"jobs": "history", "start": "2200-01-01"}, "/start", "is in the future"),
         ({"colour": "blue"}, "/colour", ""),
     ],
 )
-async def test_bad_input_is_told_by_field(
+async def test_bad_input_is_reported_by_field(
     simulator: Installation, change: dict[str, Any], pointer: str, words: str
 ) -> None:
     before = len((await simulator.call("GET", "/v1/simulations?limit=500")).json()["items"])
