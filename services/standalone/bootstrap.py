@@ -22,6 +22,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "wattshift-stamp"
+ALL_TESTS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""Most tests wait for processes: two at a time take half as long (three thrash two cores). The order is that of
+`tests/support/order.py`: what takes longest comes first, so that no worker is left alone with it at the end."""
 
 
 class SetupError(Exception):
@@ -59,24 +62,30 @@ def _run(arguments: list[str]) -> None:
 def _test(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="test",
-        description="Set up Wattshift in .venv if need be, then run its tests. Other arguments go to pytest.",
+        description="Set up Wattshift in .venv if need be, then run ruff, and all tests but the slow ones with pyright "
+        "beside them. Other arguments go to pytest: whoever names tests gets those alone, without ruff and pyright.",
     )
-    parser.add_argument("--slow", action="store_true", help="also the slow tests")
+    parser.add_argument(
+        "--slow", action="store_true", help="also the slow tests, and what part of the code the tests ran"
+    )
     parser.add_argument("--chaos", action="store_true", help="also the long tests that kill processes")
     parser.add_argument("--bench", action="store_true", help="the benchmarks instead (all, or those named)")
     parser.add_argument("--mutants", action="store_true", help="a mutation run instead: --mutants --help says more")
     options, rest = parser.parse_known_args(arguments)
     set_up()
     os.chdir(ROOT)
+    # Tests start some hundred processes, each of which would compile the project anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.bench:
         _become([PYTHON, "-m", "tests.benchmarks", *rest])
     if options.mutants:
         _become([PYTHON, "-m", "tests.mutation", *rest])
     left_out = [f"not {marker}" for marker in ("slow", "chaos") if not getattr(options, marker)]
-    # Most tests wait for processes: two at a time take half as long (three thrash two cores). In order, so that none
-    # that waits for minutes is left for the end. Whoever names tests wants to watch them.
-    how = rest or ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    _become([PYTHON, "-m", "pytest", *(["-m", " and ".join(left_out)] if left_out else []), *how])
+    selected = ["-m", " and ".join(left_out)] if left_out else []
+    if rest:
+        _become([PYTHON, "-m", "pytest", *selected, *rest])
+    coverage = ["--cov"] if options.slow else []
+    _become([PYTHON, "-m", "tests.gates", *coverage, *selected, *ALL_TESTS])
 
 
 def set_up() -> None:
