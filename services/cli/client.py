@@ -67,6 +67,10 @@ class Gateway:
             base_url=self.url, headers={"authorization": f"Bearer {key or api_key()}"}, timeout=timeout_s
         )
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
     def call(
         self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None, **params: Any
     ) -> Any:

@@ -5,6 +5,7 @@ import asyncio
 import sys
 
 from services.standalone.process import StackError
+from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import Stack, default_data_dir, serve
 
 
@@ -16,8 +17,16 @@ def main() -> int:
     parser.add_argument("--data-dir", metavar="DIR", help=f"where all state is kept (default {default_data_dir()})")
     parser.add_argument("--nodes", metavar="NODES", help="simulated nodes, such as 2x4:A100-SXM4-40GB,1x8")
     parser.add_argument("--port", type=int, metavar="PORT", help="the gateway's port (default 8000, else a free one)")
+    parser.add_argument("--without", metavar="NAMES", default="", help="processes not to start: simulator,optimizer")
     options = parser.parse_args()
-    stack = Stack(options.data_dir, nodes=options.nodes, port=options.port)
+    left_out = set(options.without.split(","))
+    stack = Stack(
+        options.data_dir,
+        nodes=options.nodes,
+        port=options.port,
+        services=[service for service in SERVICES if service.name not in left_out],
+        workers=[worker for worker in WORKERS if worker not in left_out],
+    )
     try:
         asyncio.run(serve(stack, on_ready=lambda: print(f"wattshift: ready at {stack.gateway_url}", flush=True)))
     except StackError as error:

@@ -238,6 +238,7 @@ def up(
     nodes: str | None = None,
     env: Mapping[str, str] | None = None,
     port: int | None = None,
+    without: Collection[str] = (),
     timeout_s: float = 180.0,
     on_change: Callable[[StackStatus], None] = lambda status: None,
 ) -> StackStatus:
@@ -248,6 +249,7 @@ def up(
         nodes: See there.
         env: See there.
         port: See there.
+        without: Names of services and workers that are not started.
         timeout_s: How long everything may take to be ready.
         on_change: Called with the status whenever it has changed, to show progress.
 
@@ -262,6 +264,7 @@ def up(
     command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []
+    command += ["--without", ",".join(without)] if without else []
     folder.make()
     with (folder.log / "supervisor.log").open("a+") as log:
         seen = log.tell()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,42 @@ QUICK = {
     "GPU_AGENT_ENERGY_INTERVAL_S": "1",
 }
 """Seconds instead of minutes, so that a test sees rounds, leases and repeats."""
+RARE_ROUNDS = {
+    "SCHEDULER_ROUND_INTERVAL_S": "3600",
+    # The models of job lengths learn from every two jobs that end.
+    "OPTIMIZER_TRAIN_INTERVAL_S": "1",
+    "OPTIMIZER_TRAIN_LOOK_S": "0.3",
+    "OPTIMIZER_TRAIN_MIN_JOBS": "2",
+    # The draw is looked at every second, and hosts draw nothing: the nodes' GPUs are all that is limited.
+    "SCHEDULER_POWER_INTERVAL_S": "1",
+    "SCHEDULER_POWER_SETTLE_S": "2",
+    "SCHEDULER_MEASURED_SETTINGS": "4",
+    "GPU_AGENT_HOST_POWER": "modelled",
+    "GPU_AGENT_CPU_POWER_CURVE": "0:0,1:0",
+    "GPU_AGENT_STATIC_W": "0",
+}
+"""Active rounds come only when a policy is put in force: for tests that count on what happens between them."""
+UNUSED = ("simulator-worker", "plan-solver")
+"""Workers that the tests of jobs on nodes do not need; each costs two CPU seconds to start."""
 
 
 class Installation:
     """One installation of this machine, started and stopped by the commands a person would use."""
 
-    def __init__(self, folder: Path, two_nodes: str = "2x4", **env: str) -> None:
+    def __init__(self, folder: Path, two_nodes: str = "2x4", *, without: Collection[str] = (), **env: str) -> None:
         self.folder = folder
+        self._without = without
         self.gateway: Gateway
         self._two_nodes = two_nodes
         self._env = env
 
     def up(self) -> None:
-        started = stack.up(self.folder, nodes=self._two_nodes, env=QUICK | self._env)
+        started = stack.up(self.folder, nodes=self._two_nodes, env=QUICK | self._env, without=self._without)
         self.gateway = Gateway(started.gateway_url, (self.folder / "admin.key").read_text().strip())
         wait_until(lambda: len(self.nodes()) == 2)
 
     def down(self) -> None:
+        self.gateway.close()
         stack.down(self.folder)
 
     def process(self, name: str) -> ProcessStatus:
@@ -62,6 +81,7 @@ class Installation:
         assert pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: stack.read_status(self.folder).state == "stopped")
+        self.gateway.close()
         self.up()
 
     def nodes(self) -> list[Any]:
@@ -84,6 +104,16 @@ def installation() -> Iterator[Installation]:
     """An installation that the tests of this session share; each leaves it running."""
     with scratch_folder() as folder:
         made = Installation(folder / "data")
+        made.up()
+        yield made
+        made.down()
+
+
+@pytest.fixture(scope="session")
+def rare_rounds() -> Iterator[Installation]:
+    """A second one, whose active rounds come only when a policy is put in force."""
+    with scratch_folder() as folder:
+        made = Installation(folder / "data", without=UNUSED, **RARE_ROUNDS)
         made.up()
         yield made
         made.down()

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration import conftest
 from tests.integration.conftest import Installation
 from tests.integration.test_submission_to_footprint import submit, wattshift
-from tests.support.servers import scratch_folder, wait_until
+from tests.support.servers import wait_until
 
-LENGTHS = {
-    "SCHEDULER_ROUND_INTERVAL_S": "3600",
-    "OPTIMIZER_TRAIN_INTERVAL_S": "1",
-    "OPTIMIZER_TRAIN_LOOK_S": "0.3",
-    "OPTIMIZER_TRAIN_MIN_JOBS": "2",
-}
 TELL = (
     "echo NODE_RANK=$NODE_RANK WORLD_SIZE=$WORLD_SIZE MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT "
     "OFFSET=$WATTSHIFT_RANK_OFFSET LOCAL=$WATTSHIFT_LOCAL_WORLD_SIZE DEVICES=$CUDA_VISIBLE_DEVICES; sleep 2"
@@ -26,15 +18,10 @@ TELL = (
 
 
 @pytest.fixture(scope="module")
-def asrpt() -> Iterator[Installation]:
+def asrpt(rare_rounds: Installation) -> Installation:
     """An installation under A-SRPT that learns from every two jobs that end."""
-    with pytest.MonkeyPatch.context() as patch, scratch_folder() as folder:
-        patch.setattr(conftest, "QUICK", conftest.QUICK | LENGTHS)
-        made = Installation(folder / "data")
-        made.up()
-        made.gateway.call("PUT", "/v1/policies/active", body={"name": "a-srpt", "parameters": {}})
-        yield made
-        made.down()
+    rare_rounds.gateway.call("PUT", "/v1/policies/active", body={"name": "a-srpt", "parameters": {}})
+    return rare_rounds
 
 
 def job(name: str, command: str, gpus: int, **spec: Any) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from services.core.domain.jobs import JobState
-from tests.integration import conftest
-from tests.integration.conftest import Installation
+from tests.integration.conftest import UNUSED, Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
 POWERED = {
@@ -26,11 +25,10 @@ POWERED = {
 
 
 @pytest.fixture
-def powered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+def powered() -> Iterator[Installation]:
     """An installation of two nodes that can be powered down."""
-    monkeypatch.setattr(conftest, "QUICK", conftest.QUICK | POWERED)
     with scratch_folder() as folder:
-        made = Installation(folder / "data")
+        made = Installation(folder / "data", without=(*UNUSED, "worker"), **POWERED)
         made.up()
         yield made
         made.down()

@@ -4,39 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.integration import conftest
 from tests.integration.conftest import Installation
-from tests.support.servers import ROOT, scratch_folder, wait_until
+from tests.support.servers import ROOT, wait_until
 
-POWER = {
-    "SCHEDULER_ROUND_INTERVAL_S": "3600",
-    "SCHEDULER_POWER_INTERVAL_S": "1",
-    "SCHEDULER_POWER_SETTLE_S": "2",
-    "SCHEDULER_MEASURED_SETTINGS": "4",
-    "GPU_AGENT_HOST_POWER": "modelled",
-    "GPU_AGENT_CPU_POWER_CURVE": "0:0,1:0",
-    "GPU_AGENT_STATIC_W": "0",
-}
-"""Hosts draw nothing, so that the nodes' GPUs are all that is limited."""
 PARAMETERS = {"profiling_s": 16, "profiling_steps": 4, "restart_s": 1, "grace_s": 1, "migration": False}
 STATED_ERROR = 0.05
 """Of a fitted model on its own points at most; what it must not exceed is asserted of the profile."""
-
-
-@pytest.fixture
-def powered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
-    """An installation whose scheduler looks at the draw every second."""
-    monkeypatch.setattr(conftest, "QUICK", conftest.QUICK | POWER)
-    with scratch_folder() as folder:
-        made = Installation(folder / "data")
-        made.up()
-        yield made
-        made.down()
 
 
 def submit(installation: Installation, gpus: int) -> str:
@@ -66,34 +41,37 @@ def states(installation: Installation, jobs: list[str]) -> list[str]:
     return [installation.job(job)["state"] for job in jobs]
 
 
-def test_a_limit_that_falls_is_kept_by_what_is_measured(powered: Installation) -> None:
-    limit(powered)
-    first = submit(powered, 2)
-    wait_until(lambda: powered.gateway.get(f"/v1/jobs/{first}/profile")["curves"], 120)
-    profile = powered.gateway.get(f"/v1/jobs/{first}/profile")
+def test_a_limit_that_falls_is_kept_by_what_is_measured(rare_rounds: Installation) -> None:
+    limit(rare_rounds)
+    first = submit(rare_rounds, 2)
+    wait_until(lambda: rare_rounds.gateway.get(f"/v1/jobs/{first}/profile")["curves"], 120)
+    profile = rare_rounds.gateway.get(f"/v1/jobs/{first}/profile")
     (curve,) = profile["curves"]
     assert len(curve["values"]) == 4
     assert curve["power_w"] == sorted(curve["power_w"])
     assert curve["speed"][0] < curve["speed"][-1] == 1.0
     assert curve["energy_mape"] < STATED_ERROR
 
-    jobs = [first, submit(powered, 4), submit(powered, 2)]
-    wait_until(lambda: states(powered, jobs) == ["running"] * 3, 60)
-    wait_until(lambda: all(reading["utilization"] > 0 for node in powered.nodes() for reading in node["readings"]), 60)
-    full_w = drawn_w(powered)
+    jobs = [first, submit(rare_rounds, 4), submit(rare_rounds, 2)]
+    wait_until(lambda: states(rare_rounds, jobs) == ["running"] * 3, 60)
+    wait_until(lambda: all(each["utilization"] > 0 for node in rare_rounds.nodes() for each in node["readings"]), 60)
+    full_w = drawn_w(rare_rounds)
     for share in (0.75, 0.5):
         cap_w = share * full_w
-        limit(powered, power_limit_w=cap_w)
-        wait_until(lambda cap_w=cap_w: drawn_w(powered) <= cap_w, 60)
-        seen = _watch(powered, looks=8)
+        limit(rare_rounds, power_limit_w=cap_w)
+        wait_until(lambda cap_w=cap_w: drawn_w(rare_rounds) <= cap_w, 60)
+        seen = _watch(rare_rounds, looks=8)
         assert max(seen) <= cap_w * (1 + STATED_ERROR), seen
-        assert states(powered, jobs) == ["running"] * 3, "settings are enough"
+        assert states(rare_rounds, jobs) == ["running"] * 3, "settings are enough"
 
-    limit(powered, power_limit_w=0.22 * full_w)
-    wait_until(lambda: drawn_w(powered) <= 0.22 * full_w, 60)
-    wait_until(lambda: "queued" in states(powered, jobs), 60)  # no settings are enough: a gang gives way
-    limit(powered)
-    wait_until(lambda: states(powered, jobs) == ["running"] * 3, 60)
+    limit(rare_rounds, power_limit_w=0.22 * full_w)
+    wait_until(lambda: drawn_w(rare_rounds) <= 0.22 * full_w, 60)
+    wait_until(lambda: "queued" in states(rare_rounds, jobs), 60)  # no settings are enough: a gang gives way
+    limit(rare_rounds)
+    wait_until(lambda: states(rare_rounds, jobs) == ["running"] * 3, 60)
+    for job in jobs:
+        rare_rounds.gateway.call("POST", f"/v1/jobs/{job}/cancel")
+    rare_rounds.wait_for_ends(jobs, 60)
 
 
 def _watch(installation: Installation, looks: int) -> list[float]:

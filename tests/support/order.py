@@ -1,0 +1,43 @@
+"""Which worker runs which file, and when: long files first, and those that share an installation on one worker."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+SHARED = {
+    "tests/integration/test_export.py": "installation",
+    "tests/integration/test_kills.py": "installation",
+    "tests/integration/test_services.py": "installation",
+    "tests/integration/test_submission_to_footprint.py": "installation",
+    "tests/integration/test_asrpt.py": "installation with rare rounds",
+    "tests/integration/test_power.py": "installation with rare rounds",
+}
+"""To start an installation takes some 25 CPU seconds: files that share a fixture of the session stay together."""
+FIRST = ("integration", "fuzz", "serving", "optimizer", "standalone", "agent", "simulator", "scheduler")
+"""Folders whose files take long; a worker that starts one last would be left alone with it."""
+
+
+class _Together(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SHARED.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Distribute by file, or by what files share."""
+    return _Together(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first; the rest stays in the order of its names."""
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> tuple[int, str]:
+    file = item.nodeid.partition("::")[0]
+    parts = PurePath(file).parts
+    folder = parts[1] if len(parts) > 1 else ""
+    return FIRST.index(folder) if folder in FIRST else len(FIRST), SHARED.get(file, "")
