@@ -11,6 +11,7 @@ from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.profiles.traffic import WINDOW_S
 from services.db.database import connect
+from services.db.job_specs import PREEMPTIBLE
 from services.serving.instances import InstanceTerms
 from services.serving.planning.demand import HISTORY_S, RequestLog
 from services.serving.planning.problem import Need, Node, Running, without_needs
@@ -33,10 +34,10 @@ SELECT n.id, n.zone, n.labels, n.devices
  ORDER BY n.id
 """
 
-HELD = """
+HELD = f"""
 SELECT c.node_id, c.device
   FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
- WHERE NOT coalesce((j.spec ->> 'preemptible')::bool, true)
+ WHERE NOT {PREEMPTIBLE}
    AND NOT EXISTS (SELECT FROM pool_instances i WHERE i.job_id = j.id AND i.pool = $1 AND i.state <> 'ended')
 """
 """What neither this pool's instances hold nor jobs that may be preempted."""
