@@ -83,7 +83,7 @@ class Agent:
             account=self._account,
         )
         self.spool = Spool(settings.state_folder)
-        self.slices = Intervals()
+        self.intervals = Intervals()
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.gangs = Gangs(
             settings.state_folder,
@@ -221,7 +221,7 @@ class Agent:
 
     async def _send_heartbeat(self) -> None:
         settings = {
-            order.allocation_id: self.controls.status(order).model_copy(update={"slice": self.slices.of(order)})
+            order.allocation_id: self.controls.status(order).model_copy(update={"interval": self.intervals.of(order)})
             for order in self.gangs.orders()
         }
         ranks = [gang.status().model_copy(update={"settings": settings.get(gang.allocation_id)}) for gang in self.gangs]
@@ -309,7 +309,7 @@ class Agent:
     async def _look_at_intervals(self) -> None:
         orders = (order for order in self.gangs.orders() if order.settings.measure)
         measured = [order for order in orders if self.controls.has_reached(order)]
-        self.slices.forget_all_but(measured)
+        self.intervals.forget_all_but(measured)
         if measured:
             await self.meter.sample()  # a report is then never far from a reading of the counters
         for order in measured:
@@ -317,7 +317,7 @@ class Agent:
             if gang and gang.progress:
                 energy_at = partial(self.meter.energy_j, order.devices)
                 progress = gang.progress
-                if self.slices.look(order, progress.last, progress.last_at, shim.clock(), energy_at):
+                if self.intervals.look(order, progress.last, progress.last_at, shim.clock(), energy_at):
                     self._heartbeat_due.set()
 
     def _readings(self) -> list[DeviceReading]:

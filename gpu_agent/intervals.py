@@ -1,8 +1,8 @@
-"""What gangs do under settings that are being measured: their work and energy between two reports of progress.
+"""Work and energy of gangs under controls that are being measured, between two reports of progress.
 
-A slice is counted from a report of progress to a report of progress, so that it holds whole iterations done under the
-setting; the iteration in which the setting came into force belongs to none. It is over at the first report after its
-share of time. It lives in memory: an agent that starts anew begins the slice anew.
+An interval begins and ends with a report of progress, so that it consists of whole iterations under the controls; the
+iteration during which the controls took effect is left out. It ends with the first report after its minimum length. It
+is kept in memory only: an agent that restarts begins it again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Interval:
-    """``found`` is how things stood when the settings were found in force; marks are the first and the last since.
+    """``found`` is the state when the controls were first seen in effect; ``first`` and ``last`` are later reports.
 
-    ``done`` is the progress last heard of, mark or not.
+    ``done`` is the last reported progress, whether or not it is a mark.
     """
 
     found: _Mark
@@ -42,7 +42,7 @@ class _Interval:
 
 
 class Intervals:
-    """The slices under way, by gang and revision of its settings."""
+    """The current intervals, by gang and revision of its controls."""
 
     def __init__(self) -> None:
         self._intervals: dict[Key, _Interval] = {}
@@ -50,14 +50,14 @@ class Intervals:
     def look(
         self, order: Order, report: Report | None, reported_at: float, now: float, energy_at: Callable[[float], float]
     ) -> bool:
-        """Take note of how a gang stands whose settings are in force; return whether that has ended its slice.
+        """Record the state of a gang whose controls are in effect; return whether that has ended its interval.
 
         Args:
-            order: The gang's settings.
-            report: What the job said last.
-            reported_at: When it did, on any steady clock, seconds.
-            now: On the same clock.
-            energy_at: Energy of its devices here up to a moment, from any beginning.
+            order: The gang's controls.
+            report: The job's last report of progress.
+            reported_at: Time of that report in seconds, on any steady clock.
+            now: The current time on the same clock.
+            energy_at: Energy of the gang's devices on this node up to a time, from any origin.
         """
         done = report.done if report else None
         piece = self._intervals.get(_key(order))
@@ -70,16 +70,16 @@ class Intervals:
             return False
         piece.done = done
         if reported_at < piece.found.at:
-            return False  # it was reported before the settings were in force
+            return False  # it was reported before the controls took effect
         mark = _Mark(reported_at, done, energy_at(reported_at))
         piece.first, piece.last = piece.first or mark, mark
         piece.marks += 1
         piece.local_batch = report.local_batch if report else None
-        piece.over = piece.marks > 1 and mark.at - piece.first.at >= order.settings.slice_s
+        piece.over = piece.marks > 1 and mark.at - piece.first.at >= order.settings.interval_s
         return piece.over
 
     def of(self, order: Order) -> MeasuredInterval | None:
-        """Return what was measured so far; None where nothing is to be, or the settings are not in force yet."""
+        """Return the measurement so far; None if none was requested or the controls are not in effect yet."""
         piece = self._intervals.get(_key(order))
         if piece is None:
             return None
@@ -94,7 +94,7 @@ class Intervals:
         )
 
     def forget_all_but(self, orders: Iterable[Order]) -> None:
-        """Drop the slices of all other gangs and revisions."""
+        """Drop the intervals of all other gangs and revisions."""
         kept = {_key(order) for order in orders}
         self._intervals = {key: piece for key, piece in self._intervals.items() if key in kept}
 

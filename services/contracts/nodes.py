@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Message, Name, Text
@@ -80,14 +80,20 @@ class NodeCredentials(Message):
 class DeviceControls(Message):
     """Power limit and clock of a gang's devices; null means the default. The highest revision applies."""
 
+    # `interval_s` and `interval` are read by either name, but still written as `slice_s` and `slice`, which is all that
+    # agents and control planes of the previous release know.
+    model_config = ConfigDict(serialize_by_alias=True)
+
     revision: int = Field(ge=0, lt=2**31)
     power_limit_w: float | None = Field(default=None, gt=0, le=100_000)
     clock_mhz: int | None = Field(default=None, gt=0, le=100_000)
     measure: bool = Field(default=False, description="Whether to measure the gang's work and energy under them.")
-    slice_s: float = Field(
+    interval_s: float = Field(
         default=0,
         ge=0,
         le=1e6,
+        validation_alias=AliasChoices("interval_s", "slice_s"),
+        serialization_alias="slice_s",
         description="A measurement ends with the first progress report at least this long after its first.",
     )
 
@@ -122,8 +128,11 @@ class ControlsStatus(DeviceControls):
     enforced_w: list[float] = Field(
         default_factory=list[float], max_length=1_024, description="The power limits as read back from the devices."
     )
-    slice: MeasuredInterval | None = Field(
-        default=None, description="The measurement, if one was requested and the controls are in effect."
+    interval: MeasuredInterval | None = Field(
+        default=None,
+        validation_alias=AliasChoices("interval", "slice"),
+        serialization_alias="slice",
+        description="The measurement, if one was requested and the controls are in effect.",
     )
 
 

@@ -70,7 +70,7 @@ def set_commands(
         values: By name of the control, None for the default.
         interval_s: Where the gang is to be measured: after how long its interval ends with a report.
     """
-    measured = {} if interval_s is None else {"measure": True, "slice_s": interval_s}
+    measured = {} if interval_s is None else {"measure": True, "interval_s": interval_s}
     wanted = DeviceControls.model_validate({"revision": revision, **values, **measured})
     command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
     return [Outgoing(command_stream(share["node_id"]), command) for share in shares]

@@ -127,12 +127,12 @@ class Node:
         *,
         w: float | None = None,
         mhz: int | None = None,
-        slice_s: float | None = None,
+        interval_s: float | None = None,
     ) -> None:
-        """Send what a gang's devices are to be set to; with ``slice_s`` it is measured."""
-        measure = slice_s is not None
+        """Send what a gang's devices are to be set to; with ``interval_s`` it is measured."""
+        measure = interval_s is not None
         settings = DeviceControls(
-            revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure, slice_s=slice_s or 0.0
+            revision=revision, power_limit_w=w, clock_mhz=mhz, measure=measure, interval_s=interval_s or 0.0
         )
         await self.send(SetDevices(allocation_id=allocation, settings=settings))
 

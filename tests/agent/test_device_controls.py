@@ -147,7 +147,7 @@ with open(os.environ["WATTSHIFT_PROGRESS_FILE"], "a") as file:
 def slice_of(node: Node, gang: str) -> MeasuredInterval | None:
     """Return what the newest heartbeat says of a gang that is measured."""
     rank = node.plane.rank(gang)
-    return rank.settings.slice if rank and rank.settings else None
+    return rank.settings.interval if rank and rank.settings else None
 
 
 async def until_over(node: Node, gang: str) -> MeasuredInterval:
@@ -160,7 +160,7 @@ async def until_over(node: Node, gang: str) -> MeasuredInterval:
 async def test_a_gang_that_is_measured_is_counted_from_report_to_report(node: Node) -> None:
     await node.start()
     gang = await node.run(sys.executable, "-c", WORKING, devices=[0])
-    await node.set(gang, 1, w=200.0, slice_s=1.0)
+    await node.set(gang, 1, w=200.0, interval_s=1.0)
 
     found = await until_over(node, gang)
     assert found.local_batch == 32
@@ -179,7 +179,7 @@ async def test_an_agent_killed_within_a_slice_begins_it_anew_and_harms_no_job(no
     await node.start()
     default = devices(node)
     gang = await node.run(sys.executable, "-c", WORKING, devices=[0])
-    await node.set(gang, 1, w=200.0, slice_s=600.0)
+    await node.set(gang, 1, w=200.0, interval_s=600.0)
     await eventually(lambda: (seen := slice_of(node, gang)) is not None and seen.marks >= 8)
     workers = {process.pid for process in node.processes()}
     node.kill()
@@ -188,8 +188,8 @@ async def test_an_agent_killed_within_a_slice_begins_it_anew_and_harms_no_job(no
     await node.start()
     await eventually(lambda: slice_of(node, gang) is not None and len(node.plane.heartbeats) > heard + 1)
     of_gang = [rank for beat in node.plane.heartbeats[heard:] for rank in beat.ranks if rank.settings]
-    first = next(rank.settings.slice for rank in of_gang if rank.settings and rank.settings.slice)
-    assert first.marks < 8, "of the slice before nothing is left"
+    first = next(rank.settings.interval for rank in of_gang if rank.settings and rank.settings.interval)
+    assert first.marks < 8, "of the interval before nothing is left"
     assert {process.pid for process in node.processes()} == workers, "the same processes, no twin"
     await node.set(gang, 2)  # the measurement goes on or ends: either way there is a next revision
     await eventually(lambda: devices(node) == default)

@@ -16,27 +16,27 @@ from services.contracts.nodes import DeviceControls
 DRAW_W = 300.0
 
 
-def an_order(revision: int = 1, slice_s: float = 10.0) -> Order:
-    settings = DeviceControls(revision=revision, power_limit_w=DRAW_W, measure=True, slice_s=slice_s)
+def an_order(revision: int = 1, interval_s: float = 10.0) -> Order:
+    settings = DeviceControls(revision=revision, power_limit_w=DRAW_W, measure=True, interval_s=interval_s)
     return Order("gang", (0,), settings)
 
 
-def run(slices: Intervals, order: Order, reports: list[tuple[float, float]], until_s: float = 0.0) -> list[float]:
-    """Look every quarter of a second at a job that reports (when, done); return when a slice was over."""
+def run(intervals: Intervals, order: Order, reports: list[tuple[float, float]], until_s: float = 0.0) -> list[float]:
+    """Look every quarter of a second at a job that reports (when, done); return when an interval was over."""
     ended: list[float] = []
     for now in (at / 4 for at in range(int(4 * (until_s or reports[-1][0])) + 2)):
         at, done = max((each for each in reports if each[0] <= now), default=(0.0, 0.0))
-        if slices.look(order, Report(done, local_batch=16.0), at, now, lambda at: DRAW_W * at):
+        if intervals.look(order, Report(done, local_batch=16.0), at, now, lambda at: DRAW_W * at):
             ended.append(now)
     return ended
 
 
 def test_a_slice_holds_whole_iterations_and_ends_with_the_first_report_after_its_share() -> None:
-    slices, order = Intervals(), an_order(slice_s=10.0)
+    intervals, order = Intervals(), an_order(interval_s=10.0)
 
-    ended = run(slices, order, [(0.9 + 3.6 * n, 2.0 * (n + 1)) for n in range(8)])
+    ended = run(intervals, order, [(0.9 + 3.6 * n, 2.0 * (n + 1)) for n in range(8)])
 
-    (found,) = [slices.of(order)]
+    (found,) = [intervals.of(order)]
     assert ended == [11.75], "reported at 0.9 + 3 x 3.6 s, seen at the next look"
     assert found is not None
     assert found.over
@@ -46,25 +46,25 @@ def test_a_slice_holds_whole_iterations_and_ends_with_the_first_report_after_its
 
 
 def test_what_was_reported_before_the_settings_were_in_force_does_not_count() -> None:
-    slices, order = Intervals(), an_order(slice_s=1.0)
-    slices.look(order, Report(5.0), 9.0, 10.0, lambda at: at)
-    slices.look(order, Report(6.0), 9.9, 10.25, lambda at: at)
-    found = slices.of(order)
+    intervals, order = Intervals(), an_order(interval_s=1.0)
+    intervals.look(order, Report(5.0), 9.0, 10.0, lambda at: at)
+    intervals.look(order, Report(6.0), 9.9, 10.25, lambda at: at)
+    found = intervals.of(order)
     assert found is not None
     assert (found.marks, found.work) == (0, 0.0)
-    slices.look(order, Report(7.0), 11.0, 11.25, lambda at: at)
-    assert not slices.look(order, Report(8.0), 11.5, 11.75, lambda at: at), "its share of time is not over"
-    assert slices.look(order, Report(9.0), 12.5, 12.75, lambda at: at)
+    intervals.look(order, Report(7.0), 11.0, 11.25, lambda at: at)
+    assert not intervals.look(order, Report(8.0), 11.5, 11.75, lambda at: at), "its share of time is not over"
+    assert intervals.look(order, Report(9.0), 12.5, 12.75, lambda at: at)
 
 
 def test_one_report_is_no_measurement_and_a_new_revision_begins_anew() -> None:
-    slices = Intervals()
-    assert not run(slices, an_order(slice_s=0.0), [(1.0, 1.0)], until_s=60.0)
-    found = slices.of(an_order())
+    intervals = Intervals()
+    assert not run(intervals, an_order(interval_s=0.0), [(1.0, 1.0)], until_s=60.0)
+    found = intervals.of(an_order())
     assert found is not None
     assert (found.marks, found.over, found.work) == (1, False, 0.0)
-    slices.forget_all_but([an_order(revision=2)])
-    assert slices.of(an_order()) is None
+    intervals.forget_all_but([an_order(revision=2)])
+    assert intervals.of(an_order()) is None
 
 
 def test_a_report_is_dated_by_when_it_was_written(tmp_path: Path) -> None:

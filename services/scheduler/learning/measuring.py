@@ -132,7 +132,7 @@ def point_of(reports: Sequence[ControlsStatus], nodes: int, gpus: int) -> Point 
 
     The time is that of the node that reports most often. Each node's draw is its own mean.
     """
-    intervals = [status.slice for status in reports if status.slice is not None and status.slice.elapsed_s > 0]
+    intervals = [status.interval for status in reports if status.interval is not None and status.interval.elapsed_s > 0]
     if len(intervals) < nodes:
         return None
     lead = max(intervals, key=lambda each: each.marks)
