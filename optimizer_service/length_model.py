@@ -20,6 +20,7 @@ from optimizer_service.repository.lengths import (
     store_model,
     training_repository,
 )
+from services.contracts.background import WorkRecord
 from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION
 from services.db.engine import is_connection_error
@@ -41,10 +42,10 @@ def training_worker(
 ) -> Worker:
     """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps so many models."""
 
-    def answer(row: Any, worker: Worker) -> Any:
-        if result := worker.ask(lambda: read_made(database_url, row.id)):
+    def answer(work: WorkRecord, worker: Worker) -> Any:
+        if result := worker.ask(lambda: read_made(database_url, work.id)):
             return result  # by a worker that died before it could say so
-        through = datetime.fromisoformat(row.problem["through"])
+        through = datetime.fromisoformat(work.problem["through"])
         history, ended_s = worker.ask(lambda: read_history(database_url, through, max_jobs))
         if not len(history):
             raise DomainError("No job has succeeded.")
@@ -58,7 +59,7 @@ def training_worker(
             "user_median": asdict(learned.user_median),
         }
         made = TrainedModel(
-            id=row.id,
+            id=work.id,
             through=through,
             group_version=GROUP_VERSION,
             jobs=len(history),
@@ -67,8 +68,8 @@ def training_worker(
             content=learned.table.to_bytes(),
             is_better=learned.is_better,
         )
-        stored = worker.ask(lambda: store_model(database_url, made, row.claim, models_kept))
-        log.info("lengths.trained", id=row.id, jobs=len(history), active=learned.is_better, stored=stored)
+        stored = worker.ask(lambda: store_model(database_url, made, work.claim, models_kept))
+        log.info("lengths.trained", id=work.id, jobs=len(history), active=learned.is_better, stored=stored)
         return {"jobs": len(history), "active": learned.is_better, "evaluation": evaluation}
 
     return Worker(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer_service.kinds import KINDS, SolveKind
+from optimizer_service.repository.solves import OUTCOME_FIELDS
 from optimizer_service.sources import Sources
-from services.contracts.background import WorkFailure, WorkProblem
+from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.identity import Identity
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.schema import Message
@@ -53,8 +54,8 @@ class OptimizerService:
 
         body_sha256 = sha256(kind.name, request.model_dump(mode="json"))
         work_queue = self._plan_work_queue if caller.key_id == PLANNER.key_id else self._work_queue
-        row, is_new = await work_queue.submit(caller, idempotency_key, body_sha256, resolve)
-        return Submission(_summary(row), is_new)
+        work, is_new = await work_queue.submit(caller, idempotency_key, body_sha256, resolve)
+        return Submission(_summary(work), is_new)
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
         """Return a solve whole.
@@ -62,12 +63,12 @@ class OptimizerService:
         Raises:
             ProblemError: 404 where there is none that the caller may see.
         """
-        row = await self._work_queue.find(solve_id, caller)
-        kind = KINDS[row.kind]
+        work = await self._work_queue.find(solve_id, caller)
+        kind = KINDS[work.columns["kind"]]
         return Solve(
-            **dict(_summary(row)),
-            problem=kind.problem.model_validate(row.problem),
-            result=None if row.result is None else kind.result.model_validate(row.result),
+            **dict(_summary(work)),
+            problem=kind.problem.model_validate(work.problem),
+            result=None if work.result is None else kind.result.model_validate(work.result),
         )
 
     async def page(self, query: SolveQuery, caller: Identity) -> SolveList:
@@ -78,8 +79,8 @@ class OptimizerService:
         """
         also = {} if query.kind is None else {"kind": query.kind}
         page = {"cursor": query.cursor, "limit": query.limit, "states": query.state, "tenant": query.tenant}
-        rows, next_cursor = await self._work_queue.page(caller, **page, also=also)
-        return SolveList(items=[_summary(row) for row in rows], next_cursor=next_cursor)
+        works, next_cursor = await self._work_queue.page(caller, **page, also=also)
+        return SolveList(items=[_summary(work) for work in works], next_cursor=next_cursor)
 
     async def cancel(self, solve_id: str, caller: Identity) -> SolveSummary:
         """Cancel a solve; cancelling it again changes nothing.
@@ -90,21 +91,19 @@ class OptimizerService:
         return _summary(await self._work_queue.cancel(solve_id, caller))
 
 
-def _summary(row: Any) -> SolveSummary:
+def _summary(work: WorkRecord) -> SolveSummary:
+    columns = work.columns
+    outcome = {name: columns[name] for name in OUTCOME_FIELDS}
     return SolveSummary(
-        id=row.id,
-        kind=row.kind,
-        tenant_id=row.tenant_id,
-        state=row.state,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        attempts=row.attempts,
-        solve_s=row.solve_s,
-        outcome=None
-        if row.status is None
-        else SolveOutcome(
-            status=row.status, solver=row.solver, objective=row.objective, bound=row.bound, gap=row.gap, note=row.note
-        ),
-        failure=None if row.failure is None else WorkFailure.model_validate(row.failure),
+        id=work.id,
+        kind=columns["kind"],
+        tenant_id=work.tenant_id,
+        state=work.state,
+        submitted_at=work.submitted_at,
+        started_at=work.started_at,
+        ended_at=work.ended_at,
+        attempts=work.attempts,
+        solve_s=columns["solve_s"],
+        outcome=None if outcome["status"] is None else SolveOutcome.model_validate(outcome),
+        failure=work.failure,
     )

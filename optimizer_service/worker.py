@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from optimizer_service.kinds import KINDS
 from optimizer_service.repository.solves import solve_repository
+from services.contracts.background import WorkRecord
 from services.core.domain.errors import DomainError
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
@@ -28,8 +29,9 @@ def solve_worker(engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable
     )
 
 
-def _answer(row: Any, _: Worker) -> Any:
-    kind = KINDS.get(row.kind)
+def _answer(work: WorkRecord, _: Worker) -> Any:
+    name = work.columns["kind"]
+    kind = KINDS.get(name)
     if kind is None:
-        raise DomainError(f"This worker knows no kind of solve called {row.kind}.")
-    return kind.solve(kind.problem.model_validate(row.problem)).model_dump(mode="json")
+        raise DomainError(f"This worker knows no kind of solve called {name}.")
+    return kind.solve(kind.problem.model_validate(work.problem)).model_dump(mode="json")

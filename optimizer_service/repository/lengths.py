@@ -106,9 +106,7 @@ class TrainingRepository(WorkRepository):
 
 def training_repository(engine: AsyncEngine) -> TrainingRepository:
     """Return the queries on trainings."""
-    columns = length_trainings.c
-    summary = tuple(columns[name] for name in ("id", "state", "submitted_at", "started_at", "ended_at", "attempts"))
-    return TrainingRepository(engine, length_trainings, None, "training", summary)
+    return TrainingRepository(engine, length_trainings, None, "training", ())
 
 
 async def read_history(database_url: str, through: datetime, max_jobs: int) -> tuple[Runs, Floats]:
@@ -179,7 +177,7 @@ async def read_in_force(database_url: str) -> tuple[LengthTable | None, float]:
         return None, 0.0
 
 
-async def store_model(database_url: str, model: TrainedModel, claim: str, models_kept: int) -> bool:
+async def store_model(database_url: str, model: TrainedModel, claim: str | None, models_kept: int) -> bool:
     """Keep a model and put it in force if it is better, unless another worker has taken the training over."""
     connection = await connect(database_url, application_name="length-history")
     columns = (model.through, model.group_version, model.jobs, model.groups, model.evaluation, model.content)

@@ -11,8 +11,8 @@ from services.db.tables.optimizer import solve_submissions, solves
 OUTCOME_FIELDS = ("status", "solver", "objective", "bound", "gap", "note")
 
 _SUMMARY = (
-    *(solves.c[name] for name in ("id", "kind", "tenant_id", "state", "submitted_at", "started_at", "ended_at")),
-    *(solves.c[name] for name in ("attempts", "solve_s", "failure")),
+    solves.c.kind,
+    solves.c.solve_s,
     *(solves.c.result[name].label(name) for name in OUTCOME_FIELDS),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -65,6 +66,33 @@ class Draft:
     problem: WorkProblem
     idempotency_key: str | None
     body_sha256: bytes
+
+
+@dataclass(frozen=True)
+class WorkRecord:
+    """A piece of work as it stands.
+
+    Attributes:
+        attempts: How often a worker took it up.
+        started_at: When one last did.
+        problem: JSON; only where it was asked for whole, or claimed.
+        result: JSON, as ``problem``.
+        claim: The worker's, where it was just claimed.
+        columns: What else the table keeps of it.
+    """
+
+    id: str
+    tenant_id: str
+    state: WorkState
+    attempts: int
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    failure: WorkFailure | None
+    problem: Any = None
+    result: Any = None
+    claim: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ which piece of work an idempotency key stands for. ``services.kit.background`` h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Table, and_, case, delete, func, literal, or_, select, text, update
+from sqlalchemy import ColumnElement, RowMapping, Table, and_, case, delete, func, literal, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -21,6 +22,7 @@ from services.contracts.background import (
     TooManyPendingError,
     WorkFailure,
     WorkFailureCode,
+    WorkRecord,
     WorkState,
 )
 from services.contracts.identity import Identity
@@ -29,7 +31,8 @@ from services.db.tables.admission import audit_log
 LIVE = (WorkState.QUEUED, WorkState.RUNNING)
 KEPT = (*LIVE, WorkState.SUCCEEDED)
 
-WorkRow = Row[*tuple[Any, ...]]
+RECORD = tuple(each.name for each in fields(WorkRecord) if each.name != "columns")
+SHOWN = tuple(name for name in RECORD if name not in ("problem", "result", "claim"))
 
 
 class WorkRepository:
@@ -45,7 +48,7 @@ class WorkRepository:
         *,
         swept: ColumnElement[bool] | None = None,
     ) -> None:
-        """Take the tables, what one piece of work is called, and the columns that lists show of it.
+        """Take the tables, what one piece of work is called, and the columns that lists show of it beside the usual.
 
         Without a table of submissions no draft may have an idempotency key. With ``swept`` what a sweeper asks for is
         limited to that: a table whose work goes to several queues has a sweeper for each.
@@ -55,7 +58,7 @@ class WorkRepository:
         self._submissions = work if submissions is None else submissions
         self._stands_for = next((column for column in self._submissions.c if column.foreign_keys), work.c.id)
         self._what = what
-        self._summary = summary
+        self._summary = (*(work.c[name] for name in SHOWN), *summary)
         self._swept = literal(True) if swept is None else swept
 
     async def ping(self) -> None:
@@ -116,17 +119,19 @@ class WorkRepository:
                 )
             return Submitted(known or draft.id, is_new=known is None)
 
-    async def find(self, work_id: str, tenant_id: str | None) -> WorkRow | None:
+    async def find(self, work_id: str, tenant_id: str | None) -> WorkRecord | None:
         """Return a piece of work whole, of ``tenant_id`` if one is given."""
         wanted = self._visible(self._work.c.id == work_id, tenant_id)
         query = select(*self._summary, self._work.c.problem, self._work.c.result).where(wanted)
         async with self._engine.connect() as connection:
-            return (await connection.execute(query)).first()
+            row = (await connection.execute(query)).mappings().first()
+        return None if row is None else _record(row)
 
-    async def summary(self, work_id: str) -> WorkRow:
+    async def summary(self, work_id: str) -> WorkRecord:
         """Return a piece of work that exists, without its problem and result."""
         async with self._engine.connect() as connection:
-            return (await connection.execute(select(*self._summary).where(self._work.c.id == work_id))).one()
+            query = select(*self._summary).where(self._work.c.id == work_id)
+            return _record((await connection.execute(query)).mappings().one())
 
     async def page(
         self,
@@ -135,7 +140,7 @@ class WorkRepository:
         before_id: str | None,
         limit: int,
         also: Mapping[str, Any] | None = None,
-    ) -> Sequence[WorkRow]:
+    ) -> Sequence[WorkRecord]:
         """Return work, newest first: ids sort by the time they were made. ``also``: what other columns must hold."""
         work = self._work
         query = select(*self._summary).where(self._visible(literal(True), tenant_id))
@@ -146,7 +151,8 @@ class WorkRepository:
         if before_id is not None:
             query = query.where(work.c.id < before_id)
         async with self._engine.connect() as connection:
-            return (await connection.execute(query.order_by(work.c.id.desc()).limit(limit))).all()
+            rows = (await connection.execute(query.order_by(work.c.id.desc()).limit(limit))).mappings().all()
+        return [_record(row) for row in rows]
 
     async def cancel(self, work_id: str, caller: Identity) -> bool:
         """Cancel work that is queued or running and return whether it was; its worker finds out by its lease.
@@ -179,8 +185,8 @@ class WorkRepository:
         wanted = and_(work.c.id == work_id, work.c.state == WorkState.QUEUED)
         await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
 
-    async def claim(self, work_id: str, claim: str, lease_s: float) -> WorkRow | None:
-        """Take work that is queued, or whose worker's lease is over; return its row, or None."""
+    async def claim(self, work_id: str, claim: str, lease_s: float) -> WorkRecord | None:
+        """Take work that is queued, or whose worker's lease is over; return it, or None."""
         work = self._work
         free = or_(
             work.c.state == WorkState.QUEUED,
@@ -190,7 +196,8 @@ class WorkRepository:
         values |= {"started_at": func.now(), "attempts": work.c.attempts + 1}
         statement = update(work).where(work.c.id == work_id, free).values(values).returning(work)
         async with self._engine.begin() as connection:
-            return (await connection.execute(statement)).first()
+            row = (await connection.execute(statement)).mappings().first()
+        return None if row is None else _record(row)
 
     async def renew(self, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
         """Extend a claim, note how far the work is, and return whether the claim still stands."""
@@ -206,7 +213,7 @@ class WorkRepository:
         document = failure.model_dump(mode="json")
         return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
 
-    async def release_abandoned(self, max_attempts: int) -> Sequence[WorkRow]:
+    async def release_abandoned(self, max_attempts: int) -> Sequence[WorkRecord]:
         """Queue again all running work whose lease is over, or fail it after ``max_attempts``; return both."""
         work = self._work
         gave_up = work.c.attempts >= max_attempts
@@ -224,10 +231,10 @@ class WorkRepository:
                 lease_until=None,
                 enqueued_at=None,
             )
-            .returning(work.c.id, work.c.state, work.c.attempts)
+            .returning(*(work.c[name] for name in SHOWN))
         )
         async with self._engine.begin() as connection:
-            return (await connection.execute(statement)).all()
+            return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
     async def queued(self, enqueued_before_s: float) -> Sequence[str]:
         """Return the queued work whose message was sent that long ago or never, that longest waiting first."""
@@ -277,6 +284,14 @@ class WorkRepository:
     def _owned(self, work_id: str, claim: str) -> ColumnElement[bool]:
         work = self._work
         return and_(work.c.id == work_id, work.c.state == WorkState.RUNNING, work.c.claim == claim)
+
+
+def _record(row: RowMapping) -> WorkRecord:
+    known = {name: row[name] for name in RECORD if name in row}
+    known["state"] = WorkState(known["state"])
+    if known["failure"] is not None:
+        known["failure"] = WorkFailure.model_validate(known["failure"])
+    return WorkRecord(**known, columns={name: value for name, value in row.items() if name not in RECORD})
 
 
 def _from_now(seconds: float) -> ColumnElement[Any]:

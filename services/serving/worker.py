@@ -16,13 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime
 from types import FrameType
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded  # pyright: ignore[reportMissingTypeStubs]
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
+from services.contracts.background import WorkFailure, WorkFailureCode, WorkRecord, WorkState
 from services.contracts.optimize import Solve
 from services.contracts.pools import PoolsRequest, PoolsResult
 from services.contracts.schema import Message
@@ -61,22 +63,40 @@ class AskedPlan(Message):
     forecasts: PlanForecasts
 
 
+@dataclass(frozen=True)
+class PlanWork:
+    """A plan to be made.
+
+    Attributes:
+        pool: The pool's name.
+        spec: What it was when the plan was submitted.
+        from_at: When the plan begins.
+        deadline_s: When an answer is late, less what is done besides solving; on this process's monotonic clock.
+    """
+
+    pool: str
+    spec: PoolSpec
+    from_at: datetime
+    deadline_s: float
+
+
 class PlanMaker:
-    """Makes the plan of a row that a worker has claimed."""
+    """Makes the plans that a worker has claimed."""
 
     def __init__(self, settings: ServingSettings) -> None:
         self._settings = settings
         self._solver: PlanSolver | None = None
 
-    def answer(self, row: Any, worker: Worker) -> Any:
+    def answer(self, work: WorkRecord, worker: Worker) -> Any:
         """Return the plan, or why there is none."""
-        # By the database's clock: the row was claimed a moment ago.
-        deadline_s = time.monotonic() + (row.deadline_at - row.started_at).total_seconds() - SPARE_S
-        document = dict(row.problem)
+        columns, document = work.columns, dict(work.problem)
+        assert work.started_at is not None, "it was claimed a moment ago, by the database's clock"
+        deadline_s = time.monotonic() + (columns["deadline_at"] - work.started_at).total_seconds() - SPARE_S
         if kept := document.pop("asked", None):
             asked = AskedPlan.model_validate(kept)
         else:
-            prepared = self._prepare(row, worker, PoolSpec.model_validate(document["spec"]), deadline_s)
+            plan = PlanWork(columns["pool"], PoolSpec.model_validate(document["spec"]), columns["from_at"], deadline_s)
+            prepared = self._prepare(plan, worker)
             if isinstance(prepared, WorkFailure):
                 return prepared
             asked = prepared
@@ -86,13 +106,14 @@ class PlanMaker:
         if left_s <= 0:
             return _too_late("The forecasts took until the deadline.")
         try:
-            solve = worker.ask(lambda: self._solve(row.id, asked.request, left_s))
+            solve = worker.ask(lambda: self._solve(work.id, asked.request, left_s))
         except NotSolvedError:
             return _too_late(f"There was no answer within {left_s:.0f} s of solving.")
         except ProblemError as error:
             code = WorkFailureCode.INVALID_PROBLEM if error.status == 422 else WorkFailureCode.UNAVAILABLE
             return WorkFailure(code=code, detail=error.detail)
-        worker.progress = {"problem": document}  # what was asked is of no use beside the answer
+        finally:
+            worker.progress = {"problem": document}  # what was asked is of no use beside the answer
         return _result(asked, solve)
 
     async def give_up(self) -> None:
@@ -101,10 +122,10 @@ class PlanMaker:
             await self._solver.cancel()
         os._exit(0)
 
-    def _prepare(self, row: Any, worker: Worker, spec: PoolSpec, deadline_s: float) -> AskedPlan | WorkFailure:
-        settings = self._settings
-        known = worker.ask(lambda: read_known(settings.database_url, row.pool, spec))
-        from_s = max(row.from_at.timestamp(), known.now_s)
+    def _prepare(self, plan: PlanWork, worker: Worker) -> AskedPlan | WorkFailure:
+        settings, spec = self._settings, plan.spec
+        known = worker.ask(lambda: read_known(settings.database_url, plan.pool, spec))
+        from_s = max(plan.from_at.timestamp(), known.now_s)
         try:
             intensity = worker.ask(lambda: place_intensities(settings, spec, from_s, known.now_s))
         except ProblemError as error:
@@ -112,7 +133,7 @@ class PlanMaker:
         check_signals(spec, intensity)
         demand: dict[str, DemandForecast] = {}
         for part in spec.partitions:
-            if time.monotonic() >= deadline_s:
+            if time.monotonic() >= plan.deadline_s:
                 return _too_late("The forecasts took until the deadline.")
             demand[part.name] = predict_demand(
                 part,
@@ -123,7 +144,7 @@ class PlanMaker:
                 max_age_s=settings.traffic_max_age_s,
             )
         gpus = gpus_by_place(spec, known.nodes)
-        limit_s = deadline_s - time.monotonic()
+        limit_s = plan.deadline_s - time.monotonic()
         if limit_s <= 0:
             return _too_late("The forecasts took until the deadline.")
         return AskedPlan(

@@ -21,8 +21,7 @@ _FORGET_INPUTS = text("""
 """)
 
 _SUMMARY = (
-    *(simulations.c[name] for name in ("id", "tenant_id", "state", "submitted_at", "started_at", "ended_at")),
-    *(simulations.c[name] for name in ("attempts", "done", "total", "run_s", "failure")),
+    *(simulations.c[name] for name in ("done", "total", "run_s")),
     simulations.c.problem["policy"].label("policies"),
 )
 

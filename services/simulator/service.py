@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
-from services.contracts.background import WorkFailure, WorkProblem
+from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.schema import NAME_PATTERN
@@ -82,8 +81,8 @@ class SimulatorService:
                 raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error), errors=[pointer]) from error
 
         body_sha256 = sha256("training", request.model_dump(mode="json"))
-        row, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
-        return Submission(_summary(row), is_new)
+        work, is_new = await self._work_queue.submit(caller, idempotency_key, body_sha256, resolve)
+        return Submission(_summary(work), is_new)
 
     async def find(self, simulation_id: str, caller: Identity) -> Simulation:
         """Return a run whole.
@@ -91,9 +90,9 @@ class SimulatorService:
         Raises:
             ProblemError: 404 where there is none that the caller may see.
         """
-        row = await self._work_queue.find(simulation_id, caller)
-        request = TrainingProblem.model_validate(row.problem)
-        return Simulation(**dict(_summary(row)), request=request, result=row.result)
+        work = await self._work_queue.find(simulation_id, caller)
+        request = TrainingProblem.model_validate(work.problem)
+        return Simulation(**dict(_summary(work)), request=request, result=work.result)
 
     async def page(self, query: SimulationQuery, caller: Identity) -> SimulationList:
         """Return one page of runs, newest first.
@@ -101,10 +100,10 @@ class SimulatorService:
         Raises:
             ProblemError: 422 for a cursor that is not one.
         """
-        rows, next_cursor = await self._work_queue.page(
+        works, next_cursor = await self._work_queue.page(
             caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
         )
-        return SimulationList(items=[_summary(row) for row in rows], next_cursor=next_cursor)
+        return SimulationList(items=[_summary(work) for work in works], next_cursor=next_cursor)
 
     async def cancel(self, simulation_id: str, caller: Identity) -> SimulationSummary:
         """Cancel a run; cancelling it again changes nothing.
@@ -199,17 +198,18 @@ class SimulatorService:
             raise OptionError("days", f"{days:g} days are more than a run may have ({most})")
 
 
-def _summary(row: Any) -> SimulationSummary:
+def _summary(work: WorkRecord) -> SimulationSummary:
+    columns = work.columns
     return SimulationSummary(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        status=row.state,
-        policies=row.policies,
-        submitted_at=row.submitted_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        attempts=row.attempts,
-        progress=SimulationProgress(done=row.done, total=row.total),
-        run_s=row.run_s,
-        failure=None if row.failure is None else WorkFailure.model_validate(row.failure),
+        id=work.id,
+        tenant_id=work.tenant_id,
+        status=work.state,
+        policies=columns["policies"],
+        submitted_at=work.submitted_at,
+        started_at=work.started_at,
+        ended_at=work.ended_at,
+        attempts=work.attempts,
+        progress=SimulationProgress(done=columns["done"], total=columns["total"]),
+        run_s=columns["run_s"],
+        failure=work.failure,
     )

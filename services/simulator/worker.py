@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.contracts.background import WorkRecord
 from services.contracts.simulations import FILE_OPTIONS, StoredFile, TrainingProblem
 from services.db.engine import is_connection_error
 from services.kit.background.worker import Worker
@@ -22,8 +23,8 @@ def simulation_worker(
     """Return a worker that simulates."""
     repository = SimulationRepository(engine)
 
-    def answer(row: Any, worker: Worker) -> Any:
-        problem = TrainingProblem.model_validate(row.problem)
+    def answer(work: WorkRecord, worker: Worker) -> Any:
+        problem = TrainingProblem.model_validate(work.problem)
         files = {name: file for name in FILE_OPTIONS if isinstance(file := getattr(problem, name), StoredFile)}
         stored = worker.ask(lambda: repository.fetch([file.sha256 for file in files.values()]))
         contents = {name: Content(file.name, stored[file.sha256]) for name, file in files.items()}

@@ -120,7 +120,7 @@ async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, r
     await run(database_url, solve_id)
     row = await repository.find(solve_id, "acme")
     assert row is not None
-    assert (row.state, row.attempts, row.objective) == ("succeeded", 1, 400)
+    assert (row.state, row.attempts, row.columns["objective"]) == ("succeeded", 1, 400)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,9 @@ async def test_what_goes_wrong_is_written_down(
     solve_id = await stored(repository)
     await run(database_url, solve_id)
     row = await repository.summary(solve_id)
-    assert (row.state, row.failure["code"]) == ("failed", code)
-    assert "secret" not in row.failure["detail"]
+    assert row.failure is not None
+    assert (row.state, row.failure.code) == ("failed", code)
+    assert "secret" not in row.failure.detail
     assert await stored(repository) != solve_id, "a problem that failed may be tried again"
 
 
@@ -169,7 +170,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     may_go_on.set()
     await working
     row = await repository.summary(solve_id)
-    assert (row.state, row.status) == ("running", None), "the answer of a lost claim is not written"
+    assert (row.state, row.columns["status"]) == ("running", None), "the answer of a lost claim is not written"
 
 
 async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_workers(
@@ -181,7 +182,7 @@ async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_wor
         assert await repository.claim(solve_id, "lost", lease_s=-1)
         await sweep.sweep()
     row = await repository.summary(solve_id)
-    assert (row.state, row.attempts, row.failure["code"]) == ("failed", 2, "worker_lost")
+    assert (row.state, row.attempts, row.failure.code) == ("failed", 2, "worker_lost")
     assert messages.sent == [solve_id]
 
 

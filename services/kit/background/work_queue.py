@@ -9,7 +9,15 @@ from typing import Any
 
 import orjson
 
-from services.contracts.background import Draft, KeyReusedError, Submitted, TooManyPendingError, WorkProblem, WorkState
+from services.contracts.background import (
+    Draft,
+    KeyReusedError,
+    Submitted,
+    TooManyPendingError,
+    WorkProblem,
+    WorkRecord,
+    WorkState,
+)
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.kit.background.queue import TaskQueue
@@ -41,7 +49,7 @@ class WorkQueue:
 
     async def submit(
         self, caller: Identity, key: str | None, body_sha256: bytes, resolve: Callable[[], Awaitable[WorkProblem]]
-    ) -> tuple[Any, bool]:
+    ) -> tuple[WorkRecord, bool]:
         """Accept work. On return it is in the database, and a message for it has been sent.
 
         The same idempotency key returns the same work, and so does the same problem unless it failed or was cancelled.
@@ -53,7 +61,7 @@ class WorkQueue:
             resolve: Makes the problem; called only if the key is new.
 
         Returns:
-            The summary's row, and whether the work is new.
+            The work without its problem and result, and whether it is new.
 
         Raises:
             ProblemError: 422 for a key that was used with another body, 429 with too much pending, and what
@@ -81,8 +89,8 @@ class WorkQueue:
                 await self._store.mark_enqueued(submitted.id)
         return await self._store.summary(submitted.id), submitted.is_new
 
-    async def find(self, work_id: str, caller: Identity) -> Any:
-        """Return a row with all its columns.
+    async def find(self, work_id: str, caller: Identity) -> WorkRecord:
+        """Return a piece of work with its problem and result.
 
         Raises:
             ProblemError: 404 if there is no such work that the caller may see.
@@ -101,8 +109,8 @@ class WorkQueue:
         states: Sequence[str],
         tenant: str | None,
         also: Mapping[str, Any] | None = None,
-    ) -> tuple[Sequence[Any], str | None]:
-        """Return one page of rows, newest first, and the next page's cursor; only operators can choose the ``tenant``.
+    ) -> tuple[Sequence[WorkRecord], str | None]:
+        """Return one page of work, newest first, and the next page's cursor; only operators can choose the ``tenant``.
 
         Raises:
             ProblemError: 422 for an invalid cursor.
@@ -115,8 +123,8 @@ class WorkQueue:
         rows = await self._store.page(tenant_id, states, cursor, limit + 1, also)
         return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
-    async def cancel(self, work_id: str, caller: Identity) -> Any:
-        """Cancel work and return its row; cancelling it again changes nothing.
+    async def cancel(self, work_id: str, caller: Identity) -> WorkRecord:
+        """Cancel work and return it; cancelling it again changes nothing.
 
         Raises:
             ProblemError: 404 if there is no such work that the caller may see, 409 if it has ended otherwise.

@@ -1,4 +1,4 @@
-"""What a worker does with an id: claim its row, do the work, and write the answer if the claim is still valid.
+"""What a worker does with an id: claim it, do the work, and write the answer if the claim is still valid.
 
 The work runs in the main thread, where Celery's soft time limit interrupts it. All queries run in an event loop on a
 separate thread, so that the claim is renewed while a solver computes for minutes.
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from celery.exceptions import SoftTimeLimitExceeded  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import ValidationError
 
-from services.contracts.background import WorkFailure, WorkFailureCode
+from services.contracts.background import WorkFailure, WorkFailureCode, WorkRecord
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.kit.background.store import WorkStore
 from services.kit.celery import leave_process
@@ -41,7 +41,7 @@ class Worker:
         self,
         what: str,
         store: WorkStore,
-        answer: Callable[[Any, Worker], Any],
+        answer: Callable[[WorkRecord, Worker], Any],
         *,
         lease_s: float,
         took: str,
@@ -53,7 +53,7 @@ class Worker:
         Args:
             what: Name of one piece of work, for the log.
             store: Its table.
-            answer: Does the work: takes the row and this worker, and returns the result as JSON. It raises
+            answer: Does the work: takes the claimed work and this worker, and returns the result as JSON. It raises
                 ``DomainError``, ``PolicyConfigError`` or ``ValidationError`` for an invalid problem.
             lease_s: How long the claim is valid without being renewed.
             took: Column for how long the work took, in seconds.
@@ -76,17 +76,17 @@ class Worker:
     def run(self, work_id: str) -> None:
         """Do the work, unless another worker is doing or has done it, or it was cancelled."""
         claim = new_id("claim")
-        row = self.ask(lambda: self._store.claim(work_id, claim, self._lease_s))
-        if row is None:
+        work = self.ask(lambda: self._store.claim(work_id, claim, self._lease_s))
+        if work is None:
             log.info(f"{self._what}.skipped", id=work_id)
             return
-        log.info(f"{self._what}.started", id=work_id, attempt=row.attempts)
+        log.info(f"{self._what}.started", id=work_id, attempt=work.attempts)
         self.progress = {}
         self._claimed = work_id, claim
         renewal = asyncio.run_coroutine_threadsafe(self._renew(work_id, claim), self._loop)
         began_s = time.monotonic()
         try:
-            answer = self._answer_or_failure(row)
+            answer = self._answer_or_failure(work)
         except SoftTimeLimitExceeded:
             answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It ran past its time limit.")
         finally:
@@ -122,9 +122,9 @@ class Worker:
         self._thread.join()
         self._loop.close()
 
-    def _answer_or_failure(self, row: Any) -> Any:
+    def _answer_or_failure(self, work: WorkRecord) -> Any:
         try:
-            return self._answer(row, self)
+            return self._answer(work, self)
         except (DomainError, PolicyConfigError, ValidationError) as error:
             return WorkFailure(code=WorkFailureCode.INVALID_PROBLEM, detail=str(error))
         except SoftTimeLimitExceeded:

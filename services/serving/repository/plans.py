@@ -104,7 +104,7 @@ class PlanRepository(WorkRepository):
 
 def plan_repository(engine: AsyncEngine) -> PlanRepository:
     """Return the queries on plans as on work that workers claim."""
-    return PlanRepository(engine, pool_plans, None, "plan", SUMMARY)
+    return PlanRepository(engine, pool_plans, None, "plan", ())
 
 
 class PlanRows:
