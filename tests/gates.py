@@ -16,7 +16,7 @@ _BESIDE = 10  # niceness: pyright must not take the processor from tests that wa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the gates; ``arguments`` are pytest's, and ``--cov`` first where coverage is wanted."""
+    """Run the gates; ``arguments`` are pytest's, and ``--cov`` first where coverage and mutants are wanted."""
     for linter in LINTERS:
         if subprocess.run([sys.executable, "-m", *linter]).returncode != 0:
             print(f"test: {' '.join(linter[:2])} has found something; no test was run", file=sys.stderr)
@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> int:
             pyright.wait()
         output.seek(0)
         print(f"pyright: {output.read().strip()}")
-    return tests or types
+    mutants = subprocess.run([sys.executable, "-m", "tests.mutation"]).returncode if covered else 0
+    return tests or types or mutants
 
 
 def _start_pyright(output: IO[str]) -> subprocess.Popen[bytes]:

@@ -66,11 +66,13 @@ def _test(arguments: list[str]) -> None:
         "beside them. Other arguments go to pytest: whoever names tests gets those alone, without ruff and pyright.",
     )
     parser.add_argument(
-        "--slow", action="store_true", help="also the slow tests, and what part of the code the tests ran"
+        "--slow", action="store_true", help="also the slow tests, what part of the code the tests ran, and --mutants"
     )
     parser.add_argument("--chaos", action="store_true", help="also the long tests that kill processes")
     parser.add_argument("--bench", action="store_true", help="the benchmarks instead (all, or those named)")
-    parser.add_argument("--mutants", action="store_true", help="a mutation run instead: --mutants --help says more")
+    parser.add_argument(
+        "--mutants", action="store_true", help="a mutation run instead (`python -m tests.mutation --help`)"
+    )
     options, rest = parser.parse_known_args(arguments)
     set_up()
     os.chdir(ROOT)

@@ -43,7 +43,7 @@ def _run(root: Path, options: argparse.Namespace) -> int:
     started_s = time.monotonic()
     tests = CoverageMap(root, options.data, SOURCES, [path for path in options.tests if (root / path).exists()])
     tests.bring_up_to_date([*MAP_OPTIONS, "-n", str(options.workers)])
-    print(f"{tests.n_tests} tests mapped in {time.monotonic() - started_s:.0f} s", flush=True)
+    print(f"{len(tests.names)} tests mapped in {time.monotonic() - started_s:.0f} s", flush=True)
 
     files = [MutatedFile(root, path) for path in files_of(root, options.scope)]
     everything = sum(len(file.mutants) for file in files)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -47,9 +47,7 @@ class Worker:
 
     def close(self) -> None:
         """Let the process end."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 @contextmanager
@@ -81,7 +79,7 @@ def run(
     seconds_more: float = 10.0,
     report: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Judge mutants and return their results, in the order given.
+    """Judge mutants and return their results, in the order given; what killed one also runs on unchanged code.
 
     Args:
         root: Of the sources.
@@ -101,16 +99,39 @@ def run(
             stack.callback(worker.close)
             free.put(worker)
 
-        def judge(mutant: Mutant, source: str) -> Result:
-            chosen = tests.tests_for(mutant, budget_s)
+        def judge(mutant: Mutant, source: str, unfit: Set[str] = frozenset()) -> Result:
+            chosen = [test for test in tests.tests_for(mutant, budget_s) if test not in unfit]
+            return on_a_worker(mutant, source, chosen)
+
+        def on_a_worker(mutant: Mutant, source: str, chosen: Sequence[str]) -> Result:
             worker = free.get()
             try:
-                limits = {test: seconds_more + TIMES * tests.seconds(test) for test in chosen}
-                result = worker.judge(mutant, source, limits)
+                return worker.judge(
+                    mutant, source, {test: seconds_more + TIMES * tests.seconds(test) for test in chosen}
+                )
             finally:
                 free.put(worker)
+
+        def judge_and_report(each: tuple[Mutant, str]) -> Result:
+            result = judge(*each)
             report(result)
             return result
 
         with ThreadPoolExecutor(workers) as threads:
-            return list(threads.map(lambda each: judge(*each), wanted))
+            results = list(threads.map(judge_and_report, wanted))
+
+        # A test that fails on unchanged code as well has killed nothing.
+        unfit: set[str] = set()
+        killers = {result.killed_by for result in results if result.killed_by} & tests.names
+        while wanted and (left := sorted(killers - unfit)):
+            unchanged = wanted[0][0], (root / wanted[0][0].path).read_text()
+            failed = on_a_worker(*unchanged, left).killed_by
+            if failed is None:
+                break
+            if failed not in killers:
+                raise RuntimeError(f"the tests do not run on unchanged code: {failed}")
+            unfit.add(failed)
+        return [
+            judge(*each, unfit) if result.killed_by in unfit else result
+            for each, result in zip(wanted, results, strict=True)
+        ]

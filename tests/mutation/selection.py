@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,9 @@ class CoverageMap:
         return sorted({module for modules in listed for module in modules})
 
     @property
-    def n_tests(self) -> int:
-        """How many tests the map holds."""
-        return len(self._seconds)
+    def names(self) -> Set[str]:
+        """All tests that the map holds."""
+        return self._seconds.keys()
 
     def seconds(self, test: str) -> float:
         """Return how long a test took when the map was made, its fixtures included."""

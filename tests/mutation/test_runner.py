@@ -95,7 +95,7 @@ def test_the_map_says_which_tests_execute_a_line(tests: CoverageMap) -> None:
     line = {text.strip(): number for number, text in enumerate(TOY.splitlines(), 1)}
     both = {"tests/test_limits.py::test_below", "tests/test_limits.py::test_above"}
 
-    assert tests.n_tests == 5
+    assert len(tests.names) == 5
     assert tests.executing("toy/limits.py", line["if value > LIMIT:"], line["if value > LIMIT:"]) == both
     assert tests.executing("toy/limits.py", line["return LIMIT"], line["return LIMIT"]) == {
         "tests/test_limits.py::test_above"
@@ -134,6 +134,19 @@ def test_the_share_and_its_interval_are_those_of_the_mutants(results: list[Resul
 
 def test_the_sources_are_left_as_they_were(root: Path, results: list[Result]) -> None:
     assert (root / "toy/limits.py").read_text() == TOY
+
+
+def test_a_test_that_fails_on_unchanged_code_kills_nothing(root: Path, tests: CoverageMap) -> None:
+    (mutant,) = (one for one in MutatedFile(root, "toy/limits.py").mutants if one.within == "three")
+    source, path = MutatedFile(root, "toy/limits.py").source_of(mutant.index), root / "tests/test_limits.py"
+    assert source is not None
+    path.write_text(TESTS.replace("three() == 3", "three() == 5"))
+    try:
+        (result,) = run(root, [(mutant, source)], tests, workers=1, budget_s=10)
+    finally:
+        path.write_text(TESTS)
+
+    assert result.killed_by is None
 
 
 def test_a_new_test_is_mapped_without_running_the_others(root: Path, tests: CoverageMap) -> None:

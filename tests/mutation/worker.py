@@ -8,9 +8,11 @@ every mutant it forks: the child starts with pytest and the packages of others a
 import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -23,6 +25,7 @@ import pytest
 _PR_SET_CHILD_SUBREAPER = 36
 MEMORY_BYTES = 8 * 2**30
 GRACE_S = 30.0
+_SECONDS = itertools.count(1_000_000_000)
 OUT_OF_TIME = "out of time"
 
 
@@ -43,8 +46,8 @@ def _judge(work: dict[str, Any]) -> dict[str, Any]:
     path = Path(work["path"])
     original, stat = path.read_bytes(), path.stat()
     path.write_text(work["source"])
-    # A time of its own, or Python would take the compiled file of another mutant for this one's.
-    os.utime(path, ns=(stat.st_atime_ns, time.time_ns()))
+    # A whole second of its own, or Python would take the compiled file of another mutant for this one's.
+    os.utime(path, (stat.st_atime, next(_SECONDS)))
     try:
         killed_by = _run(work["tests"])
     finally:
@@ -67,6 +70,7 @@ def _run(tests: dict[str, float]) -> str | None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
         quick = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "mutation_hooks"]
+        quick += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that were imported before
         code: int = 3
         with contextlib.suppress(BaseException):
             code = int(pytest.main([*quick, *files]))
@@ -95,8 +99,6 @@ def _wait(child: int, within_s: float) -> int | None:
     """Wait for the child; None if it had to be killed."""
     handle = os.pidfd_open(child)
     try:
-        import select
-
         ended, _, _ = select.select([handle], [], [], within_s)
     finally:
         os.close(handle)
