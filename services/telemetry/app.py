@@ -18,7 +18,7 @@ from services.kit.tasks import end_tasks, repeat
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
-from services.telemetry.retention import fold, forget_settings
+from services.telemetry.repository.retention import fold, forget_settings
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from services.telemetry.sleeps import BOOK_EVERY_S, book

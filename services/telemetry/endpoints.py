@@ -27,7 +27,8 @@ from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
-from services.telemetry.reports import Question, footprint_report, job_footprint, owner_of
+from services.telemetry.reports import Question, footprint_report, job_footprint
+from services.telemetry.repository.jobs import owner_of
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy))")

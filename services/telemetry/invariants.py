@@ -1,171 +1,20 @@
-"""The live system held against its own rules: one query per rule, over one snapshot of the database."""
+"""The live system held against its own rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 from services.contracts.reports import Invariant, InvariantReport
 from services.db.database import Database
-from services.telemetry.ledger import LEDGER_TOLERANCE
-from services.telemetry.lines import LEDGER, METERED
+from services.telemetry.repository.rules import breaches_of
 
-ROUNDING_J = 1e-3
-"""What sums of floats may be apart besides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule, the query whose rows each break it, and what to say when there are none and of each."""
-
-    name: str
-    query: str
-    holds: str
-    breach: Callable[[Any], str]
-
-
-_LEDGER_BY_NODE = f"""
-WITH {LEDGER}, {METERED}, sums AS (
-    SELECT node_id, sum(metered_gpu_energy_j) AS metered_j, 0::float8 AS owners_j FROM metered GROUP BY node_id
-    UNION ALL
-    SELECT node_id, 0, sum(gpu_energy_j) FROM ledger GROUP BY node_id
-), per_node AS (
-    SELECT node_id, sum(metered_j) AS metered_j, sum(owners_j) AS owners_j FROM sums
-    GROUP BY GROUPING SETS (node_id, ())
-)
-SELECT coalesce(node_id, 'all nodes') AS node, metered_j, owners_j FROM per_node
-WHERE abs(owners_j - metered_j) > {LEDGER_TOLERANCE} * metered_j + {ROUNDING_J}
-ORDER BY abs(owners_j - metered_j) DESC
-"""
-
-_FOOTPRINTS = f"""
-WITH {LEDGER}, lines AS (
-    SELECT job_id, sum(energy_j) AS energy_j, sum(carbon_gco2) AS carbon_gco2
-    FROM ledger WHERE job_id IS NOT NULL GROUP BY job_id
-)
-SELECT coalesce(l.job_id, f.job_id) AS job, coalesce(l.energy_j, 0) AS lines_j, coalesce(f.energy_j, 0) AS sum_j
-FROM lines l FULL JOIN job_footprints f ON f.job_id = l.job_id
-WHERE abs(coalesce(l.energy_j, 0) - coalesce(f.energy_j, 0)) > 1e-6 * coalesce(l.energy_j, 0) + {ROUNDING_J}
-   OR abs(coalesce(l.carbon_gco2, 0) - coalesce(f.carbon_gco2, 0)) > 1e-6 * abs(coalesce(l.carbon_gco2, 0)) + 1e-6
-ORDER BY abs(coalesce(l.energy_j, 0) - coalesce(f.energy_j, 0)) DESC
-"""
-
-_CARBON = """
-SELECT node_id AS node, sequence, carbon_gco2 FROM energy_usages
-WHERE abs(carbon_gco2
-        - (gpu_energy_j + cpu_energy_j + static_energy_j) / 3.6e6 * intensity_gco2_per_kwh * pue)
-    > 1e-9 * abs(carbon_gco2) + 1e-9
-"""
-
-_CAPACITY = """
-SELECT c.node_id AS node, count(*) AS claimed, count(d.found) AS existing
-FROM device_claims c
-LEFT JOIN nodes n ON n.id = c.node_id
-LEFT JOIN LATERAL (
-    SELECT 1 AS found FROM jsonb_array_elements(n.devices) AS listed WHERE (listed ->> 'index')::int = c.device LIMIT 1
-) d ON true
-GROUP BY c.node_id HAVING count(*) > count(d.found) ORDER BY 1
-"""
-
-_CLAIMS_OF_ENDED = """
-SELECT c.node_id AS node, c.device, c.allocation_id AS allocation FROM device_claims c
-JOIN allocations a ON a.id = c.allocation_id WHERE a.state = 'ended' ORDER BY 1, 2
-"""
-
-# A share whose node was given up has released its devices; all others hold theirs until the whole gang has ended.
-_CLAIMS_MISSING = """
-SELECT a.id AS allocation, s.node_id AS node, count(c.device) AS claimed, jsonb_array_length(s.devices) AS held
-FROM allocations a
-CROSS JOIN LATERAL jsonb_to_recordset(a.shares) AS s (node_id text, devices jsonb)
-LEFT JOIN rank_ends e ON e.allocation_id = a.id AND e.node_id = s.node_id
-LEFT JOIN device_claims c ON c.allocation_id = a.id AND c.node_id = s.node_id
-WHERE a.state <> 'ended' AND e.node_id IS NULL
-GROUP BY a.id, s.node_id, s.devices HAVING count(c.device) <> jsonb_array_length(s.devices) ORDER BY 1, 2
-"""
-
-_ASLEEP = """
-SELECT p.node_id AS node, p.state, count(*) AS claimed FROM node_power p JOIN device_claims c ON c.node_id = p.node_id
-WHERE p.state IN ('going_down', 'off', 'failed') GROUP BY 1, 2 ORDER BY 1
-"""
-
-_ONE_GANG = """
-SELECT job_id AS job, count(*) AS gangs FROM allocations WHERE state <> 'ended' GROUP BY job_id HAVING count(*) > 1
-"""
-
-_LIMBO = """
-SELECT j.id AS job, j.state, count(a.id) AS gangs FROM jobs j
-LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
-WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL
-GROUP BY j.id, j.state
-HAVING (j.state IN ('starting', 'running', 'preempting')) <> (count(a.id) > 0) ORDER BY 1
-"""
-
-RULES = (
-    Rule(
-        "ledger_adds_up",
-        _LEDGER_BY_NODE,
-        "On every node and in total, the devices' energy is the sum over owners and idle, to 0.1 %.",
-        lambda row: f"{row['node']}: owners {row['owners_j']:.1f} J, devices {row['metered_j']:.1f} J",
-    ),
-    Rule(
-        "footprints_match_ledger",
-        _FOOTPRINTS,
-        "Every job's footprint is the sum of its ledger lines.",
-        lambda row: f"{row['job']}: lines {row['lines_j']:.1f} J, footprint {row['sum_j']:.1f} J",
-    ),
-    Rule(
-        "carbon_recomputes",
-        _CARBON,
-        "Every line's emissions are its energy x its intensity x its PUE.",
-        lambda row: f"node {row['node']}, interval {row['sequence']}: {row['carbon_gco2']:.6f} g",
-    ),
-    Rule(
-        "allocation_within_capacity",
-        _CAPACITY,
-        "No node has more devices claimed than it has.",
-        lambda row: f"{row['node']}: {row['claimed']} claimed, {row['existing']} of them exist",
-    ),
-    Rule(
-        "ended_gangs_hold_nothing",
-        _CLAIMS_OF_ENDED,
-        "No device is claimed by a gang that has ended.",
-        lambda row: f"device {row['device']} of {row['node']} by {row['allocation']}",
-    ),
-    Rule(
-        "live_gangs_hold_their_devices",
-        _CLAIMS_MISSING,
-        "Every live gang holds its devices, each once.",
-        lambda row: f"{row['allocation']} on {row['node']}: {row['claimed']} of {row['held']}",
-    ),
-    Rule(
-        "sleeping_nodes_hold_nothing",
-        _ASLEEP,
-        "No gang holds a device of a node that is powered down and not being woken.",
-        lambda row: f"{row['node']} is {row['state']}: {row['claimed']} claimed",
-    ),
-    Rule(
-        "one_gang_per_job",
-        _ONE_GANG,
-        "Every job has at most one live gang.",
-        lambda row: f"{row['job']} has {row['gangs']}",
-    ),
-    Rule(
-        "no_job_in_limbo",
-        _LIMBO,
-        "Jobs that start, run or stop have a gang, and no others do.",
-        lambda row: f"{row['job']} is {row['state']} with {row['gangs']} live gangs",
-    ),
-)
+SHOWN = 3
+"""Of what breaks a rule."""
 
 
 async def check_invariants(database: Database) -> InvariantReport:
     """Return every rule and whether it holds now."""
     invariants: list[Invariant] = []
-    async with database.transaction("repeatable_read", readonly=True) as connection:
-        for rule in RULES:
-            breaches = await connection.fetch(f"{rule.query} LIMIT 4")
-            detail = rule.holds if not breaches else "; ".join(rule.breach(row) for row in breaches[:3])
-            more = "; ..." if len(breaches) > 3 else ""
-            invariants.append(Invariant(name=rule.name, holds=not breaches, detail=detail + more))
+    for rule, breaches in await breaches_of(database, SHOWN + 1):
+        detail = "; ".join(breaches[:SHOWN]) if breaches else rule.holds
+        more = "; ..." if len(breaches) > SHOWN else ""
+        invariants.append(Invariant(name=rule.name, holds=not breaches, detail=detail + more))
     return InvariantReport(holds=all(invariant.holds for invariant in invariants), invariants=invariants)

@@ -3,81 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from services.contracts.nodes import EnergyInterval, EnergyReceipt, EnergySource, Usage
 from services.core.accounting.carbon import carbon_gco2
 from services.core.domain.carbon import Signal
-from services.db.database import Database
+from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.telemetry.intensity import Intensity, IntensitySource
-from services.telemetry.profiles import Profile, Step, advance
+from services.telemetry.profiles import GangInterval, Profile, advance
+from services.telemetry.repository import energy
+from services.telemetry.repository.rules import LEDGER_TOLERANCE
 
 log = Log(__name__)
 
-LEDGER_TOLERANCE = 1e-3
-"""Device energy = sum over owners + idle, to this share."""
-
 MEASURED = frozenset({EnergySource.COUNTER, EnergySource.SAMPLED})
 _LEAST_KNOWN_LAST = list(EnergySource)
-
-_STORE_INTERVALS = """
-INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
-SELECT $1, i.* FROM unnest($2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
-    AS i (boot_id, sequence, start_at, end_at, metered_j)
-WHERE NOT EXISTS (
-    SELECT FROM folded_intervals f
-    WHERE f.node_id = $1 AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
-ON CONFLICT DO NOTHING RETURNING boot_id, sequence
-"""
-
-_GANGS = """
-SELECT id, job_id, generation, gpus, shares -> 0 ->> 'node_id' AS leader FROM allocations
-WHERE id = ANY($2) AND shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
-"""
-
-_STORE_USAGES = """
-INSERT INTO energy_usages (
-    node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
-    source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
-SELECT $1, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
-    u.source, $2, $3, u.signal, u.intensity, u.estimated, $4, u.carbon
-FROM unnest($5::text[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $10::timestamptz[], $11::int[],
-    $12::float8[], $13::float8[], $14::float8[], $15::text[], $16::text[], $17::float8[], $18::bool[], $19::float8[])
-    AS u (boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j, source, signal,
-          intensity, estimated, carbon)
-"""
-
-_ADD_FOOTPRINTS = """
-INSERT INTO job_footprints AS known (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s)
-SELECT * FROM unnest($1::text[], $2::float8[], $3::float8[], $4::float8[], $5::float8[], $6::float8[]) ORDER BY 1
-ON CONFLICT (job_id) DO UPDATE SET
-    energy_j = known.energy_j + excluded.energy_j, gpu_energy_j = known.gpu_energy_j + excluded.gpu_energy_j,
-    estimated_energy_j = known.estimated_energy_j + excluded.estimated_energy_j,
-    carbon_gco2 = known.carbon_gco2 + excluded.carbon_gco2, gpu_s = known.gpu_s + excluded.gpu_s
-"""
-
-_PROFILES = """
-SELECT p.* FROM job_profiles p JOIN unnest($1::text[], $2::int[]) AS w (job_id, gpus) USING (job_id, gpus)
-ORDER BY p.job_id, p.gpus FOR UPDATE OF p
-"""
-
-_STORE_PROFILES = """
-INSERT INTO job_profiles AS known
-    (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, last_done, generation, since_at)
-SELECT * FROM unnest($1::text[], $2::int[], $3::float8[], $4::float8[], $5::float8[], $6::float8[], $7::float8[],
-    $8::int[], $9::timestamptz[]) ORDER BY 1, 2
-ON CONFLICT (job_id, gpus) DO UPDATE SET
-    progress = excluded.progress, energy_j = excluded.energy_j, gpu_energy_j = excluded.gpu_energy_j,
-    duration_s = excluded.duration_s, last_done = excluded.last_done, generation = excluded.generation,
-    since_at = excluded.since_at
-"""
-
-_LAST_USED = """
-SELECT intensity_gco2_per_kwh, signal FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,26 +118,32 @@ class Ledger:
             priced[key] = await self._intensities.during(reporter.zone, start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
         async with self._database.transaction() as connection:
-            stored = await connection.fetch(_STORE_INTERVALS, reporter.node_id, *_interval_columns(distinct))
-            keys = sorted((row["boot_id"], row["sequence"]) for row in stored)
+            rows = [_interval_row(distinct[key]) for key in sorted(distinct)]
+            keys = sorted(await energy.store_intervals(connection, reporter.node_id, rows))
             fresh = sorted((distinct[key] for key in keys), key=lambda interval: interval.start_at)
             if fresh:
                 gangs = await self._gangs(connection, reporter, fresh)
                 lines = self._lines(reporter, fresh, priced, gangs)
-                await connection.execute(
-                    _STORE_USAGES, reporter.node_id, reporter.host_power, reporter.zone, self._pue, *_columns(lines)
+                await energy.store_usages(
+                    connection,
+                    reporter.node_id,
+                    reporter.host_power,
+                    reporter.zone,
+                    self._pue,
+                    [_usage_row(line) for line in lines],
                 )
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
                 await _advance_profiles(connection, reporter, lines, gangs)
         return EnergyReceipt(accepted=len(keys), duplicates=len(intervals) - len(keys))
 
-    async def _gangs(self, connection: Any, reporter: Reporter, intervals: list[EnergyInterval]) -> dict[str, Any]:
+    async def _gangs(
+        self, connection: Connection, reporter: Reporter, intervals: list[EnergyInterval]
+    ) -> dict[str, energy.GangRow]:
         """Return the allocations named that have a share on this node: a node charges no other job."""
         named = {usage.allocation_id for interval in intervals for usage in interval.usages if usage.allocation_id}
         if not named:
             return {}
-        rows = await connection.fetch(_GANGS, reporter.node_id, sorted(named))
-        gangs = {row["id"]: row for row in rows}
+        gangs = await energy.gangs_on(connection, reporter.node_id, named)
         if strangers := named - gangs.keys():
             log.warning("energy.unknown_owner", node=reporter.node_id, allocations=sorted(strangers)[:5])
         return gangs
@@ -204,7 +153,7 @@ class Ledger:
         reporter: Reporter,
         intervals: list[EnergyInterval],
         priced: dict[tuple[str, int], Intensity],
-        gangs: dict[str, Any],
+        gangs: Mapping[str, energy.GangRow],
     ) -> list[Line]:
         lines: list[Line] = []
         for interval in intervals:
@@ -215,7 +164,7 @@ class Ledger:
                     Line(
                         interval=interval,
                         owner=owner,
-                        job_id=gangs[owner]["job_id"] if owner in gangs else None,
+                        job_id=gangs[owner].job_id if owner in gangs else None,
                         gpus=len(set(usage.devices)),
                         gpu_energy_j=usage.gpu_energy_j,
                         cpu_energy_j=usage.cpu_energy_j,
@@ -232,9 +181,8 @@ class Ledger:
 
 async def last_used_intensity(database: Database, zone: str) -> Intensity | None:
     """Return the intensity of the newest ledger line of a zone."""
-    async with database.connection() as connection:
-        row = await connection.fetchrow(_LAST_USED, zone)
-    return Intensity(row["intensity_gco2_per_kwh"], Signal(row["signal"]), estimated=True) if row else None
+    row = await energy.last_used(database, zone)
+    return Intensity(row.gco2_per_kwh, Signal(row.signal), estimated=True) if row else None
 
 
 def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
@@ -252,38 +200,33 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
         )
 
 
-def _interval_columns(intervals: dict[tuple[str, int], EnergyInterval]) -> list[list[Any]]:
-    ordered = [intervals[key] for key in sorted(intervals)]
-    return [
-        [interval.boot_id for interval in ordered],
-        [interval.sequence for interval in ordered],
-        [interval.start_at for interval in ordered],
-        [interval.end_at for interval in ordered],
-        [interval.metered_gpu_energy_j for interval in ordered],
-    ]
+def _interval_row(interval: EnergyInterval) -> energy.IntervalRow:
+    return energy.IntervalRow(
+        interval.boot_id, interval.sequence, interval.start_at, interval.end_at, interval.metered_gpu_energy_j
+    )
 
 
-def _columns(lines: list[Line]) -> list[list[Any]]:
-    return [
-        [line.interval.boot_id for line in lines],
-        [line.interval.sequence for line in lines],
-        [line.owner for line in lines],
-        [line.job_id for line in lines],
-        [line.interval.start_at for line in lines],
-        [line.interval.end_at for line in lines],
-        [line.gpus for line in lines],
-        [line.gpu_energy_j for line in lines],
-        [line.cpu_energy_j for line in lines],
-        [line.static_energy_j for line in lines],
-        [line.source for line in lines],
-        [line.intensity.signal for line in lines],
-        [line.intensity.gco2_per_kwh for line in lines],
-        [line.intensity.estimated for line in lines],
-        [line.carbon_gco2 for line in lines],
-    ]
+def _usage_row(line: Line) -> energy.UsageRow:
+    return energy.UsageRow(
+        boot_id=line.interval.boot_id,
+        sequence=line.interval.sequence,
+        owner=line.owner,
+        job_id=line.job_id,
+        start_at=line.interval.start_at,
+        end_at=line.interval.end_at,
+        gpus=line.gpus,
+        gpu_energy_j=line.gpu_energy_j,
+        cpu_energy_j=line.cpu_energy_j,
+        static_energy_j=line.static_energy_j,
+        source=line.source,
+        signal=line.intensity.signal,
+        intensity_gco2_per_kwh=line.intensity.gco2_per_kwh,
+        intensity_estimated=line.intensity.estimated,
+        carbon_gco2=line.carbon_gco2,
+    )
 
 
-async def _add_footprints(connection: Any, lines: list[Line]) -> None:
+async def _add_footprints(connection: Connection, lines: Sequence[Line]) -> None:
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
     for line in lines:
         assert line.job_id is not None
@@ -291,61 +234,57 @@ async def _add_footprints(connection: Any, lines: list[Line]) -> None:
         for position, amount in enumerate(amounts):
             sums[line.job_id][position] += amount
     if sums:
-        jobs = sorted(sums)
-        columns = [[sums[job][position] for job in jobs] for position in range(5)]
-        await connection.execute(_ADD_FOOTPRINTS, jobs, *columns)
+        await energy.add_footprints(connection, [energy.FootprintRow(job, *sums[job]) for job in sorted(sums)])
 
 
-async def _advance_profiles(connection: Any, reporter: Reporter, lines: list[Line], gangs: dict[str, Any]) -> None:
-    wanted = sorted({(gang["job_id"], gang["gpus"]) for gang in gangs.values()})
+async def _advance_profiles(
+    connection: Connection, reporter: Reporter, lines: Sequence[Line], gangs: Mapping[str, energy.GangRow]
+) -> None:
+    wanted = sorted({(gang.job_id, gang.gpus) for gang in gangs.values()})
     if not wanted:
         return
-    jobs, sizes = [job for job, _ in wanted], [size for _, size in wanted]
-    before = {(row["job_id"], row["gpus"]): _as_profile(row) for row in await connection.fetch(_PROFILES, jobs, sizes)}
+    before = {(row.job_id, row.gpus): _as_profile(row) for row in await energy.lock_profiles(connection, wanted)}
     after: dict[tuple[str, int], Profile] = {}
     for line in lines:
         if (gang := gangs.get(line.owner)) is None:
             continue
-        key = gang["job_id"], gang["gpus"]
-        step = Step(
-            generation=gang["generation"],
+        key = gang.job_id, gang.gpus
+        interval = GangInterval(
+            generation=gang.generation,
             start_s=line.interval.start_at.timestamp(),
             end_s=line.interval.end_at.timestamp(),
             energy_j=line.energy_j,
             gpu_energy_j=line.gpu_energy_j,
-            leads=gang["leader"] == reporter.node_id,
+            leads=gang.leader == reporter.node_id,
             done=line.progress_done,
         )
-        if (profile := advance(after.get(key, before.get(key)), step)) is not None:
+        if (profile := advance(after.get(key, before.get(key)), interval)) is not None:
             after[key] = profile
-    changed = {key: profile for key, profile in after.items() if profile != before.get(key)}
+    changed = [_profile_row(key, after[key]) for key in sorted(after) if after[key] != before.get(key)]
     if changed:
-        await connection.execute(_STORE_PROFILES, *_profile_columns(changed))
+        await energy.store_profiles(connection, changed)
 
 
-def _as_profile(row: Any) -> Profile:
+def _as_profile(row: energy.ProfileRow) -> Profile:
     return Profile(
-        progress=row["progress"],
-        energy_j=row["energy_j"],
-        gpu_energy_j=row["gpu_energy_j"],
-        duration_s=row["duration_s"],
-        last_done=row["last_done"] or 0.0,
-        generation=row["generation"],
-        since_s=row["since_at"].timestamp() if row["since_at"] else 0.0,
+        progress=row.progress,
+        energy_j=row.energy_j,
+        gpu_energy_j=row.gpu_energy_j,
+        duration_s=row.duration_s,
+        last_done=row.last_done,
+        generation=row.generation,
+        since_s=row.since_at.timestamp() if row.since_at else 0.0,
     )
 
 
-def _profile_columns(profiles: dict[tuple[str, int], Profile]) -> list[list[Any]]:
-    keys = sorted(profiles)
-    rows = [profiles[key] for key in keys]
-    return [
-        [job for job, _ in keys],
-        [size for _, size in keys],
-        [row.progress for row in rows],
-        [row.energy_j for row in rows],
-        [row.gpu_energy_j for row in rows],
-        [row.duration_s for row in rows],
-        [row.last_done for row in rows],
-        [row.generation for row in rows],
-        [datetime.fromtimestamp(row.since_s, UTC) for row in rows],
-    ]
+def _profile_row(key: tuple[str, int], profile: Profile) -> energy.ProfileRow:
+    return energy.ProfileRow(
+        *key,
+        progress=profile.progress,
+        energy_j=profile.energy_j,
+        gpu_energy_j=profile.gpu_energy_j,
+        duration_s=profile.duration_s,
+        last_done=profile.last_done,
+        generation=profile.generation,
+        since_at=datetime.fromtimestamp(profile.since_s, UTC),
+    )

@@ -29,7 +29,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GangInterval:
     """One node's interval of a gang.
 
     Attributes:
@@ -50,30 +50,30 @@ class Step:
     done: float | None
 
 
-def advance(profile: Profile | None, step: Step) -> Profile | None:
+def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:
     """Return the profile with one more interval, or None while nothing has been reported yet.
 
     A gang counts from its first report of progress, so that neither its start nor what it repeats after a restart
     weighs on its efficiency. Late intervals of a former gang are left out. Progress that falls counts as none.
     """
-    reports = step.leads and step.done is not None
-    if profile is None or step.generation > profile.generation:
-        if not reports or step.done is None:
+    reports = interval.leads and interval.done is not None
+    if profile is None or interval.generation > profile.generation:
+        if not reports or interval.done is None:
             return profile
         if profile is None:
-            return Profile(0.0, 0.0, 0.0, 0.0, step.done, step.generation, step.end_s)
-        return replace(profile, last_done=step.done, generation=step.generation, since_s=step.end_s)
-    if step.generation < profile.generation or step.end_s <= profile.since_s:
+            return Profile(0.0, 0.0, 0.0, 0.0, interval.done, interval.generation, interval.end_s)
+        return replace(profile, last_done=interval.done, generation=interval.generation, since_s=interval.end_s)
+    if interval.generation < profile.generation or interval.end_s <= profile.since_s:
         return profile
-    length_s = step.end_s - step.start_s
-    counted_s = step.end_s - max(step.start_s, profile.since_s)
+    length_s = interval.end_s - interval.start_s
+    counted_s = interval.end_s - max(interval.start_s, profile.since_s)
     share = counted_s / length_s if length_s > 0 else 0.0
-    done = step.done if reports and step.done is not None else profile.last_done
+    done = interval.done if reports and interval.done is not None else profile.last_done
     return replace(
         profile,
         progress=profile.progress + max(done - profile.last_done, 0.0),
-        energy_j=profile.energy_j + share * step.energy_j,
-        gpu_energy_j=profile.gpu_energy_j + share * step.gpu_energy_j,
-        duration_s=profile.duration_s + (counted_s if step.leads else 0.0),
+        energy_j=profile.energy_j + share * interval.energy_j,
+        gpu_energy_j=profile.gpu_energy_j + share * interval.gpu_energy_j,
+        duration_s=profile.duration_s + (counted_s if interval.leads else 0.0),
         last_done=max(done, profile.last_done),
     )

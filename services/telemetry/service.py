@@ -18,17 +18,21 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeList,
     NodeRegistration,
+    NodeState,
+    PowerState,
 )
 from services.contracts.problems import ProblemCode
 from services.db.database import Database
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
-from services.telemetry import nodes
 from services.telemetry.ledger import Ledger, Reporter
+from services.telemetry.repository import nodes
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
+
+_ASLEEP = (PowerState.GOING_DOWN, PowerState.OFF, PowerState.WAKING)
 
 UNKNOWN_NODE = ProblemError(
     401, ProblemCode.UNAUTHENTICATED, "This is not the node's token; register again for a new one."
@@ -77,15 +81,15 @@ class Telemetry:
         Raises:
             ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
         """
-        row = await nodes.known_node(self.database, node_id, token)
-        if row is None:
+        node = await nodes.known_node(self.database, node_id, token)
+        if node is None:
             raise UNKNOWN_NODE
-        reporter = Reporter(node_id, row["zone"], EnergySource(row["host_power"]))
+        reporter = Reporter(node_id, node.zone, EnergySource(node.host_power))
         return await self.ledger.store(reporter, report.intervals)
 
     async def list_nodes(self) -> NodeList:
         """Return every node."""
-        return NodeList(items=await nodes.list_nodes(self.database))
+        return NodeList(items=[_as_node(*found) for found in await nodes.nodes(self.database)])
 
     async def node(self, node_id: str) -> Node:
         """Return one node.
@@ -93,10 +97,10 @@ class Telemetry:
         Raises:
             ProblemError: 404.
         """
-        found = await nodes.find_node(self.database, node_id)
-        if found is None:
+        found = await nodes.nodes(self.database, node_id)
+        if not found:
             raise not_found("node")
-        return found
+        return _as_node(*found[0])
 
     async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> Node:
         """Drain a node (what runs there may end, nothing starts there) or give it work again.
@@ -109,3 +113,19 @@ class Telemetry:
             log.info("node.draining" if draining else "node.resumed", node=node_id, by=operator.key_id)
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
+
+
+def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:
+    sleeps = power is not None and power.state in _ASLEEP and not row.leased
+    is_up = row.state == NodeState.UP and not sleeps
+    shown = {name: value for name, value in row._asdict().items() if name != "leased"}
+    power_shown = {name: value for name, value in power._asdict().items() if name != "node_id"} if power else {}
+    return Node.model_validate(
+        {
+            **shown,
+            "state": NodeState.ASLEEP if sleeps else row.state,
+            "power": power_shown,
+            "gpus": len(row.devices),
+            "power_w": sum(reading["power_w"] for reading in row.readings) if is_up else 0.0,
+        }
+    )

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.ids import utc_now
-from services.telemetry.retention import fold, forget_settings
+from services.telemetry.repository.retention import fold, forget_settings
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
 
 DAY_S = 86_400.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.db.database import Database
 from services.kit.logging import Log
-from services.telemetry.lines import RAW_LINES
+from services.telemetry.repository.lines import RAW_LINES
 
 log = Log(__name__)
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import Heartbeat, Node, NodeRegistration, NodeState, RankState, RankStatus
+from services.contracts.nodes import Heartbeat, NodeRegistration, RankState, RankStatus
 from services.db.database import Database
 from services.db.node_power import NODE_POWER
+from services.db.rows import fetch_row, fetch_rows
+
+Json = dict[str, Any]
 
 _ORDER = {state: position for position, state in enumerate(RankState)}
 
@@ -57,7 +61,7 @@ WHERE array_position($9::text[], excluded.state) > array_position($9::text[], kn
 RETURNING allocation_id
 """
 
-# What a node made of its gangs' settings; it may say less than before, for a gang that is over has none.
+# What a node made of its gangs' controls; it may say less than before, for a gang that is over has none.
 _NOTE_SETTINGS = """
 UPDATE rank_statuses s SET settings = r.settings
 FROM unnest($2::text[], $3::jsonb[]) AS r (allocation_id, settings)
@@ -65,7 +69,7 @@ WHERE s.allocation_id = r.allocation_id AND s.node_id = $1 AND s.settings IS DIS
 RETURNING s.allocation_id
 """
 
-# What the devices were really set to, and since when: a line per change, kept as it was first heard of.
+# What the devices were really set to, and since when: a line per change, as it was first reported.
 _RECORD_SETTINGS = """
 INSERT INTO settings_in_force (allocation_id, node_id, revision, power_limit_w, clock_mhz, refused, enforced_w, since)
 SELECT s.allocation_id, s.node_id, (s.settings ->> 'revision')::int, (s.settings ->> 'power_limit_w')::float8,
@@ -107,14 +111,59 @@ RETURNING s.allocation_id
 """
 
 _NODES = """
-SELECT n.*, coalesce(n.lease_until > now(), false) AS leased,
-    (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use
-FROM nodes n
+SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.containers, n.devices, n.readings,
+    (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use, n.heartbeat_at, n.lease_until,
+    coalesce(n.lease_until > now(), false) AS leased
+FROM nodes n WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
 """
+
+_KNOWN = "SELECT zone, host_power FROM nodes WHERE id = $1 AND token_sha256 = $2"
 
 _DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
 
 _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+
+
+class KnownNode(NamedTuple):
+    """What prices a node's energy, and how its host's power is known."""
+
+    zone: str
+    host_power: str
+
+
+class NodeRow(NamedTuple):
+    """A node as it was last heard of; devices and readings are those of ``contracts.nodes``, as JSON values."""
+
+    id: str
+    state: str
+    draining: bool
+    address: str
+    agent_url: str
+    zone: str
+    driver: str
+    containers: bool
+    devices: list[Json]
+    readings: list[Json]
+    gpus_in_use: int
+    heartbeat_at: datetime | None
+    lease_until: datetime | None
+    leased: bool
+
+
+class PowerRow(NamedTuple):
+    """A node's power state, as ``contracts.nodes.NodePower`` has it."""
+
+    node_id: str
+    state: str
+    since: datetime | None
+    pinned_awake: bool
+    reason: str | None
+    detail: str | None
+    attempts: int
+    wakes: int
+    off_s: float
+    waking_s: float
+    estimated_energy_j: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,27 +262,17 @@ def _columns(ranks: list[RankStatus]) -> list[list[Any]]:
     ]
 
 
-async def known_node(database: Database, node_id: str, token: str) -> Any | None:
-    """Return zone and host power source of the node whose token this is, or None."""
+async def known_node(database: Database, node_id: str, token: str) -> KnownNode | None:
+    """Return what is needed to price the energy of the node whose token this is, or None."""
     async with database.connection() as connection:
-        return await connection.fetchrow(
-            "SELECT zone, host_power FROM nodes WHERE id = $1 AND token_sha256 = $2", node_id, token_sha256(token)
-        )
+        return await fetch_row(connection, KnownNode, _KNOWN, node_id, token_sha256(token))
 
 
-async def list_nodes(database: Database) -> list[Node]:
-    """Return every node, by name."""
+async def nodes(database: Database, node_id: str | None = None) -> list[tuple[NodeRow, PowerRow | None]]:
+    """Return every node, or one, with its power state, by name."""
     async with database.connection() as connection:
-        power = {row["node_id"]: row for row in await connection.fetch(NODE_POWER, None)}
-        return [_as_node(row, power.get(row["id"])) for row in await connection.fetch(f"{_NODES} ORDER BY n.id")]
-
-
-async def find_node(database: Database, node_id: str) -> Node | None:
-    """Return one node."""
-    async with database.connection() as connection:
-        power = await connection.fetchrow(NODE_POWER, node_id)
-        row = await connection.fetchrow(f"{_NODES} WHERE n.id = $1", node_id)
-    return _as_node(row, power) if row else None
+        power = {row.node_id: row for row in await fetch_rows(connection, PowerRow, NODE_POWER, node_id)}
+        return [(row, power.get(row.id)) for row in await fetch_rows(connection, NodeRow, _NODES, node_id)]
 
 
 async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:
@@ -244,26 +283,3 @@ async def set_draining(database: Database, node_id: str, draining: bool, operato
         if changed:
             await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, action, node_id)
     return changed is not None
-
-
-def _as_node(row: Any, power_row: Any | None) -> Node:
-    devices, readings = row["devices"], row["readings"]
-    power = dict(power_row) if power_row else {"node_id": row["id"]}
-    del power["node_id"]
-    sleeps = power.get("state") in ("going_down", "off", "waking") and not row["leased"]
-    is_up = row["state"] == "up" and not sleeps
-    return Node.model_validate(
-        {
-            **{name: row[name] for name in ("id", "draining", "address", "agent_url", "zone", "driver")},
-            "state": NodeState.ASLEEP if sleeps else row["state"],
-            "power": power,
-            "containers": row["containers"],
-            "devices": devices,
-            "readings": readings,
-            "gpus": len(devices),
-            "gpus_in_use": row["gpus_in_use"],
-            "power_w": sum(reading["power_w"] for reading in readings) if is_up else 0.0,
-            "heartbeat_at": row["heartbeat_at"],
-            "lease_until": row["lease_until"],
-        }
-    )

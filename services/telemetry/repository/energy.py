@@ -1,0 +1,221 @@
+"""The ledger's lines, and what is added up with them: footprints and profiles of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection, Database
+from services.db.rows import fetch_row, fetch_rows, rows_of
+
+STORE_INTERVALS = """
+INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
+SELECT $1, i.* FROM unnest($2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
+    AS i (boot_id, sequence, start_at, end_at, metered_j)
+WHERE NOT EXISTS (
+    SELECT FROM folded_intervals f
+    WHERE f.node_id = $1 AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
+ON CONFLICT DO NOTHING RETURNING boot_id, sequence
+"""
+
+GANGS = """
+SELECT id, job_id, generation, gpus, shares -> 0 ->> 'node_id' AS leader FROM allocations
+WHERE id = ANY($2) AND shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+"""
+
+STORE_USAGES = """
+INSERT INTO energy_usages (
+    node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
+    source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
+SELECT $1, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
+    u.source, $2, $3, u.signal, u.intensity, u.estimated, $4, u.carbon
+FROM unnest($5::text[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $10::timestamptz[], $11::int[],
+    $12::float8[], $13::float8[], $14::float8[], $15::text[], $16::text[], $17::float8[], $18::bool[], $19::float8[])
+    AS u (boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j, source, signal,
+          intensity, estimated, carbon)
+"""
+
+ADD_FOOTPRINTS = """
+INSERT INTO job_footprints AS known (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s)
+SELECT * FROM unnest($1::text[], $2::float8[], $3::float8[], $4::float8[], $5::float8[], $6::float8[]) ORDER BY 1
+ON CONFLICT (job_id) DO UPDATE SET
+    energy_j = known.energy_j + excluded.energy_j, gpu_energy_j = known.gpu_energy_j + excluded.gpu_energy_j,
+    estimated_energy_j = known.estimated_energy_j + excluded.estimated_energy_j,
+    carbon_gco2 = known.carbon_gco2 + excluded.carbon_gco2, gpu_s = known.gpu_s + excluded.gpu_s
+"""
+
+PROFILES = """
+SELECT p.job_id, p.gpus, p.progress, p.energy_j, p.gpu_energy_j, p.duration_s, coalesce(p.last_done, 0) AS last_done,
+    p.generation, p.since_at
+FROM job_profiles p JOIN unnest($1::text[], $2::int[]) AS w (job_id, gpus) USING (job_id, gpus)
+ORDER BY p.job_id, p.gpus FOR UPDATE OF p
+"""
+
+STORE_PROFILES = """
+INSERT INTO job_profiles AS known
+    (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, last_done, generation, since_at)
+SELECT * FROM unnest($1::text[], $2::int[], $3::float8[], $4::float8[], $5::float8[], $6::float8[], $7::float8[],
+    $8::int[], $9::timestamptz[]) ORDER BY 1, 2
+ON CONFLICT (job_id, gpus) DO UPDATE SET
+    progress = excluded.progress, energy_j = excluded.energy_j, gpu_energy_j = excluded.gpu_energy_j,
+    duration_s = excluded.duration_s, last_done = excluded.last_done, generation = excluded.generation,
+    since_at = excluded.since_at
+"""
+
+LAST_USED = """
+SELECT intensity_gco2_per_kwh AS gco2_per_kwh, signal FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
+"""
+
+UNBOOKED = """
+SELECT d.id, d.node_id, d.start_at, d.end_at, d.power_w, n.zone FROM node_power_periods d
+JOIN nodes n ON n.id = d.node_id
+WHERE d.power_w > 0
+    AND NOT EXISTS (
+        SELECT FROM energy_intervals e WHERE e.node_id = d.node_id AND e.boot_id = $1 AND e.sequence = d.id)
+    AND NOT EXISTS (
+        SELECT FROM folded_intervals f WHERE f.node_id = d.node_id AND f.boot_id = $1 AND f.through_sequence >= d.id)
+ORDER BY d.id LIMIT 100
+"""
+
+
+class IntervalKey(NamedTuple):
+    """What tells an interval of a node from all others of it."""
+
+    boot_id: str
+    sequence: int
+
+
+class IntervalRow(NamedTuple):
+    """An interval of a node, as it is stored."""
+
+    boot_id: str
+    sequence: int
+    start_at: datetime
+    end_at: datetime
+    metered_gpu_energy_j: float
+
+
+class GangRow(NamedTuple):
+    """A gang that has a share on a node; ``leader`` is the node of its rank 0."""
+
+    id: str
+    job_id: str
+    generation: int
+    gpus: int
+    leader: str
+
+
+class UsageRow(NamedTuple):
+    """A line of the ledger but for what all lines of one report share."""
+
+    boot_id: str
+    sequence: int
+    owner: str
+    job_id: str | None
+    start_at: datetime
+    end_at: datetime
+    gpus: int
+    gpu_energy_j: float
+    cpu_energy_j: float
+    static_energy_j: float
+    source: str
+    signal: str
+    intensity_gco2_per_kwh: float
+    intensity_estimated: bool
+    carbon_gco2: float
+
+
+class FootprintRow(NamedTuple):
+    """What is added to a job's footprint."""
+
+    job_id: str
+    energy_j: float
+    gpu_energy_j: float
+    estimated_energy_j: float
+    carbon_gco2: float
+    gpu_s: float
+
+
+class ProfileRow(NamedTuple):
+    """A job's profile at one gang size, as ``services.telemetry.profiles.Profile`` has it."""
+
+    job_id: str
+    gpus: int
+    progress: float
+    energy_j: float
+    gpu_energy_j: float
+    duration_s: float
+    last_done: float
+    generation: int
+    since_at: datetime | None
+
+
+class LastUsedRow(NamedTuple):
+    """The intensity of a line."""
+
+    gco2_per_kwh: float
+    signal: str
+
+
+class SleepRow(NamedTuple):
+    """A period for which a node was off or booting."""
+
+    id: int
+    node_id: str
+    start_at: datetime
+    end_at: datetime
+    power_w: float
+    zone: str
+
+
+async def store_intervals(connection: Connection, node_id: str, intervals: Sequence[IntervalRow]) -> list[IntervalKey]:
+    """Store intervals of a node; return those that were not stored before."""
+    records = await connection.fetch(STORE_INTERVALS, node_id, *_columns(IntervalRow, intervals))
+    return rows_of(IntervalKey, records)
+
+
+async def gangs_on(connection: Connection, node_id: str, allocation_ids: Collection[str]) -> dict[str, GangRow]:
+    """Return those of the allocations that have a share on the node, by id."""
+    rows = await fetch_rows(connection, GangRow, GANGS, node_id, sorted(allocation_ids))
+    return {row.id: row for row in rows}
+
+
+async def store_usages(
+    connection: Connection, node_id: str, cpu_source: str, zone: str, pue: float, usages: Sequence[UsageRow]
+) -> None:
+    """Store lines of the ledger."""
+    await connection.execute(STORE_USAGES, node_id, cpu_source, zone, pue, *_columns(UsageRow, usages))
+
+
+async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:
+    """Add to the footprints of jobs."""
+    await connection.execute(ADD_FOOTPRINTS, *_columns(FootprintRow, footprints))
+
+
+async def lock_profiles(connection: Connection, wanted: Sequence[tuple[str, int]]) -> list[ProfileRow]:
+    """Return the profiles that there are of these jobs and gang sizes, locked until the transaction ends."""
+    jobs, sizes = [job for job, _ in wanted], [size for _, size in wanted]
+    return await fetch_rows(connection, ProfileRow, PROFILES, jobs, sizes)
+
+
+async def store_profiles(connection: Connection, profiles: Sequence[ProfileRow]) -> None:
+    """Store profiles in place of those there are."""
+    await connection.execute(STORE_PROFILES, *_columns(ProfileRow, profiles))
+
+
+async def last_used(database: Database, zone: str) -> LastUsedRow | None:
+    """Return the intensity of the newest line of a zone."""
+    async with database.connection() as connection:
+        return await fetch_row(connection, LastUsedRow, LAST_USED, zone)
+
+
+async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
+    """Return periods of sleep that no line of the life ``life`` stands for yet, at most a hundred."""
+    async with database.connection() as connection:
+        return await fetch_rows(connection, SleepRow, UNBOOKED, life)
+
+
+def _columns(row_type: type[tuple[object, ...]], rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
+    """Return rows column by column, as ``unnest`` takes them; so many empty ones where there are no rows."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in row_type.__annotations__]

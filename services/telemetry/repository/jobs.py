@@ -1,0 +1,66 @@
+"""Past jobs, and whose a job is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Database
+from services.db.rows import fetch_rows
+
+# Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
+PAST_JOBS = """
+SELECT j.id AS job_id, j.tenant_id AS tenant, j.project, j.state, j.submitted_at, j.started_at, j.ended_at,
+    a.gpus, CASE WHEN j.ended_at IS NOT NULL THEN a.run_s END AS run_s,
+    CASE WHEN j.ended_at IS NOT NULL THEN a.gpu_s END AS gpu_s, f.energy_j
+FROM jobs j
+LEFT JOIN LATERAL (
+    SELECT (array_agg(gpus ORDER BY generation DESC))[1] AS gpus,
+        sum(extract(epoch FROM ended_at - started_at))::float8 AS run_s,
+        sum(gpus * extract(epoch FROM ended_at - started_at))::float8 AS gpu_s
+    FROM allocations WHERE job_id = j.id
+) a ON true
+LEFT JOIN job_footprints f ON f.job_id = j.id
+WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS NULL OR j.submitted_at < $2)
+    AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR j.id > $4)
+    AND j.spec -> 'service' IS NULL
+ORDER BY j.id LIMIT $5
+"""
+
+OWNER = "SELECT tenant_id FROM jobs WHERE id = $1"
+
+
+class PastJobRow(NamedTuple):
+    """A job as it ran; what has not happened yet is None."""
+
+    job_id: str
+    tenant: str
+    project: str
+    state: str
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    gpus: int | None
+    run_s: float | None
+    gpu_s: float | None
+    energy_j: float | None
+
+
+async def past_jobs(
+    database: Database,
+    *,
+    start_at: datetime | None,
+    end_at: datetime | None,
+    tenant_id: str | None,
+    after: str | None,
+    limit: int,
+) -> list[PastJobRow]:
+    """Return at most ``limit`` jobs submitted in a period, in order of submission, those after the job ``after``."""
+    async with database.connection() as connection:
+        return await fetch_rows(connection, PastJobRow, PAST_JOBS, start_at, end_at, tenant_id, after, limit)
+
+
+async def owner_of(database: Database, job_id: str) -> str | None:
+    """Return the tenant whose job this is, or None if there is no such job."""
+    async with database.connection() as connection:
+        return await connection.fetchval(OWNER, job_id)

@@ -1,0 +1,180 @@
+"""Sums over the ledger, and what one job used under which intensity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from services.contracts.queries import GroupBy
+from services.db.database import Database
+from services.db.rows import fetch_row, fetch_rows
+from services.telemetry.repository.lines import LEDGER, METERED
+
+AMOUNTS = """
+    coalesce(sum(l.energy_j), 0) AS energy_j, coalesce(sum(l.gpu_energy_j), 0) AS gpu_energy_j,
+    coalesce(sum(l.estimated_energy_j), 0) AS estimated_energy_j, coalesce(sum(l.carbon_gco2), 0) AS carbon_gco2,
+    coalesce(sum(l.gpu_s), 0) AS gpu_s
+"""
+
+PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS NULL OR l.start_at < $2)"
+
+GROUPS: dict[GroupBy, str] = {"job": "l.job_id", "project": "j.project", "tenant": "j.tenant_id", "node": "l.node_id"}
+
+LINES = """
+WITH {ledger}
+SELECT {group} AS name, count(DISTINCT l.job_id) AS jobs, {amounts}
+FROM ledger l JOIN jobs j ON j.id = l.job_id
+WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR {group} > $4)
+GROUP BY 1 ORDER BY 1 LIMIT $5
+"""
+
+TOTALS = """
+WITH {ledger}
+SELECT l.job_id IS NULL AS idle, {amounts}
+FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id
+WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3)
+GROUP BY 1
+"""
+
+METERED_SUM = """
+WITH {metered}
+SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
+"""
+
+# Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes.
+USES = """
+WITH {ledger}, marked AS (
+    SELECT l.*, (lag(intensity_gco2_per_kwh) OVER w, lag(estimated) OVER w)
+        IS DISTINCT FROM (intensity_gco2_per_kwh, estimated) AS changes
+    FROM ledger l WHERE job_id = $1 WINDOW w AS (ORDER BY start_at, node_id, end_at)
+), numbered AS (
+    SELECT *, count(*) FILTER (WHERE changes) OVER (ORDER BY start_at, node_id, end_at) AS number FROM marked
+)
+SELECT number, min(start_at) AS start_at, max(end_at) AS end_at, sum(energy_j) AS energy_j,
+    min(intensity_gco2_per_kwh) AS intensity_gco2_per_kwh, sum(carbon_gco2) AS carbon_gco2,
+    bool_or(estimated) AS estimated
+FROM numbered WHERE number > $2 GROUP BY number ORDER BY number LIMIT $3
+"""
+
+LAST_TERMS = """
+WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1
+"""
+
+FOOTPRINT = """
+SELECT energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s FROM job_footprints WHERE job_id = $1
+"""
+
+
+class Amounts(NamedTuple):
+    """What was used and emitted."""
+
+    energy_j: float
+    gpu_energy_j: float
+    estimated_energy_j: float
+    carbon_gco2: float
+    gpu_s: float
+
+
+class GroupRow(NamedTuple):
+    """What the jobs of one group used; ``jobs`` is how many they are."""
+
+    name: str
+    jobs: int
+    energy_j: float
+    gpu_energy_j: float
+    estimated_energy_j: float
+    carbon_gco2: float
+    gpu_s: float
+
+
+class TotalRow(NamedTuple):
+    """What was used by all jobs, or, where ``idle``, by none."""
+
+    idle: bool
+    energy_j: float
+    gpu_energy_j: float
+    estimated_energy_j: float
+    carbon_gco2: float
+    gpu_s: float
+
+
+class UseRow(NamedTuple):
+    """What a job used without a break under one intensity; uses are numbered in order of time."""
+
+    number: int
+    start_at: datetime
+    end_at: datetime
+    energy_j: float
+    intensity_gco2_per_kwh: float
+    carbon_gco2: float
+    estimated: bool
+
+
+class TermsRow(NamedTuple):
+    """What a line is priced by."""
+
+    zone: str
+    signal: str
+    pue: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over a period.
+
+    Attributes:
+        groups: A page of them, in order of their names.
+        totals: Of the whole period.
+        metered_gpu_energy_j: What the devices of all nodes said.
+    """
+
+    groups: list[GroupRow]
+    totals: list[TotalRow]
+    metered_gpu_energy_j: float
+
+
+async def sums(
+    database: Database,
+    group_by: GroupBy,
+    *,
+    start_at: datetime | None,
+    end_at: datetime | None,
+    tenant_id: str | None,
+    after: str | None,
+    limit: int,
+) -> Sums:
+    """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``.
+
+    Args:
+        database: Of the database.
+        group_by: What the lines are summed by.
+        start_at, end_at: The period; None: without that end.
+        tenant_id: Whose jobs; None is everybody's.
+        after, limit: The page.
+    """
+    about = (start_at, end_at, tenant_id)
+    parts = {
+        "ledger": LEDGER,
+        "amounts": AMOUNTS,
+        "period": PERIOD,
+        "metered": METERED,
+        "group": GROUPS[group_by],
+    }
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        return Sums(
+            groups=await fetch_rows(connection, GroupRow, LINES.format(**parts), *about, after, limit),
+            totals=await fetch_rows(connection, TotalRow, TOTALS.format(**parts), *about),
+            metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**parts), *about[:2]),
+        )
+
+
+async def uses_of(
+    database: Database, job_id: str, *, after: int, limit: int
+) -> tuple[Amounts | None, TermsRow | None, list[UseRow]]:
+    """Return a job's footprint, what its newest line is priced by, and ``limit`` uses at most, after that number."""
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        footprint = await fetch_row(connection, Amounts, FOOTPRINT, job_id)
+        terms = await fetch_row(connection, TermsRow, LAST_TERMS.format(ledger=LEDGER), job_id)
+        uses = await fetch_rows(connection, UseRow, USES.format(ledger=LEDGER), job_id, after, limit)
+    return footprint, terms, uses
