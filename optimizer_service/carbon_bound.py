@@ -1,4 +1,4 @@
-"""The kind ``carbon-bound``: from what a caller asks, through ``core.policies.bounds.carbon``, to what it is told."""
+"""The kind ``carbon-bound``: from a request, through ``core.policies.bounds.carbon``, to its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind ``pools``: from what a caller asks, through ``core.policies.freesh``, to what it is told."""
+"""The kind ``pools``: from a request, through ``core.policies.freesh``, to its answer."""
 
 from __future__ import annotations
 

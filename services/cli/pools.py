@@ -62,7 +62,13 @@ def pools(
     began_s = time.perf_counter()
     try:
         problem = request.in_core()
-        plan = plan_pools(problem, request.solver, time_limit_s=request.time_limit_s, relative_gap=request.gap)
+        plan = plan_pools(
+            problem,
+            request.solver,
+            time_limit_s=request.time_limit_s,
+            relative_gap=request.gap,
+            incumbent=request.incumbent_in_core(),
+        )
     except DomainError as error:
         raise CliError(f"{file}: {error}", EXIT_USAGE) from None
     solve_s = time.perf_counter() - began_s
@@ -117,8 +123,8 @@ def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_
         console.print(f"[red]{unserved.request_class}: {unserved.qps:.3g} requests/s are not served: {why}[/]")
     if result.full:
         console.print("no room left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
-    for verb, changes in (("start", result.starts), ("stop", result.stops)):
+    for what, changes in (("start", result.starts), ("stop", result.stops)):
         if changes and has_running:
-            console.print(f"{verb}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))
+            console.print(f"{what}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))
     if result.note:
         console.print(f"[dim]{result.note}[/]")

@@ -1,4 +1,4 @@
-"""``wattshift pools``: pools of model servers that are kept running, their plans, instances and traffic."""
+"""``wattshift pools``: pools of model servers that run as planned: their plans, instances and traffic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Windows = dict[int, "array[int]"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    pools = typer.Typer(help="Keep pools of model servers running as planned.", invoke_without_command=True)
+    pools = typer.Typer(help="Run pools of model servers as planned.", invoke_without_command=True)
     pools.callback()(_pools)
     pools.command("list")(list_pools)
     pools.command("show")(show_pool)
@@ -110,7 +110,7 @@ def set_pool(
     if not isinstance(spec, dict):
         raise CliError(f"{file} is no JSON object", EXIT_USAGE)
     pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(spec))
-    _told(pool, f"{name} is at revision {pool['revision']}, {_mode(pool)}", as_json)
+    _print_answer(pool, f"{name} is at revision {pool['revision']}, {_mode(pool)}", as_json)
 
 
 def set_mode(
@@ -120,14 +120,14 @@ def set_mode(
 ) -> None:
     """Have a pool's plans carried out, or only proposed."""
     pool = Gateway().call("PATCH", f"/v1/pools/{name}", body={"mode": mode})
-    _told(pool, f"{name} is {_mode(pool)}", as_json)
+    _print_answer(pool, f"{name} is {_mode(pool)}", as_json)
 
 
 def delete(name: PoolArgument, as_json: AsJson = False) -> None:
     """Drain a pool; once its last instance has ended it is gone."""
     pool = Gateway().call("DELETE", f"/v1/pools/{name}")
     left = sum(pool["instances"].values())
-    _told(pool, f"{name} is being deleted; {left} instances to drain", as_json)
+    _print_answer(pool, f"{name} is being deleted; {left} instances to drain", as_json)
 
 
 def plan_now(
@@ -139,7 +139,7 @@ def plan_now(
     gateway = Gateway()
     plan = gateway.call("POST", f"/v1/pools/{name}/plans")
     if not wait:
-        _told(plan, f"{plan['id']} is {plan['state']}", as_json)
+        _print_answer(plan, f"{plan['id']} is {plan['state']}", as_json)
         return
     path = f"/v1/pools/{name}/plans/{plan['id']}"
     while (plan := gateway.get(path))["outcome"] is None:
@@ -182,7 +182,7 @@ def accept(
 ) -> None:
     """Carry out a plan that was proposed."""
     found = Gateway().call("POST", f"/v1/pools/{name}/plans/{plan}/apply")
-    _told(found, f"{found['id']} is {_outcome(found)}", as_json)
+    _print_answer(found, f"{found['id']} is {_outcome(found)}", as_json)
 
 
 def list_instances(
@@ -209,19 +209,21 @@ def report(
     since: Annotated[str | None, typer.Option(help="Leave out what arrived before: ISO 8601, or seconds.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report the requests of a log, as the past that demand is foretold from.
+    """Report the requests of a log, as the past that demand is predicted from.
 
     arrived_at is ISO 8601 (UTC without an offset) or seconds of UTC. The log has to have all requests between its first
     and its last. Reporting it again changes nothing.
     """
     windows = _read_log(file, since)
-    gateway, told = Gateway(), {"windows": 0, "requests": 0}
+    gateway, received = Gateway(), {"windows": 0, "requests": 0}
     with Console(stderr=True).status("reporting") as status:
         for batch in _batches(windows):
             receipt = gateway.call("POST", f"/v1/pools/{name}/traffic", body={"source": source, "windows": batch})
-            told = {what: told[what] + receipt[what] for what in told}
-            status.update(f"{told['requests']} requests, until {batch[-1]['start_at']}")
-    _told(told, f"{told['requests']} requests in {told['windows'] * WINDOW_S / 3_600:.3g} h", as_json)
+            received = {what: received[what] + receipt[what] for what in received}
+            status.update(f"{received['requests']} requests, until {batch[-1]['start_at']}")
+    _print_answer(
+        received, f"{received['requests']} requests in {received['windows'] * WINDOW_S / 3_600:.3g} h", as_json
+    )
 
 
 def _read_log(file: Path, since: str | None) -> Windows:
@@ -242,9 +244,9 @@ def _read_log(file: Path, since: str | None) -> Windows:
                     lengths = int(row["input_tokens"]), int(row["output_tokens"])
                     start_s = int(arrived_s // WINDOW_S) * WINDOW_S
                 except (ValueError, TypeError, OverflowError):
-                    told = ",".join(str(row[column]) for column in LOG_COLUMNS)
+                    line = ",".join(str(row[column]) for column in LOG_COLUMNS)
                     raise CliError(
-                        f"{file}, line {rows.line_num}: no time and two lengths: {told}", EXIT_USAGE
+                        f"{file}, line {rows.line_num}: no time and two lengths: {line}", EXIT_USAGE
                     ) from None
                 if arrived_s >= since_s:
                     found.setdefault(start_s, array("q")).extend(lengths)
@@ -329,7 +331,7 @@ def _planned(pool: dict[str, Any]) -> str:
     return f"{output.age(pool['planned_at'])} ago, {pool['plan_id']}{stale}"
 
 
-def _told(answer: Any, sentence: str, as_json: bool) -> None:
+def _print_answer(answer: Any, sentence: str, as_json: bool) -> None:
     if as_json:
         output.print_json(answer)
     else:

@@ -1,4 +1,4 @@
-"""Process: pools of model servers, planned every half hour and kept as planned.
+"""Process: pools of model servers, which it plans every half hour and runs as planned.
 
 ``app`` composes the process, ``endpoints`` speak HTTP, ``service`` holds the use cases. ``planning`` has every pool
 planned and puts plans in force, ``worker`` makes the plans, ``controller`` starts, probes, drains and replaces

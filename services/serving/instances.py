@@ -45,7 +45,7 @@ SENTENCES = {
     InstanceReason.POOL_DELETED: "Its pool is being deleted.",
 }
 
-TOLD_TO_LEAVE = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, InstanceReason.POOL_DELETED)
+LEFT_AS_PLANNED = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, InstanceReason.POOL_DELETED)
 """The reasons of instances that left without a fault."""
 
 

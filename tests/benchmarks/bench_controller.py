@@ -16,7 +16,7 @@ from typing import Any
 
 from services.serving.controller.controller import Controller
 from tests.benchmarks.results import write_result
-from tests.support.kept import Kept, kept
+from tests.support.controlled_pools import Controlled, controlled_pools
 from tests.support.servers import fresh_database, postgres_server, valkey_server
 
 INSTANCES, LOOKS, SILENT = 500, 5, 50
@@ -25,7 +25,7 @@ HERE = ("here", "one", "SS")
 
 async def measure(database_url: str, redis_url: str, folder: Path) -> dict[str, Any]:
     """Return seconds a look."""
-    async with kept(database_url, redis_url, folder) as house:
+    async with controlled_pools(database_url, redis_url, folder) as house:
         pool = await house.pool({HERE: INSTANCES})
         figures: dict[str, Any] = {"instances": INSTANCES}
         figures["make_s"] = await _look(house.controller)
@@ -54,13 +54,13 @@ async def measure(database_url: str, redis_url: str, folder: Path) -> dict[str, 
         return figures
 
 
-async def _run(house: Kept, pool: str) -> None:
+async def _run(house: Controlled, pool: str) -> None:
     server = await house.server()
     for row in await house.rows(pool, "starting"):
         await house.runs(row["job_id"], server)
 
 
-async def _drain(house: Kept, pool: str) -> float:
+async def _drain(house: Controlled, pool: str) -> float:
     await house.plan(pool, {HERE: 0})
     took_s = await _look(house.controller)
     assert await house.rows(pool, "ready") == []

@@ -202,7 +202,7 @@ async def test_only_lost_messages_are_sent_again(repository: WorkRepository, swe
     assert messages.sent == [*made, made[0]], "messages are taken in order: the oldest is the lost one"
 
 
-async def test_what_ended_long_ago_is_forgotten(
+async def test_what_ended_long_ago_is_deleted(
     database_url: str, repository: WorkRepository, sweeper: tuple[Sweeper, Messages]
 ) -> None:
     old, waiting = await stored(repository), await stored(repository, 1.0)

@@ -59,8 +59,8 @@ def test_an_instance_ends_with_its_job_and_says_why(state: JobState) -> None:
     for instance in (STARTING, READY):
         ended = becomes(replace(instance, job=over))
         assert (ended["state"], ended["reason"], ended["detail"]) == ("ended", "failed", "Exit status 1.")
-    for told in (DRAINING, replace(DRAINING, state=InstanceState.STOPPING)):
-        ended = becomes(replace(told, job=over))
+    for leaving in (DRAINING, replace(DRAINING, state=InstanceState.STOPPING)):
+        ended = becomes(replace(leaving, job=over))
         assert (ended["state"], "reason" in ended) == ("ended", False), "why it left is known"
     assert becomes(replace(READY, job=None))["reason"] == "job_missing"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.control_plane import eventually
-from tests.support.kept import PROBES, Kept, kept
+from tests.support.controlled_pools import PROBES, Controlled, controlled_pools
 
 HERE, THERE = ("here", "one"), ("there", "one")
 TWO_MODES = [
@@ -19,12 +19,14 @@ TWO_MODES = [
 
 
 @pytest.fixture(scope="module")
-async def house(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
-    async with kept(database_url, redis_url, tmp_path_factory.mktemp("kept")) as made:
+async def house(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Controlled]:
+    async with controlled_pools(database_url, redis_url, tmp_path_factory.mktemp("kept")) as made:
         yield made
 
 
-async def test_an_instance_comes_up_as_a_job(house: Kept) -> None:
+async def test_an_instance_comes_up_as_a_job(house: Controlled) -> None:
     pool = await house.pool({("here", "one", "SS"): 1, ("there", "two", None): 3}, modes=TWO_MODES)
     await house.look()
     (row,) = await house.rows(pool)
@@ -49,7 +51,7 @@ async def test_an_instance_comes_up_as_a_job(house: Kept) -> None:
     assert (row["state"], row["url"], row["reason"]) == ("ready", server.url, None)
 
 
-async def test_it_is_ready_no_sooner_than_it_answers_and_not_waited_for_for_ever(house: Kept) -> None:
+async def test_it_is_ready_no_sooner_than_it_answers_and_not_waited_for_for_ever(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     await house.look(2)
     (row,) = await house.rows(pool)
@@ -70,7 +72,7 @@ async def test_it_is_ready_no_sooner_than_it_answers_and_not_waited_for_for_ever
     assert (await house.jobs_of(pool))[0]["cancel_requested"]
 
 
-async def test_a_new_plan_makes_before_it_breaks(house: Kept) -> None:
+async def test_a_new_plan_makes_before_it_breaks(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1, (*HERE, "LL"): 1})
     servers = await house.serving(pool)
     await house.plan(pool, {(*HERE, "SL"): 1, (*THERE, "SL"): 1})
@@ -101,7 +103,7 @@ async def test_a_new_plan_makes_before_it_breaks(house: Kept) -> None:
     assert (ended["id"], ended["reason"], ended["url"]) == (gone["id"], "not_needed", None)
 
 
-async def test_a_drain_ends_after_its_time_whatever_is_held(house: Kept) -> None:
+async def test_a_drain_ends_after_its_time_whatever_is_held(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     ((instance, server),) = (await house.serving(pool)).items()
     server.held = 1
@@ -112,7 +114,7 @@ async def test_a_drain_ends_after_its_time_whatever_is_held(house: Kept) -> None
     assert await house.states(pool) == ["stopping"]
 
 
-async def test_a_server_without_metrics_drains_by_itself(house: Kept) -> None:
+async def test_a_server_without_metrics_drains_by_itself(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1}, probes={**PROBES, "load_path": None})
     ((instance, _),) = (await house.serving(pool)).items()
     await house.plan(pool, {})
@@ -123,7 +125,7 @@ async def test_a_server_without_metrics_drains_by_itself(house: Kept) -> None:
     assert await house.states(pool) == ["stopping"]
 
 
-async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Kept) -> None:
+async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 3}, modes=TWO_MODES)
     await house.serving(pool)
     await house.plan(pool, {("here", "two", "SS"): 1})
@@ -140,7 +142,7 @@ async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Kept)
     assert (len(await house.rows(pool, "draining")), len(await house.rows(pool, "ready"))) == (2, 1)
 
 
-async def test_a_silent_server_is_replaced_and_a_short_silence_is_forgiven(house: Kept) -> None:
+async def test_a_silent_server_is_replaced_and_a_short_silence_is_forgiven(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     ((instance, server),) = (await house.serving(pool)).items()
     server.is_up = False
@@ -162,7 +164,7 @@ async def test_a_silent_server_is_replaced_and_a_short_silence_is_forgiven(house
     assert await house.states(pool) == ["stopping", "wanted"]
 
 
-async def test_a_server_that_takes_its_time_keeps_no_other_waiting(house: Kept) -> None:
+async def test_a_server_that_takes_its_time_keeps_no_other_waiting(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 2})
     await house.look(2)
     slow, quick = [await house.server() for _ in range(2)]
@@ -181,7 +183,7 @@ async def test_a_server_that_takes_its_time_keeps_no_other_waiting(house: Kept) 
     house.controller = house.another()
 
 
-async def test_failures_back_off(house: Kept) -> None:
+async def test_failures_back_off(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     for wait_s in (5, 10, 20):
         await house.look(2)
@@ -198,7 +200,7 @@ async def test_failures_back_off(house: Kept) -> None:
     assert [(row["reason"], row["detail"]) for row in ended] == [("failed", "It ended.")] * 3
 
 
-async def test_a_node_that_is_lost_takes_no_instance_from_the_pool(house: Kept) -> None:
+async def test_a_node_that_is_lost_takes_no_instance_from_the_pool(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     await house.serving(pool)
     (row,) = await house.rows(pool)
@@ -213,7 +215,7 @@ async def test_a_node_that_is_lost_takes_no_instance_from_the_pool(house: Kept) 
     assert (again["state"], again["url"]) == ("ready", server.url)
 
 
-async def test_a_changed_spec_waits_for_its_plan_and_then_replaces_what_it_changes(house: Kept) -> None:
+async def test_a_changed_spec_waits_for_its_plan_and_then_replaces_what_it_changes(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1, ("here", "two", "SS"): 1}, modes=TWO_MODES)
     await house.serving(pool)
     await house.change(pool, modes=[{**TWO_MODES[0], "command": ["serve", "better"]}, {**TWO_MODES[1], "idle_w": 9.0}])
@@ -230,7 +232,7 @@ async def test_a_changed_spec_waits_for_its_plan_and_then_replaces_what_it_chang
     assert (old["mode"], old["reason"]) == ("one", "terms_changed")
 
 
-async def test_a_version_that_never_comes_up_takes_down_no_more_than_it_would_replace(house: Kept) -> None:
+async def test_a_version_that_never_comes_up_takes_down_no_more_than_it_would_replace(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 3}, modes=TWO_MODES)
     await house.serving(pool)
     await house.change(pool, modes=[{**TWO_MODES[0], "command": ["broken"]}, TWO_MODES[1]])
@@ -249,7 +251,7 @@ async def test_a_version_that_never_comes_up_takes_down_no_more_than_it_would_re
     assert sorted(await house.states(pool)) == ["draining"] * 3 + ["ready"] * 2
 
 
-async def test_no_plan_starts_nothing_and_a_plan_without_an_answer_keeps_what_there_is(house: Kept) -> None:
+async def test_no_plan_starts_nothing_and_a_plan_without_an_answer_keeps_what_there_is(house: Controlled) -> None:
     pool = await house.pool()
     await house.look(2)
     assert await house.rows(pool) == []
@@ -263,7 +265,7 @@ async def test_no_plan_starts_nothing_and_a_plan_without_an_answer_keeps_what_th
     assert await house.states(pool) == ["ready"]
 
 
-async def test_a_job_that_no_node_could_run_is_refused(house: Kept) -> None:
+async def test_a_job_that_no_node_could_run_is_refused(house: Controlled) -> None:
     impossible = [{"name": "one", "gpu_model": "B200", "gpus": 1, "command": ["serve"]}]
     pool = await house.pool({(*HERE, "SS"): 1}, modes=impossible)
     await house.look(3)
@@ -272,7 +274,7 @@ async def test_a_job_that_no_node_could_run_is_refused(house: Kept) -> None:
     assert await house.states(pool) == []
 
 
-async def test_while_admission_is_away_instances_wait_and_get_one_job_each(house: Kept) -> None:
+async def test_while_admission_is_away_instances_wait_and_get_one_job_each(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 2})
     await house.look()
     house.admission.kill()
@@ -284,7 +286,9 @@ async def test_while_admission_is_away_instances_wait_and_get_one_job_each(house
     assert len(await house.jobs_of(pool)) == 2
 
 
-async def test_a_job_whose_submitter_was_killed_is_found_again(house: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_whose_submitter_was_killed_is_found_again(
+    house: Controlled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     await house.look()
 
@@ -303,7 +307,7 @@ async def test_a_job_whose_submitter_was_killed_is_found_again(house: Kept, monk
     assert len(await house.jobs_of(pool)) == 1
 
 
-async def test_several_controllers_make_nothing_twice(house: Kept) -> None:
+async def test_several_controllers_make_nothing_twice(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 3, (*THERE, "LL"): 2})
     controllers = [house.another() for _ in range(4)]
     for _ in range(6):
@@ -312,7 +316,7 @@ async def test_several_controllers_make_nothing_twice(house: Kept) -> None:
     assert len(await house.jobs_of(pool)) == 5
 
 
-async def test_a_deleted_pool_is_drained_and_then_gone(house: Kept) -> None:
+async def test_a_deleted_pool_is_drained_and_then_gone(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1, (*THERE, "SS"): 1})
     servers = await house.serving(pool)
     await house.plan(pool, {(*HERE, "SS"): 2, (*THERE, "SS"): 1})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.serving import InstanceState
-from services.serving.controller.diff import STAYING, Combination, Difference, Standing, Target, diff
+from services.serving.controller.diff import STAYING, Combination, Difference, Member, Target, diff
 
 READY, STARTING, WANTED = STAYING
 HERE: Combination = ("here", "one")
@@ -21,42 +21,40 @@ targets = st.dictionaries(combinations, st.dictionaries(classes, st.integers(0, 
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> list[Standing]:
+def standings(draw: st.DrawFn) -> list[Member]:
     each = st.builds(
-        Standing,
+        Member,
         *(st.just(""), combinations, classes, st.sampled_from(STAYING), st.booleans()),
         st.integers(0, 5).map(float),
     )
     return [replace(found, id=str(index)) for index, found in enumerate(draw(st.lists(each, max_size=12)))]
 
 
-def applied(standing: Sequence[Standing], changes: Difference) -> list[Standing]:
-    made = [Standing(f"new-{n}", at, name, WANTED, True, 0.0) for n, (at, name) in enumerate(changes.make)]
+def applied(members: Sequence[Member], changes: Difference) -> list[Member]:
+    made = [Member(f"new-{n}", at, name, WANTED, True, 0.0) for n, (at, name) in enumerate(changes.make)]
     return made + [
         replace(each, request_class=changes.reassign.get(each.id, each.request_class))
-        for each in standing
+        for each in members
         if each.id not in changes.leave
     ]
 
 
 def an_instance(
     name: str, *, state: InstanceState = READY, of: str | None = "SS", up_s: float = 0, is_current: bool = True
-) -> Standing:
-    return Standing(name, HERE, of, state, is_current, up_s)
+) -> Member:
+    return Member(name, HERE, of, state, is_current, up_s)
 
 
 @given(targets, standings(), st.sets(combinations))
-def test_applied_again_it_changes_nothing(
-    target: Target, standing: list[Standing], backing_off: set[Combination]
-) -> None:
-    changes = diff(target, standing, backing_off)
-    again = diff(target, applied(standing, changes), backing_off)
+def test_applied_again_it_changes_nothing(target: Target, members: list[Member], backing_off: set[Combination]) -> None:
+    changes = diff(target, members, backing_off)
+    again = diff(target, applied(members, changes), backing_off)
     assert again == Difference(make=(), wait=changes.wait, reassign={}, leave=())
 
 
 @given(targets, standings())
-def test_then_every_class_has_its_instances(target: Target, standing: list[Standing]) -> None:
-    after = applied(standing, diff(target, standing))
+def test_then_every_class_has_its_instances(target: Target, members: list[Member]) -> None:
+    after = applied(members, diff(target, members))
     assert all(each.is_current for each in after)
     have = Counter((each.at, each.request_class) for each in after)
     for at, counts in target.items():
@@ -67,9 +65,9 @@ def test_then_every_class_has_its_instances(target: Target, standing: list[Stand
 
 @given(targets, standings(), st.sets(combinations))
 def test_backing_off_only_delays_what_would_be_made(
-    target: Target, standing: list[Standing], backing_off: set[Combination]
+    target: Target, members: list[Member], backing_off: set[Combination]
 ) -> None:
-    free, held = diff(target, standing), diff(target, standing, backing_off)
+    free, held = diff(target, members), diff(target, members, backing_off)
     assert sorted(held.make + held.wait) == sorted(free.make)
     assert {at for at, _ in held.wait} <= backing_off
     assert not {at for at, _ in held.make} & backing_off
@@ -77,16 +75,16 @@ def test_backing_off_only_delays_what_would_be_made(
 
 
 @given(targets, standings(), st.randoms())
-def test_the_order_of_the_rows_does_not_matter(target: Target, standing: list[Standing], random: object) -> None:
-    shuffled = list(standing)
+def test_the_order_of_the_rows_does_not_matter(target: Target, members: list[Member], random: object) -> None:
+    shuffled = list(members)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert diff(target, shuffled) == diff(target, standing)
+    assert diff(target, shuffled) == diff(target, members)
 
 
 @given(targets, standings())
-def test_as_many_as_possible_keep_their_class(target: Target, standing: list[Standing]) -> None:
-    changes = diff(target, standing)
-    stay = [each for each in standing if each.id not in changes.leave]
+def test_as_many_as_possible_keep_their_class(target: Target, members: list[Member]) -> None:
+    changes = diff(target, members)
+    stay = [each for each in members if each.id not in changes.leave]
     for at in {each.at for each in stay}:
         before = Counter(each.request_class for each in stay if each.at == at)
         kept = Counter(each.request_class for each in stay if each.at == at and each.id not in changes.reassign)
@@ -107,7 +105,7 @@ def test_one_that_is_only_kept_serves_before_another_is_made() -> None:
 
 
 def test_of_too_many_the_unready_leave_first_and_then_the_oldest() -> None:
-    standing = [
+    members = [
         an_instance("old", up_s=900),
         an_instance("young", up_s=60),
         an_instance("loads", state=STARTING, up_s=50),
@@ -116,7 +114,7 @@ def test_of_too_many_the_unready_leave_first_and_then_the_oldest() -> None:
     ]
     order = ("wanted", "loads since just now", "loads", "old", "young")
     for count in range(6):
-        assert diff({HERE: {"SS": count}}, standing).leave == order[: 5 - count]
+        assert diff({HERE: {"SS": count}}, members).leave == order[: 5 - count]
 
 
 def test_what_was_made_on_other_terms_is_replaced() -> None:

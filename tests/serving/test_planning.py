@@ -82,10 +82,10 @@ async def test_a_plan_is_made_from_reported_traffic_and_put_in_force(serving: In
     result = PoolPlanResult.model_validate(plan["result"])
     assert (plan["trigger"], plan["tenant_id"], plan["attempts"]) == ("clock", "acme", 1)
     assert await in_force(database, "busy") == plan["id"]
-    told = result.forecasts.demand["one"]
-    assert told.peaks_qps == {"all": [5.0] * 6}
-    assert (told.is_assumed, told.method) == (True, "greatest peak so far")
-    assert told.history_s == pytest.approx(3_600, abs=10)
+    demand = result.forecasts.demand["one"]
+    assert demand.peaks_qps == {"all": [5.0] * 6}
+    assert (demand.is_assumed, demand.method) == (True, "greatest peak so far")
+    assert demand.history_s == pytest.approx(3_600, abs=10)
     assert result.forecasts.gpus == {"west": {"A100": 8}}
     grid = result.forecasts.intensity["west"]
     assert (grid.zone, grid.signal, grid.provider) == ("US-CAL-CISO", "average_direct", "recorded")

@@ -325,7 +325,7 @@ async def test_plans_are_listed_and_read(world: World) -> None:
         await world.plans.page("p", PoolPlanQuery(cursor="abc"))
 
 
-async def test_old_plans_are_forgotten_but_not_the_one_in_force(world: World) -> None:
+async def test_old_plans_are_deleted_but_not_the_one_in_force(world: World) -> None:
     first = await world.planned("k")
     second = await world.plans.submit("k", "request", OPERATOR)
     await world.answered("k")

@@ -42,10 +42,10 @@ def demand_of(spec: PoolSpec, qps: float) -> dict[str, DemandForecast]:
 
 
 def intensities_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity]:
-    told = {"zone": ZONE, "provider": "p", "method": "m", "generated_at": datetime.now(UTC), "is_stale": False}
+    source = {"zone": ZONE, "provider": "p", "method": "m", "generated_at": datetime.now(UTC), "is_stale": False}
     given = signals or (Signal.AVERAGE_DIRECT,) * len(spec.places)
     return {
-        place.name: PlaceIntensity(**told, signal=signal, gco2_per_kwh=[100.0 * (index + 1)] * 6)
+        place.name: PlaceIntensity(**source, signal=signal, gco2_per_kwh=[100.0 * (index + 1)] * 6)
         for index, (place, signal) in enumerate(zip(spec.places, given, strict=True))
     }
 
@@ -137,8 +137,8 @@ def test_the_intensity_of_a_step_is_its_mean_and_goes_on_beyond_the_forecast() -
         )
         for at, of in [(0, 100.0), (240, 200.0), (480, -50.0)]
     ]
-    told = {"zone": ZONE, "provider": "p", "method": "ridge", "generated_at": begins, "time_scale": 60.0}
-    forecast = IntensityForecast(**told, signal=Signal.MARGINAL, is_stale=True, points=points)
+    source = {"zone": ZONE, "provider": "p", "method": "ridge", "generated_at": begins, "time_scale": 60.0}
+    forecast = IntensityForecast(**source, signal=Signal.MARGINAL, is_stale=True, points=points)
     found = intensity_of(forecast, begins.timestamp() + 60)
     assert found.gco2_per_kwh == pytest.approx(
         [(180 * 100 + 120 * 200) / 300, (120 * 200 - 180 * 50) / 300, *[-50] * 4]

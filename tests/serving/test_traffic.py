@@ -116,7 +116,7 @@ async def test_a_past_is_that_of_thresholds_whatever_the_partition_is_called(api
     assert await api.counted("cut", "1,1") == {"LL": 2}
 
 
-async def test_old_windows_are_forgotten(api: PoolApi) -> None:
+async def test_old_windows_are_deleted(api: PoolApi) -> None:
     await api.made("old")
     await api.report("old", windows_ago(2, [[1, 1]]))
     at = datetime.now(UTC) - timedelta(days=16, seconds=1)

@@ -35,4 +35,4 @@ solve_submissions = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Index("solve_submissions_by_solve", "solve_id"),
 )
-"""Which solve an idempotency key stands for; forgotten together with it."""
+"""Which solve an idempotency key stands for; deleted together with it."""

@@ -1,4 +1,4 @@
-"""Tables of the pool planner: pools, their traffic, plans and instances."""
+"""Tables of serving: pools, their traffic, plans and instances."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ simulation_submissions = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Index("simulation_submissions_by_simulation", "simulation_id"),
 )
-"""Which simulation an idempotency key stands for; forgotten together with it."""
+"""Which simulation an idempotency key stands for; deleted together with it."""
 
 simulation_inputs = Table(
     "simulation_inputs",

@@ -1,4 +1,4 @@
-"""How an instance moves on: from what its job does and what it answers to its next state. Pure."""
+"""How an instance changes state, from what its job does and how its server answers. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from services.contracts.serving import InstanceState, ServerProbes
 from services.serving.instances import SENTENCES, Instance, InstanceReason
 
 IN_A_ROW = 2
-"""Equal answers it takes to believe that an instance is silent, or holds no more requests."""
+"""How many equal answers in a row show that an instance is silent, or holds no more requests."""
 
 Change = dict[str, Any]
-"""Columns and what they become, or are already."""
+"""Columns and their new values; a value may be the one that the column has already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found out about an instance, while it stood in `state` and at `url`.
+    """What was observed of an instance while it was in ``state`` at ``url``.
 
     Attributes:
-        answers: Whether it answered 2xx; None if it was not asked.
-        silences: How often in a row it did not, this process's own count.
-        empties: How often in a row it said that it holds no request.
-        job_id: The job its submission made.
-        refusal: Why its submission was refused: for good, or if not ``is_final`` for now.
+        answers: Whether it answered 2xx; None if it was not probed.
+        silences: How often in a row it did not answer, as this process counted.
+        empties: How often in a row it reported that it holds no request.
+        job_id: The job that its submission created.
+        refusal: Code and reason of a refused submission; it is tried again unless ``is_final``.
     """
 
     state: InstanceState
@@ -40,7 +40,7 @@ class Seen:
 
 
 def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
-    """Return what becomes of an instance now; what was seen of an earlier state is left aside.
+    """Return the columns of an instance that change now; what was observed in an earlier state is ignored.
 
     Args:
         now: The database's time.
@@ -63,9 +63,9 @@ def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: da
 
 
 def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
-    """Where all ready instances of a pool are silent, give up one at a time, and none while another is awaited.
+    """Where all ready instances of a pool are silent, give up one at a time, and none while another one starts.
 
-    It may be the network of whoever asks. If it is not, the first that comes up answers, and then the rest goes.
+    The fault may be in this process's own network. If it is not, the first new instance answers, and the rest goes.
     """
     serving = [
         (each, change)
@@ -81,12 +81,12 @@ def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance,
 
 
 def stop(now: datetime, reason: str, detail: str | None) -> Change:
-    """Return what makes an instance end without being drained."""
+    """Return the change that stops an instance without draining it."""
     return {"state": InstanceState.STOPPING, "stopping_at": now, "reason": reason, "detail": detail}
 
 
 def drain(now: datetime, reason: InstanceReason) -> Change:
-    """Return what makes an instance end once it holds no more requests."""
+    """Return the change that drains an instance, which is stopped once it holds no more requests."""
     return {
         "state": InstanceState.DRAINING,
         "draining_at": now,
@@ -97,7 +97,7 @@ def drain(now: datetime, reason: InstanceReason) -> Change:
 
 
 def _end(instance: Instance, now: datetime) -> Change:
-    """Keep the reason it was stopped for; one that ended by itself takes its job's."""
+    """End an instance: one that was stopped keeps its reason, one that ended by itself takes its job's."""
     ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None}
     if instance.state in (InstanceState.DRAINING, InstanceState.STOPPING):
         return ended
@@ -137,7 +137,7 @@ def _starting(instance: Instance, seen: Seen | None, probes: ServerProbes, now: 
 
 
 def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
-    """A job that was requeued, such as after the loss of its node, starts again: requests must not go there."""
+    """A job that was queued again, such as after the loss of its node, starts anew and must get no requests yet."""
     if not _still_runs(instance):
         again = {"state": InstanceState.STARTING, "url": None, "ready_at": None, "silent_since": None}
         return again | ({"reason": instance.job.reason, "detail": instance.job.detail} if instance.job else {})
@@ -154,7 +154,7 @@ def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: dat
 
 
 def _still_runs(instance: Instance) -> bool:
-    """Whether the process that answered is the one that runs: another may have come up at the same port since."""
+    """Whether the process that answered still runs; another may have started at the same port since."""
     job = instance.job
     if job is None or job.url != instance.url or job.running_at is None or instance.ready_at is None:
         return False

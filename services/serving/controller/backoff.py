@@ -1,4 +1,4 @@
-"""How long a place and mode whose instances fail is left alone: told from their rows, which no restart forgets."""
+"""How long a place and mode whose instances fail gets no new one; their rows tell, even after a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Life:
 
     Attributes:
         ready_at: When it first answered; None if it never did, or has been started again since.
-        failed_at: When it was given up for a fault; None where it lives, or left because it was told to.
+        failed_at: When it was given up because of a fault; None while it lives, or if it left as planned.
     """
 
     at: Combination

@@ -1,4 +1,4 @@
-"""Keeps the instances of pools as the plans in force say.
+"""The control loop: it brings the instances of pools to what the plans in force say.
 
 A loop in the service, for the sweeper's reasons; what it goes by is in the database. Each look reads the instances and
 their jobs, asks servers and admission over HTTP, and then, pool by pool, under the pool's row lock, writes what became
@@ -25,7 +25,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks, repeat
 from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, stop
 from services.serving.controller.backoff import Failures, failures
-from services.serving.controller.diff import STAYING, Combination, Difference, Standing, diff
+from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff
 from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
 from services.serving.controller.probes import Prober
 from services.serving.controller.server_jobs import ServerJobs
@@ -189,8 +189,8 @@ class Controller:
         """Make, reassign, stop and drain instances, as the plan has it."""
         # Until a plan is made for the pool as it is now, it is kept as it was.
         is_planned = plan.revision == pool.revision
-        standing = [
-            Standing(
+        members = [
+            Member(
                 id=each.id,
                 at=each.at,
                 request_class=each.request_class,
@@ -201,15 +201,15 @@ class Controller:
             for each in instances
             if each.state in STAYING
         ]
-        changes, failed = diff(plan.target, standing), dict[Combination, Failures]()
-        if changes.make or any(each.state is not InstanceState.READY for each in standing):
+        changes, failed = diff(plan.target, members), dict[Combination, Failures]()
+        if changes.make or any(each.state is not InstanceState.READY for each in members):
             failed = failures(await rows.lives(pool))
-            changes = diff(plan.target, standing, {at for at, each in failed.items() if each.retry_at > now})
+            changes = diff(plan.target, members, {at for at, each in failed.items() if each.retry_at > now})
         await self._make(rows, pool, plan, changes)
         by_id = {each.id: each for each in instances}
         go = _may_go(pool, changes, instances, failed, now)
         writes: list[tuple[Instance, Change]] = []
-        for each in standing:
+        for each in members:
             instance = by_id[each.id]
             if each.id not in changes.leave:
                 name = changes.reassign.get(each.id, each.request_class)

@@ -1,4 +1,4 @@
-"""What is to change so that a pool is as its plan says: pure, and said again of its own outcome it says nothing."""
+"""What must change for a pool to be as its plan says. Pure; applied to its own outcome, it changes nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from services.contracts.serving import InstanceState
 Combination = tuple[str, str]
 """A place and a mode."""
 Target = Mapping[Combination, Mapping[str | None, int]]
-"""How many instances there are to be, by request class. Under None stand those that are only kept: none is made."""
+"""How many instances there should be, by request class; those under None are only kept, and none is started for it."""
 
 STAYING = (InstanceState.READY, InstanceState.STARTING, InstanceState.WANTED)
-"""The states of instances that are part of a pool, the surest of them first; all others are on their way out."""
+"""The states of instances that belong to a pool, the most certain ones first; instances in other states are leaving."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """An instance that is part of a pool.
+class Member:
+    """An instance that belongs to a pool.
 
     Attributes:
         at: Its place and mode.
         state: One of ``STAYING``.
-        is_current: Whether one made now would run the same.
-        up_s: Since it was ready, or else made.
+        is_current: Whether an instance made now would run the same process.
+        up_s: Seconds since it was ready, or else since it was made.
     """
 
     id: str
@@ -42,8 +42,8 @@ class Difference:
 
     Attributes:
         make: Instances to make, by place and mode and then by class.
-        wait: Those that are missing too, but whose place and mode back off.
-        reassign: Instances that go on for another class.
+        wait: Missing instances whose place and mode back off.
+        reassign: Instances that get another class, by id.
         leave: Instances that leave, in the order in which they should.
     """
 
@@ -53,16 +53,16 @@ class Difference:
     leave: tuple[str, ...]
 
 
-def diff(target: Target, standing: Sequence[Standing], backing_off: Collection[Combination] = ()) -> Difference:
-    """Return what is to change.
+def diff(target: Target, members: Sequence[Member], backing_off: Collection[Combination] = ()) -> Difference:
+    """Return what must change.
 
-    An instance goes on as long as its place and mode are wanted, whatever class it served; as many as possible keep
-    their class. One that would run otherwise if it were made now leaves, and another is made for it. Of more than are
-    wanted those leave first that are not ready, the youngest first; then ready ones, the *oldest* first, so that those
-    that a plan keeps because they have not yet run for ``min_up_s`` are the ones that stay.
+    An instance stays as long as its place and mode are wanted, whatever class it served; as many as possible keep
+    their class. One whose process would be another if it were made now leaves, and a new one is made for it. Where
+    there are too many, those that are not ready leave first, the youngest of them first; then ready ones, the *oldest*
+    first, so that those stay that a plan keeps because they have not run for ``min_up_s`` yet.
     """
-    at: dict[Combination, list[Standing]] = defaultdict(list)
-    for each in standing:
+    at: dict[Combination, list[Member]] = defaultdict(list)
+    for each in members:
         at[each.at].append(each)
     make: list[tuple[Combination, str]] = []
     reassign: dict[str, str | None] = {}
@@ -83,19 +83,19 @@ def diff(target: Target, standing: Sequence[Standing], backing_off: Collection[C
     )
 
 
-def _stays_before(each: Standing) -> tuple[int, float, str]:
+def _stays_before(each: Member) -> tuple[int, float, str]:
     is_ready = each.state is InstanceState.READY
     return STAYING.index(each.state), each.up_s if is_ready else -each.up_s, each.id
 
 
-def _assign(slots: Counter[str | None], staying: Sequence[Standing]) -> tuple[dict[str, str | None], list[str]]:
+def _assign(slots: Counter[str | None], staying: Sequence[Member]) -> tuple[dict[str, str | None], list[str]]:
     """Return who changes class to which, and the classes of those that are missing."""
     open_slots = sorted(name for name in slots.elements() if name is not None)
-    homeless: list[Standing] = []
+    unassigned: list[Member] = []
     for each in staying:
         if each.request_class in open_slots:
             open_slots.remove(each.request_class)
         else:
-            homeless.append(each)
-    given = {each.id: open_slots.pop(0) if open_slots else None for each in homeless}
-    return {each.id: given[each.id] for each in homeless if given[each.id] != each.request_class}, open_slots
+            unassigned.append(each)
+    given = {each.id: open_slots.pop(0) if open_slots else None for each in unassigned}
+    return {each.id: given[each.id] for each in unassigned if given[each.id] != each.request_class}, open_slots

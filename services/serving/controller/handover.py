@@ -44,7 +44,7 @@ def drainable(
 
     1. For instances that wait for GPUs, as many leave as give up that many GPUs of the kind, beside those that are
        given up already: else both would wait for each other.
-    2. As long as an instance is on its way, nobody else leaves.
+    2. As long as an instance is on its way, no other leaves.
     3. When none is, all leave but the last so many that they hold as many GPUs as the instances that are stuck would:
        what never comes up takes nothing down, and does not keep the rest of a pool from shrinking either.
 

@@ -1,41 +1,41 @@
-"""Ask model servers how they do: over HTTP, many at once, none for long."""
+"""Probes of model servers over HTTP: many at once, each with a short time limit."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 LARGEST_ANSWER = 4 * 1024 * 1024
-"""Bytes of metrics that are read; a server that says more is not understood."""
+"""Most bytes of metrics that are read; of a longer answer nothing is used."""
 
 T = TypeVar("T")
 
 
 def held_requests(metrics: str, names: Collection[str]) -> float | None:
-    """Return the sum of these metrics over all their labels; None if there is none of them, or one is no number.
+    """Return the sum of these metrics over all their labels; None if none is there, or one is not a number.
 
     Args:
         metrics: Prometheus text format, version 0.0.4.
     """
-    found: list[float] = []
-    for line in metrics.splitlines():
-        name = line.partition("{")[0].partition(" ")[0].partition("\t")[0]
-        if name not in names:
-            continue
-        rest = line[len(name) :].rpartition("}")[2].split()  # a label's value may hold spaces, and braces too
-        try:
-            found.append(float(rest[0]))
-        except (IndexError, ValueError):
-            return None
+    wanted = tuple(names)
+    # The others, of which a server may have megabytes, are not parsed.
+    lines = "".join(f"{line}\n" for line in metrics.splitlines() if line.startswith(wanted))
+    try:
+        families = list(text_string_to_metric_families(lines))
+    except ValueError:
+        return None
+    found = [sample.value for family in families for sample in family.samples if sample.name in names]
     total = sum(found)
-    return total if found and total == total else None  # NaN is no count
+    return None if not found or math.isnan(total) else total
 
 
 class Prober:
-    """Asks servers; whatever goes wrong is an answer too."""
+    """Probes servers. A failure of any kind counts as no answer."""
 
     def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float, at_once: int) -> None:
         self._session = session
@@ -43,18 +43,18 @@ class Prober:
         self._turns = asyncio.Semaphore(at_once)
 
     async def answers(self, url: str) -> bool:
-        """Return whether a GET is answered 2xx; a redirection is not followed, and is no such answer."""
+        """Return whether a GET is answered with 2xx; redirections are not followed."""
         return await self._ask(self._answers(url)) or False
 
     async def held(self, url: str, names: Collection[str]) -> float | None:
-        """Return how many requests a server says it holds; None if it does not say."""
+        """Return how many requests a server reports to hold; None if it reports none of these metrics."""
         return await self._ask(self._held(url, names))
 
     async def _ask(self, question: Awaitable[T]) -> T | None:
         async with self._turns:
             try:
                 return await question
-            except Exception:  # one server's answer, however odd, must not keep the others from being asked
+            except Exception:  # whatever one server answers, the others are probed
                 return None
 
     async def _answers(self, url: str) -> bool:

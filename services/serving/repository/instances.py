@@ -19,7 +19,7 @@ from services.db.tables.pools import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.backoff import Life
 from services.serving.controller.diff import Combination
-from services.serving.instances import TOLD_TO_LEAVE, Blueprint, Instance, InstanceJob, read_terms
+from services.serving.instances import LEFT_AS_PLANNED, Blueprint, Instance, InstanceJob, read_terms
 from services.serving.repository.pools import PoolRecord
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
@@ -44,7 +44,7 @@ SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class,
 
 LIVES = text("""
 SELECT place, mode, created_at, ready_at,
-       CASE WHEN state IN ('stopping', 'ended') AND coalesce(reason, '') <> ALL(CAST(:told AS text[]))
+       CASE WHEN state IN ('stopping', 'ended') AND coalesce(reason, '') <> ALL(CAST(:planned AS text[]))
             THEN coalesce(stopping_at, ended_at) END AS failed_at
   FROM pool_instances WHERE pool = :pool AND created_at > :since ORDER BY id DESC LIMIT 1000
 """)
@@ -101,7 +101,7 @@ class InstanceRows:
         return [_instance(row) for row in (await self._connection.execute(LIVE, {"pool": pool})).mappings()]
 
     async def plan(self, plan_id: str) -> PlanInForce | None:
-        """Return a plan; None if it has no instances to speak of, not even none."""
+        """Return a plan; None if it names no instances, not even zero of them."""
         row = (await self._connection.execute(PLAN, {"plan": plan_id})).one_or_none()
         if row is None or row.plan is None:
             return None
@@ -116,8 +116,8 @@ class InstanceRows:
 
     async def lives(self, pool: ControlledPool) -> list[Life]:
         """Return what became of the newest instances since the pool was last changed, the newest first."""
-        told = [reason.value for reason in TOLD_TO_LEAVE]
-        rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "told": told})
+        planned = [reason.value for reason in LEFT_AS_PLANNED]
+        rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "planned": planned})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
     async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:

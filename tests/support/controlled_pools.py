@@ -1,4 +1,4 @@
-"""Pools that a controller keeps, on the real database and the real admission; nodes and model servers are stand-ins.
+"""Pools under control, on the real database and the real admission; nodes and model servers are stand-ins.
 
 A test says what the scheduler would: which job runs, and at which server. Clocks are moved by dating rows back.
 """
@@ -57,8 +57,8 @@ class ModelServer:
 
 
 @dataclass
-class Kept:
-    """A controller, and what it keeps."""
+class Controlled:
+    """A controller and its pools."""
 
     database: asyncpg.Pool
     engine: AsyncEngine
@@ -182,7 +182,7 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator[Kept]:
+async def controlled_pools(database_url: str, redis_url: str, folder: Path) -> AsyncIterator[Controlled]:
     """Run an admission on these servers and yield a controller beside it."""
     engine = create_engine(database_url)
     # A look hears all answers, however slow the machine.
@@ -210,5 +210,7 @@ async def kept(database_url: str, redis_url: str, folder: Path) -> AsyncIterator
                 "prober": Prober(probe_session, timeout_s=10, at_once=50),
                 "settings": settings,
             }
-            yield Kept(database, engine, Controller(ServingRepository(engine), **parts), admission, servers, parts)
+            yield Controlled(
+                database, engine, Controller(ServingRepository(engine), **parts), admission, servers, parts
+            )
     await engine.dispose()
