@@ -74,12 +74,13 @@ def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
     if len(snapshot.outlooks) == 1 or not which.size:
         return _of_first(snapshot)
     nodes, gpus = snapshot.nodes, _eligible_gpus(snapshot, which)
-    for row, job in enumerate(which.tolist()):
+    which_jobs: list[int] = which.tolist()
+    for row, job in enumerate(which_jobs):
         held = np.zeros(len(snapshot.outlooks))
-        if (placement := snapshot.jobs.placements[job]) is not None:
-            for share in placement.shares:
-                if (node := nodes.index.get(share.node_id)) is not None:
-                    held[nodes.zone[node]] += len(share.devices)
+        placement = snapshot.jobs.placements[job]
+        for share in placement.shares if placement else ():
+            if (node := nodes.index.get(share.node_id)) is not None:
+                held[nodes.zone[node]] += len(share.devices)
         if held.any():
             gpus[row] = held
     return _mixes(snapshot, gpus)
