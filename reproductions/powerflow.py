@@ -81,7 +81,7 @@ def zeus(data: Path) -> str:
             points = Observations.of(
                 [epoch_s * batch / EPOCH_SAMPLES for epoch_s, batch in pairs],
                 local_batch=numbers(rows, "batch_size"),
-                setting=numbers(rows, "power_limit"),
+                control=numbers(rows, "power_limit"),
                 mean_power_w=numbers(rows, "average_power"),
                 axis=ControlKind.POWER_LIMIT,
             )
@@ -129,7 +129,7 @@ def miso(data: Path) -> str:
         sliced = Observations.of(
             numbers(rows, "step_time_mean_s"),
             local_batch=numbers(rows, "batch_size"),
-            setting=[MIG_SHARE_MHZ * int(row["mig_slice"][0]) for row in rows],
+            control=[MIG_SHARE_MHZ * int(row["mig_slice"][0]) for row in rows],
         )
         whole = [
             row for row in rows if row["mig_slice"].startswith("7g") and (model, float(row["batch_size"])) in power

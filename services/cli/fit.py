@@ -124,7 +124,7 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
     try:
         points = Observations.of(
             columns[TIME],
-            setting=columns.get(COLUMN_OF[axis]),
+            control=columns.get(COLUMN_OF[axis]),
             axis=axis,
             energy_j_per_iteration=columns.get(ENERGY),
             **{name: columns.get(name) for name in CONFIGURATION},

@@ -20,7 +20,7 @@ HEADER = ["gpus", "local_batch", "clock_mhz", "nodes", "seconds_per_iteration", 
 def file(tmp_path: Path) -> Path:
     """Return a file of a planted job with 2 % noise."""
     planted = measured(grid(gpus=(1, 2, 8, 16), batches=(16, 32, 64), clocks=CLOCKS_MHZ[::2]), noise=0.02)
-    names = ("gpus", "local_batch", "setting", "nodes", "seconds_per_iteration", "energy_j_per_iteration")
+    names = ("gpus", "local_batch", "control", "nodes", "seconds_per_iteration", "energy_j_per_iteration")
     rows = zip(*(getattr(planted, name).tolist() for name in names), strict=True)
     path = tmp_path / "points.csv"
     write(path, HEADER, [[f"{value:.8g}" for value in row] for row in rows])
@@ -67,7 +67,7 @@ def test_people_get_a_table_and_the_reasons(file: Path, tmp_path: Path, capsys: 
 
 def test_limits_may_be_fitted_in_a_form_in_which_they_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = points(noise=0.01)
-    names = ("local_batch", "setting", "seconds_per_iteration", "energy_j_per_iteration")
+    names = ("local_batch", "control", "seconds_per_iteration", "energy_j_per_iteration")
     rows = zip(*(getattr(seen, name).tolist() for name in names), strict=True)
     cells = [[f"{value:.8g}" for value in row] for row in rows]
     path = tmp_path / "limits.csv"

@@ -15,7 +15,7 @@ async def powerflow(world: World, profiling: str) -> None:
     """Put the policy in force on a node of two GPUs."""
     await world.scheduler.turn()
     await settable(world, "n1")
-    parameters = {"profiling": profiling, "setting": "power_limit", "migration": False}
+    parameters = {"profiling": profiling, "control": "power_limit", "migration": False}
     async with client(world, Role.OPERATOR) as api:
         answer = await api.put("/v1/policies/active", json={"name": "powerflow", "parameters": parameters})
     assert answer.status_code == 200, answer.text

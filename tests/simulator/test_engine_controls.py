@@ -75,7 +75,7 @@ def test_a_limit_set_at_the_start_slows_the_gang_and_cools_it() -> None:
 def test_a_change_settles_what_was_done_before_it() -> None:
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
 
-    result, policy = run(jobs, {1_200: [LESS], 1_800: [SetPowerLimit(J, None, Reason.DEFAULT_SETTING)]})
+    result, policy = run(jobs, {1_200: [LESS], 1_800: [SetPowerLimit(J, None, Reason.DEFAULT_CONTROL)]})
 
     assert result.avg_jct_s == pytest.approx(3_600.0 + 300.0)
     assert result.columns.energy_j[0] == pytest.approx(200 * 1_200 + 90 * 600 + 200 * 2_100)
@@ -118,7 +118,7 @@ def test_work_since_the_last_checkpoint_is_lost_across_settings() -> None:
     jobs = a_workload([(0.0, 7_200.0, 1)], [a_kind(checkpoint_s=500.0)])
     script: dict[float, list[Action]] = {
         1_800: [LESS],
-        3_300: [SetPowerLimit(J, None, Reason.DEFAULT_SETTING)],
+        3_300: [SetPowerLimit(J, None, Reason.DEFAULT_CONTROL)],
         3_600: [Preempt(J, Reason.OUTRANKED, 1)],
     }
 
@@ -150,7 +150,7 @@ def test_a_decision_ends_a_measurement_and_another_may_begin() -> None:
     jobs = a_workload([(0.0, 3_600.0, 1)], [a_kind()])
     script: dict[float, list[Action]] = {
         0: [profile_it],
-        150: [SetClock(J, None, Reason.DEFAULT_SETTING)],
+        150: [SetClock(J, None, Reason.DEFAULT_CONTROL)],
         180: [profile_it],
     }
 

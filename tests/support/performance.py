@@ -80,5 +80,5 @@ def measured(
     if draw is not None:
         energy = energy_j(draw, step, gpus, batch, clock) * np.exp(noise * rng.standard_normal(len(gpus)))
     return Observations.of(
-        time_s, gpus=gpus, local_batch=batch, setting=clock, nodes=nodes, energy_j_per_iteration=energy
+        time_s, gpus=gpus, local_batch=batch, control=clock, nodes=nodes, energy_j_per_iteration=energy
     )

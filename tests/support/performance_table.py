@@ -22,7 +22,7 @@ BLOCK = 65_536
 
 @dataclass(frozen=True)
 class Performance:
-    """What every job would do at every size and setting; arrays are (n_jobs, n_sizes, n_settings).
+    """What every job would do at every size and control; arrays are (n_jobs, n_sizes, n_controls).
 
     Attributes:
         step_time_s: Seconds per iteration.
@@ -58,19 +58,19 @@ class PerformanceTable:
             if jobs.size:
                 self._groups.append((form, jobs, np.array([_vector(models[job]) for job in jobs.tolist()])))
 
-    def evaluate(self, global_batch: Floats, gpus: Floats, settings: Floats, gpus_per_node: int) -> Performance:
+    def evaluate(self, global_batch: Floats, gpus: Floats, controls: Floats, gpus_per_node: int) -> Performance:
         """Return step times and energies with the global batch kept, ``bs = BS / n`` (PowerFlow, section 4).
 
         Args:
             global_batch: (n_jobs,) samples per step.
             gpus: (n_sizes,) gang sizes.
-            settings: (n_settings,) clocks, MHz, or power limits, W.
+            controls: (n_controls,) clocks, MHz, or power limits, W.
             gpus_per_node: A gang fills nodes of so many.
         """
-        shape = (self._n_jobs, len(gpus), len(settings))
+        shape = (self._n_jobs, len(gpus), len(controls))
         time_s, energy = np.empty(shape), np.empty(shape)
         size = np.asarray(gpus, dtype=np.float64)[None, :, None]
-        nodes, setting = np.ceil(size / gpus_per_node), np.asarray(settings, dtype=np.float64)[None, None, :]
+        nodes, control = np.ceil(size / gpus_per_node), np.asarray(controls, dtype=np.float64)[None, None, :]
         block = max(1, BLOCK // max(shape[1] * shape[2], 1))
         for capped, jobs, vectors in self._groups:
             for begin in range(0, len(jobs), block):
@@ -78,12 +78,12 @@ class PerformanceTable:
                 batch = np.asarray(global_batch, dtype=np.float64)[at, None, None] / size
                 columns = vectors[begin : begin + block, None, None, :]
                 if capped:
-                    time_s[at], energy[at] = step_and_energy(unpacked(columns), size, batch, setting, nodes)
+                    time_s[at], energy[at] = step_and_energy(unpacked(columns), size, batch, control, nodes)
                     continue
                 own = np.moveaxis(columns, -1, 0)
-                step = times(ThroughputParameters(*own[:N_SPEED]), size, batch, setting, nodes)
+                step = times(ThroughputParameters(*own[:N_SPEED]), size, batch, control, nodes)
                 time_s[at] = step.iter_s
-                energy[at] = energy_j(EnergyParameters(*own[N_SPEED:]), step, size, batch, setting)
+                energy[at] = energy_j(EnergyParameters(*own[N_SPEED:]), step, size, batch, control)
         return Performance(time_s, energy)
 
 

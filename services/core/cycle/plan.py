@@ -27,7 +27,7 @@ class Reason(StrEnum):
     """It restarts on more GPUs: it uses their energy well."""
     SCALE_IN = "scale_in"
     """It restarts on fewer GPUs."""
-    STANDING_SERVICE = "standing_service"
+    SERVICE_INSTANCE = "standing_service"
     """A service instance starts, or a training gang is stopped for one: instances come first under any policy."""
     # waits
     NOT_ENOUGH_FREE_GPUS = "not_enough_free_gpus"
@@ -46,15 +46,15 @@ class Reason(StrEnum):
     """Jobs that are predicted to need less of the cluster come before it."""
     BETTER_PLACEMENT = "better_placement"
     """GPUs are free, but so spread that it would run much slower: it waits a while for better ones."""
-    # settings
+    # control values
     LEAST_COST = "least_cost"
-    """Its energy and its time together cost least at this setting."""
+    """Its energy and its time together cost least at this control value."""
     PROFILING = "profiling"
-    """It is measured at each setting, for the policy does not know yet what they do to it."""
-    DEFAULT_SETTING = "default_setting"
-    """The policy has no reason to keep the setting it had."""
+    """It is measured at each control value, for the policy does not know yet what they do to it."""
+    DEFAULT_CONTROL = "default_setting"
+    """The policy has no reason to keep the control value it had."""
     POWER_LIMIT = "power_limit"
-    """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this setting."""
+    """The cluster's power limit decides: it leaves a job no watts, stops it, or allows this control value."""
     # moves and nodes
     DEFRAGMENTATION = "defragmentation"
     """It restarts elsewhere: that frees a block for a gang that waits, or a node to power down, and pays for itself."""
@@ -112,7 +112,7 @@ class SetPowerLimit:
 
     @property
     def value(self) -> float | None:
-        """The setting in its kind's unit."""
+        """The control value in its kind's unit."""
         return self.power_limit_w
 
 
@@ -127,7 +127,7 @@ class SetClock:
 
     @property
     def value(self) -> float | None:
-        """The setting in its kind's unit."""
+        """The control value in its kind's unit."""
         return self.clock_mhz
 
 
@@ -158,7 +158,7 @@ ACTION_NAMES: dict[type, str] = {
 
 
 def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason) -> SetPowerLimit | SetClock:
-    """Return the action that sets one kind of setting, in its unit."""
+    """Return the action that sets one kind of control, in its unit."""
     if kind is ControlKind.POWER_LIMIT:
         return SetPowerLimit(job_id, value, reason)
     return SetClock(job_id, None if value is None else round(value), reason)

@@ -146,7 +146,7 @@ class _Placing:
         node = min(fits, key=lambda node: (bool(nodes.asleep[node]), int(count[node]), node))
         devices = _block(self._free.on(node), service.gpus)
         self._taken[node].update(devices)
-        self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.STANDING_SERVICE))
+        self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.SERVICE_INSTANCE))
         return True
 
     def _reserve(self, service: ServiceInstance) -> Reason:
@@ -195,7 +195,7 @@ class _Placing:
 
     def _stop(self, job: int) -> None:
         jobs = self._snapshot.jobs
-        self.preempts.append(Preempt(jobs.ids[job], Reason.STANDING_SERVICE, int(jobs.gpus[job])))
+        self.preempts.append(Preempt(jobs.ids[job], Reason.SERVICE_INSTANCE, int(jobs.gpus[job])))
         for gangs in self._on.values():
             if job in gangs:
                 gangs.remove(job)

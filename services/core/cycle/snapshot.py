@@ -31,7 +31,7 @@ _UNCOUNTED: Ints = np.empty(0, dtype=np.int64)
 _NOWHERE: Bools = np.empty(0, dtype=np.bool_)
 
 Curves = Mapping[tuple[int, ControlKind], ControlCurve]
-"""What is known of one kind of job: a curve by GPU model (its index) and kind of setting."""
+"""What is known of one kind of job: a curve by GPU model (its index) and kind of control."""
 
 Gangs = Mapping[int, GangTable]
 """What is known of one kind of job's gangs, by GPU model (its index)."""
@@ -148,8 +148,8 @@ class JobTable:
     def __len__(self) -> int:
         return self.phase.size
 
-    def setting(self, kind: ControlKind) -> Floats:
-        """Return the present setting of each job, NaN at the default: (n_jobs,) watts or MHz."""
+    def control_value(self, kind: ControlKind) -> Floats:
+        """Return the present control value of each job, NaN at the default: (n_jobs,) watts or MHz."""
         return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
 
 
@@ -270,10 +270,10 @@ class Snapshot:
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
         speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
             that need it ahead; rows are named by ``JobTable.speed_curve``.
-        control_curves: What is known of speed and power by setting, one entry per kind of job; they are named by
+        control_curves: What is known of speed and power by control value, one entry per kind of job; they are named by
             ``JobTable.control_curve``.
-        settable: The kinds of settings each GPU model (by index) takes; one that is refused anywhere is left out.
-        gangs: Predicted speed and power by gang size and setting, one entry per kind of job, named as
+        settable: The kinds of control each GPU model (by index) takes; one that is refused anywhere is left out.
+        gangs: Predicted speed and power by gang size and control value, one entry per kind of job, named as
             ``control_curves`` are; empty where nothing predicts them.
         idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
@@ -282,7 +282,7 @@ class Snapshot:
         network: Between nodes and within; ``server_gpus`` is the widest node's.
         measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
             NaN: unknown, or just changed.
-        measures: Whether gangs can be measured at each setting (``ProfileControls``).
+        measures: Whether gangs can be measured at each control value (``ProfileControls``).
         measuring: The jobs whose gangs are being measured so; None: not told.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
@@ -320,7 +320,7 @@ class Snapshot:
     hints: RoundHints = NO_HINTS
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
-        """Return what is known of a job's speed and power by one kind of setting on a GPU model; None if nothing."""
+        """Return what is known of a job's speed and power by one kind of control on a GPU model; None if nothing."""
         row = int(self.jobs.control_curve[job])
         return self.control_curves[row].get((gpu_model, kind)) if row >= 0 else None
 

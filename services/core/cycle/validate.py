@@ -24,7 +24,7 @@ HOLDING = {QUEUED: False, STARTING: True, RUNNING: True, PREEMPTING: False}
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
 
-    Checked: the snapshot's version; at most one action per job and beside it one of each kind of setting, on jobs it
+    Checked: the snapshot's version; at most one action per job and beside it one of each kind of control, on jobs it
     knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
     devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
     and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes may be powered down or
@@ -38,14 +38,14 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     index = snapshot.jobs.index
     held: list[JobId] = []
     changed: list[Start | Preempt] = []
-    settings: list[Control] = []
+    controls: list[Control] = []
     for action in plan.actions:
         if isinstance(action, Hold):
             held.append(action.job_id)
         elif isinstance(action, (Start, Preempt)):
             changed.append(action)
         else:
-            settings.append(action)
+            controls.append(action)
     named = [*held, *(action.job_id for action in changed)]
     unique = set(named)
     if len(unique) != len(named) or not index.keys() >= unique:
@@ -70,8 +70,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         _check_quotas(snapshot, index, starts)
         if snapshot.services:
             _check_services(snapshot, starts)
-    if settings:
-        _check_settings(snapshot, index, settings, changed)
+    if controls:
+        _check_controls(snapshot, index, controls, changed)
     if plan.nodes:
         _check_nodes(snapshot, plan.nodes, starts)
 
@@ -167,14 +167,14 @@ def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:
             raise PlanError(f"service {start.job_id} may not run on {node_id}")
 
 
-def _check_settings(
-    snapshot: Snapshot, index: Mapping[JobId, int], settings: list[Control], changed: list[Start | Preempt]
+def _check_controls(
+    snapshot: Snapshot, index: Mapping[JobId, int], controls: list[Control], changed: list[Start | Preempt]
 ) -> None:
     jobs, models = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
     stopped = {action.job_id for action in changed if isinstance(action, Preempt)}
     started = {action.job_id: action.placement for action in changed if isinstance(action, Start)}
     seen: set[tuple[JobId, ControlKind]] = set()
-    for action in settings:
+    for action in controls:
         job_id, name = action.job_id, action.kind.value.replace("_", " ")
         job = index.get(job_id)
         if job is None:

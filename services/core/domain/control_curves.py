@@ -12,7 +12,7 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class ControlCurve:
-    """Speed and power of one kind of job on one GPU model, by one setting; the other left at its default.
+    """Speed and power of one kind of job on one GPU model, by one control value; the other left at its default.
 
     Attributes:
         values: (n_values,) watts or MHz, ascending, above 0.
@@ -27,14 +27,14 @@ class ControlCurve:
     def __post_init__(self) -> None:
         columns = (self.values, self.speed, self.power_w)
         if self.values.ndim != 1 or not self.values.size or any(each.shape != self.values.shape for each in columns):
-            raise DomainError("a setting's curve needs one speed and one power per value")
+            raise DomainError("a control value's curve needs one speed and one power per value")
         if not all(np.isfinite(column).all() and (column > 0).all() for column in columns):
-            raise DomainError("settings, speeds and powers are finite and above 0")
+            raise DomainError("control values, speeds and powers are finite and above 0")
         if bool((np.diff(self.values) <= 0).any()):
-            raise DomainError("a curve's settings ascend")
+            raise DomainError("a curve's control values ascend")
 
     def at(self, value: float | None) -> tuple[float, float]:
-        """Return (relative speed, watts of one GPU) at a setting: linear between values, outside the nearest.
+        """Return (relative speed, watts of one GPU) at a control value: linear between values, outside the nearest.
 
         None is the default, where speed is 1 and power is that of the highest value.
         """

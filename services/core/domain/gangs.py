@@ -1,4 +1,4 @@
-"""What gangs of one kind of job do on one GPU model: speed and power by size and by setting."""
+"""What gangs of one kind of job do on one GPU model: speed and power by size and by control value."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class GangTable:
 
     Attributes:
         gpus: (n_sizes,) gang sizes, ascending.
-        speed: (n_sizes, n_settings) seconds of work done per second.
-        power_w: (n_sizes, n_settings) draw of the whole gang with its share of the hosts, watts.
-        kind: What is set; None where nothing can be or nothing is known of it, with one setting then.
-        values: (n_settings,) watts or MHz, ascending; the last is the default.
+        speed: (n_sizes, n_values) seconds of work done per second.
+        power_w: (n_sizes, n_values) draw of the whole gang with its share of the hosts, watts.
+        kind: What is set; None where nothing can be or nothing is known of it, with one control value then.
+        values: (n_values,) watts or MHz, ascending; the last is the default.
         power_error: The mean error that the model behind it states of its powers, as a share of them; 0: measured.
     """
 
@@ -36,16 +36,16 @@ class GangTable:
     def __post_init__(self) -> None:
         shape = self.gpus.size, self.values.size
         if not all(shape) or self.speed.shape != shape or self.power_w.shape != shape:
-            raise DomainError("a gang's table needs one speed and one power per size and setting")
+            raise DomainError("a gang's table needs one speed and one power per size and control value")
         if not all(table.min() > 0 and table.max() < np.inf for table in (self.speed, self.power_w)):
             raise DomainError("speeds and powers are finite and above 0")
         if self.gpus[0] < 1 or bool((np.diff(self.gpus) <= 0).any()) or bool((np.diff(self.values) <= 0).any()):
-            raise DomainError("gang sizes ascend from at least 1, and settings ascend")
+            raise DomainError("gang sizes ascend from at least 1, and control values ascend")
         if self.kind is None and self.values.size != 1:
-            raise DomainError("without a kind of setting there is one setting")
+            raise DomainError("without a kind of control there is one control value")
 
     def at(self, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return speed and power at each size: (n,) to (n, n_settings), twice."""
+        """Return speed and power at each size: (n,) to (n, n_values), twice."""
         lower, upper, share = _between(self.gpus, gpus)
         share = share[:, None]
         per_gpu_w = self.power_w / self.gpus[:, None]
@@ -59,12 +59,12 @@ class GangTable:
 
 
 class StackedTables:
-    """Many tables to look gangs up in at once: those with the same sizes, and as many settings, are one array.
+    """Many tables to look gangs up in at once: those with the same sizes, and as many control values, are one array.
 
     Attributes:
         kinds: Of each table.
-        values: (n_tables, n_settings) as the tables', inf beyond a table's own.
-        n_values: (n_tables,) how many settings each has.
+        values: (n_tables, n_values) as the tables', inf beyond a table's own.
+        n_values: (n_tables,) how many control values each has.
     """
 
     def __init__(self, tables: Sequence[GangTable]) -> None:
@@ -86,12 +86,12 @@ class StackedTables:
             self._stacks.append((gpus, speed, power_w / gpus[:, None]))
 
     def at(self, tables: Ints, gpus: Ints, *, default: bool = False) -> tuple[Floats, Floats]:
-        """Return speed and power of gangs: (n, n_sizes, n_settings) each, 0 beyond a table's own settings.
+        """Return speed and power of gangs: (n, n_sizes, n_values) each, 0 beyond a table's own control values.
 
         Args:
             tables: (n,) indices of the tables.
             gpus: (n, n_sizes) sizes, at least 1.
-            default: Only at each table's default setting; then ``n_settings`` is 1.
+            default: Only at each table's default control value; then ``n_values`` is 1.
         """
         if len(self._stacks) == 1:
             return self._of(0, self._place[tables], gpus, default)

@@ -3,10 +3,10 @@
 ``observations`` holds measured points, merged by configuration, and refuses nonsense; ``throughput`` and ``energy``
 are PowerFlow's two models as array functions; ``fitting`` is the bounded least squares beneath both, ``learn`` fits
 them and says how good the fit is; ``priors`` knows boards and families of jobs before the first point; ``profile``
-is what is kept of one job, grown point by point; ``grid`` evaluates many jobs over (gpus x settings) at once.
+is what is kept of one job, grown point by point; ``grid`` evaluates many jobs over (gpus x controls) at once.
 ``goodput`` is Pollux' model: what a training job gets done at each batch size, and the best one.
 ``traffic`` foretells the peak rate of each class of LLM requests, and ``traffic_features`` is what learners of it see.
 
-A *setting* is what slows a board down to save power: a clock in MHz, or a power limit in W where
+A *control* is what slows a board down to save power: a clock in MHz, or a power limit in W where
 clocks are not to be had.
 """

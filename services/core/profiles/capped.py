@@ -1,4 +1,4 @@
-"""A better form where the setting is a power limit: the limit finds its own clock.
+"""A better form where the control is a power limit: the limit finds its own clock.
 
 In PowerFlow's form a limit would stand where the clock stands, so that every watt taken away slows every job. But a
 board under a limit runs at its top clock until its draw meets the limit, and only then gives way: a job that draws
@@ -106,7 +106,7 @@ class CappedModel:
 
     @property
     def axis(self) -> ControlKind:
-        """Return what the setting is."""
+        """Return what the control is."""
         return ControlKind.POWER_LIMIT
 
     def named(self) -> dict[str, float]:
@@ -136,7 +136,7 @@ def fit_capped(
         belief, warm, held_out: As in ``learn.fit_throughput``; vectors are (21,).
 
     Raises:
-        DomainError: Too few configurations, an energy is missing, or settings are not power limits.
+        DomainError: Too few configurations, an energy is missing, or the control is no power limit.
     """
     if points.axis is not ControlKind.POWER_LIMIT or not points.with_energy.all():
         raise DomainError("this form needs power limits, and the energy of every point")
@@ -174,13 +174,13 @@ def _fit(
         fixed |= dict.fromkeys(("alpha_w", "theta"), batch)
     if not (all_points.gpus >= 2).any():
         fixed["sync_w"] = fixed["gamma2"]
-    power_w, limit_w = float(np.median(of.power_w)), float(of.setting.max())
-    relative = replace(of, setting=np.full(len(of), 1_000.0))
+    power_w, limit_w = float(np.median(of.power_w)), float(of.control.max())
+    relative = replace(of, control=np.full(len(of), 1_000.0))
     units = throughput_units(relative)
     units[[name.startswith(("kappa", "alpha_sync")) for name in SPEED]] /= 1_000.0
     low, high = throughput_bounds()
     lower = np.concatenate([low, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]])
-    upper = np.concatenate([high, [0.97 * float(of.setting.min()), np.inf, 1e6, np.inf, np.inf, 3.0]])
+    upper = np.concatenate([high, [0.97 * float(of.control.min()), np.inf, 1e6, np.inf, np.inf, 3.0]])
     unit = np.concatenate([units, [power_w, power_w, float(np.median(of.local_batch)), power_w, power_w, 1.0]])
     free = np.concatenate([terms.free, [name not in fixed for name in OWN]])
     problem = Problem(
@@ -209,12 +209,12 @@ def _fit(
 
 def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     """Return starts (s, 21): times as fitted where the limit hardly binds, and power by demand."""
-    plain = of.take(of.setting >= 0.8 * limit_w)
+    plain = of.take(of.control >= 0.8 * limit_w)
     if len(plain) < MIN_CONFIGURATIONS:
         plain = of
     # from here on the clock is a share, and 1 where no limit binds
     speed = ThroughputParameters(*(problem.unit[: len(SPEED)] * 0.2).tolist())
-    unlimited = replace(plain, setting=np.full(len(plain), 1_000.0)).merged()
+    unlimited = replace(plain, control=np.full(len(plain), 1_000.0)).merged()
     if len(unlimited) >= MIN_CONFIGURATIONS:  # one gang measured at every limit is one configuration here
         speed = fit_throughput(unlimited).parameters
     # without clocks the parts' names were a guess: begin from either
@@ -228,7 +228,7 @@ def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
     top_w, typical = float(plain.power_w.max()), float(np.log(np.median(of.local_batch) + 2.0))
     starts: list[Floats] = []
     for static_share, exponent in ((0.2, 2.0), (0.5, 2.0), (0.35, 1.1)):
-        static_w = static_share * min(top_w, float(of.setting.min()))
+        static_w = static_share * min(top_w, float(of.control.min()))
         dynamic_w = top_w - static_w
         draw = [static_w, 0.5 * dynamic_w / typical, 2.0, 0.5 * dynamic_w, 0.5 * dynamic_w, exponent]
         starts += [np.array([*each, *draw], dtype=np.float64) for each in speeds]

@@ -57,7 +57,7 @@ class Model(Protocol):
         ...
 
     def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
-        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, setting, nodes), (n,) each."""
+        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, control, nodes), (n,) each."""
         ...
 
     def with_quality(self, quality: Quality) -> Self:
@@ -149,5 +149,5 @@ def quality_of(points: Observations, merged: Observations, terms: Terms) -> Qual
 
 
 def where_of(of: Observations) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return gpus, local batch, setting and nodes, (n,) each."""
-    return of.gpus, of.local_batch, of.setting, of.nodes
+    """Return gpus, local batch, control and nodes, (n,) each."""
+    return of.gpus, of.local_batch, of.control, of.nodes

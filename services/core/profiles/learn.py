@@ -108,7 +108,7 @@ def fit_energy(
         throughput: The job's times; fitted to the same points if not given.
         belief, warm, held_out: As in ``fit_throughput``. What is held out is held out of the times too, where these
             are fitted here.
-        break_mhz: The board's ``f0``; found among the settings seen if not given.
+        break_mhz: The board's ``f0``; found among the values seen if not given.
 
     Raises:
         DomainError: Too few configurations with an energy, or a point that does not belong to the others.
@@ -122,7 +122,7 @@ def fit_energy(
         speed = fit_throughput(of) if throughput is None else throughput
         where = where_of(of)
         step = speed.times(*where)
-        gpus, local_batch, setting, _ = where
+        gpus, local_batch, control, _ = where
         breaks = [break_mhz] if break_mhz is not None else _breaks(of, belief)
         best: Solution | None = None
         for f0 in breaks if warm is None else [float(warm[-1])]:
@@ -133,7 +133,7 @@ def fit_energy(
             starts[:, -1] = f0
             found = solve(
                 _problem(
-                    lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, setting),
+                    lambda vectors: energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control),
                     of.energy_j_per_iteration,
                     of,
                     (lower, upper, units),
@@ -214,8 +214,8 @@ def _named(found: Solution, gpus_per_node: float) -> Solution:
 
 
 def _breaks(of: Observations, belief: Belief | None) -> list[float]:
-    """Return settings where the breaking point may be: where believed, until five settings were seen; then anywhere."""
-    seen = np.unique(of.setting)
+    """Return clocks where the breaking point may be: where believed until five were seen, then anywhere."""
+    seen = np.unique(of.control)
     if belief is not None and len(seen) < 5:
         return [float(belief.centre[-1])]
     if len(seen) < 3:

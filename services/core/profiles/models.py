@@ -33,7 +33,7 @@ class _Model:
         raise NotImplementedError
 
     def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
-        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, setting, nodes), (n,) each."""
+        """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, control, nodes), (n,) each."""
         raise NotImplementedError
 
     def with_quality(self, quality: Quality) -> Self:
@@ -46,7 +46,7 @@ class _Model:
         return dict(zip(names, np.sqrt(np.maximum(np.diag(self.covariance), 0.0)).tolist(), strict=True))
 
     def interval(
-        self, gpus: Any, local_batch: Any, setting: Any, nodes: Any, confidence: float = 0.9
+        self, gpus: Any, local_batch: Any, control: Any, nodes: Any, confidence: float = 0.9
     ) -> tuple[Floats, Floats]:
         """Return the bounds between which a measurement is foreseen, (n,) each.
 
@@ -54,7 +54,7 @@ class _Model:
         fit added up. Wide where the points told nothing.
         """
         shaped = np.broadcast_arrays(
-            *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, setting, nodes))
+            *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, control, nodes))
         )
         points = (shaped[0], shaped[1], shaped[2], shaped[3])
         at = self.vector()
@@ -76,9 +76,9 @@ class ThroughputModel(_Model):
 
     parameters: ThroughputParameters
 
-    def times(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> Times:
+    def times(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> Times:
         """Return the parts of a step in a configuration; arguments broadcast."""
-        return times(self.parameters, gpus, local_batch, setting, nodes)
+        return times(self.parameters, gpus, local_batch, control, nodes)
 
     def vector(self) -> Floats:
         """Return the parameters, (15,)."""
@@ -96,10 +96,10 @@ class EnergyModel(_Model):
     parameters: EnergyParameters
     throughput: ThroughputModel
 
-    def energy_j(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> Any:
+    def energy_j(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> Any:
         """Return the energy of all the gang's GPUs in one step, J; arguments broadcast."""
-        step = self.throughput.times(gpus, local_batch, setting, nodes)
-        return energy_j(self.parameters, step, gpus, local_batch, setting)
+        step = self.throughput.times(gpus, local_batch, control, nodes)
+        return energy_j(self.parameters, step, gpus, local_batch, control)
 
     def vector(self) -> Floats:
         """Return the parameters, (21,)."""
@@ -107,6 +107,6 @@ class EnergyModel(_Model):
 
     def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
         """Return energies (k, n)."""
-        gpus, local_batch, setting, nodes = points
-        step = self.throughput.times(gpus, local_batch, setting, nodes)
-        return energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, setting)
+        gpus, local_batch, control, nodes = points
+        step = self.throughput.times(gpus, local_batch, control, nodes)
+        return energy_j(EnergyParameters(*vectors.T[..., None]), step, gpus, local_batch, control)

@@ -14,7 +14,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 
 COLUMN_OF = {ControlKind.CLOCK: "clock_mhz", ControlKind.POWER_LIMIT: "power_limit_w"}
-"""What a setting is called where there is a column of it."""
+"""What a control is called where there is a column of it."""
 
 PLAUSIBLE = {
     "gpus": (1, 100_000, "GPUs"),
@@ -24,7 +24,7 @@ PLAUSIBLE = {
     "energy_j_per_iteration": (1e-4, 1e10, "joules"),
 }
 """Per column the range outside of which the unit must be wrong."""
-PLAUSIBLE_SETTING = {ControlKind.CLOCK: (100.0, 5_000.0, "MHz"), ControlKind.POWER_LIMIT: (20.0, 3_000.0, "W")}
+PLAUSIBLE_CONTROL = {ControlKind.CLOCK: (100.0, 5_000.0, "MHz"), ControlKind.POWER_LIMIT: (20.0, 3_000.0, "W")}
 PLAUSIBLE_POWER_W = (1.0, 3_000.0)
 """Mean draw of one board; catches milliseconds beside joules and seconds beside millijoules."""
 
@@ -42,10 +42,10 @@ class Observations:
     """Measured points; every array is (n,). A column that was not observed is all one value, and named in ``absent``.
 
     Attributes:
-        axis: What ``setting`` is.
+        axis: What ``control`` is.
         gpus: GPUs of the gang (``n``), whole numbers >= 1.
         local_batch: Samples per GPU and iteration (``bs``).
-        setting: Clock, MHz (``f``), or power limit, W, by ``axis``.
+        control: Clock, MHz (``f``), or power limit, W, by ``axis``.
         nodes: Nodes the gang lies on; GPUs per node (``r``) is ``gpus / nodes``.
         seconds_per_iteration: Mean step time (``T_iter``).
         energy_j_per_iteration: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured.
@@ -59,7 +59,7 @@ class Observations:
     axis: ControlKind
     gpus: Floats
     local_batch: Floats
-    setting: Floats
+    control: Floats
     nodes: Floats
     seconds_per_iteration: Floats
     energy_j_per_iteration: Floats
@@ -93,7 +93,7 @@ class Observations:
         *,
         gpus: Sequence[float] | Floats | None = None,
         local_batch: Sequence[float] | Floats | None = None,
-        setting: Sequence[float] | Floats | None = None,
+        control: Sequence[float] | Floats | None = None,
         nodes: Sequence[float] | Floats | None = None,
         energy_j_per_iteration: Sequence[float] | Floats | None = None,
         mean_power_w: Sequence[float] | Floats | None = None,
@@ -101,7 +101,7 @@ class Observations:
     ) -> Observations:
         """Return observations of (n,) columns, of which only times are needed; ``mean_power_w`` is per GPU."""
         time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))
-        given = {"gpus": gpus, "local_batch": local_batch, COLUMN_OF[axis]: setting, "nodes": nodes}
+        given = {"gpus": gpus, "local_batch": local_batch, COLUMN_OF[axis]: control, "nodes": nodes}
 
         def column(values: Sequence[float] | Floats | None, default: float) -> Floats:
             if values is None:
@@ -115,7 +115,7 @@ class Observations:
             axis=axis,
             gpus=size,
             local_batch=column(local_batch, 1.0),
-            setting=column(setting, 1_000.0),
+            control=column(control, 1_000.0),
             nodes=column(nodes, 1.0),
             seconds_per_iteration=time_s,
             energy_j_per_iteration=column(energy_j_per_iteration, np.nan),
@@ -156,7 +156,7 @@ class Observations:
 
     def merged(self) -> Observations:
         """Return one point per configuration, in order of first appearance, with means weighted by count."""
-        keys = np.column_stack([self.gpus, self.local_batch, self.setting, self.nodes])
+        keys = np.column_stack([self.gpus, self.local_batch, self.control, self.nodes])
         _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         group, n_groups = group.reshape(-1), len(first)
         with_energy = np.where(self.with_energy, self.count, 0.0)
@@ -178,7 +178,7 @@ class Observations:
         names = {
             "gpus": self.gpus,
             "local_batch": self.local_batch,
-            COLUMN_OF[self.axis]: self.setting,
+            COLUMN_OF[self.axis]: self.control,
             "nodes": self.nodes,
         }
         return {
@@ -188,12 +188,12 @@ class Observations:
         }
 
     def _columns(self) -> dict[str, Floats]:
-        names = ("gpus", "local_batch", "setting", "nodes", "seconds_per_iteration", "energy_j_per_iteration", "count")
+        names = ("gpus", "local_batch", "control", "nodes", "seconds_per_iteration", "energy_j_per_iteration", "count")
         return {name: getattr(self, name) for name in names}
 
     def _check_range(self, name: str, column: Floats) -> None:
-        shown = COLUMN_OF[self.axis] if name == "setting" else name
-        low, high, unit = PLAUSIBLE_SETTING[self.axis] if name == "setting" else PLAUSIBLE.get(name, (0.0, np.inf, ""))
+        shown = COLUMN_OF[self.axis] if name == "control" else name
+        low, high, unit = PLAUSIBLE_CONTROL[self.axis] if name == "control" else PLAUSIBLE.get(name, (0.0, np.inf, ""))
         optional = name == "energy_j_per_iteration"
         missing = ~np.isfinite(column) & ~(np.isnan(column) & optional)
         _refuse(missing, lambda at: f"{shown} is {column[at]}, not a number")

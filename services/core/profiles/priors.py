@@ -107,7 +107,7 @@ def family_of(name: str) -> Family:
 
 
 def believed_speed(board: Board, family: Family, *, top: float) -> ThroughputParameters:
-    """Return the times believed; ``top`` is the value of the setting at full speed (MHz, or 1 for shares)."""
+    """Return the times believed; ``top`` is the value of the control at full speed (MHz, or 1 for shares)."""
     step_s = family.sample_s * family.batch / board.speed
     sample_s = (1.0 - family.floor) * step_s / family.batch
     local, node = family.sync_local * step_s, family.sync_node * step_s

@@ -78,12 +78,12 @@ class JobProfile:
         """Return whether the job is known by clock or by power limit."""
         return self.model.axis
 
-    def foreseen(self, gpus: Any, local_batch: Any, setting: Any, nodes: Any) -> tuple[Any, Any]:
+    def foreseen(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> tuple[Any, Any]:
         """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
         if isinstance(self.model, CappedModel):
-            return self.model.step_and_energy(gpus, local_batch, setting, nodes)
-        step = self.model.throughput.times(gpus, local_batch, setting, nodes)
-        return step.iter_s, self.model.energy_j(gpus, local_batch, setting, nodes)
+            return self.model.step_and_energy(gpus, local_batch, control, nodes)
+        step = self.model.throughput.times(gpus, local_batch, control, nodes)
+        return step.iter_s, self.model.energy_j(gpus, local_batch, control, nodes)
 
     def observe(self, new: Observations) -> JobProfile:
         """Return the profile with new points: old and new merged by configuration, and fitted from where it stood.

@@ -41,7 +41,7 @@ class Terms:
     def broken_at(self, f0: float, of: Observations) -> Terms:
         """Return the terms of an energy model with this breaking point: a side without points is not fitted."""
         free = self.free.copy()
-        for names, seen in ((LOW, (of.setting < f0).any()), (HIGH, (of.setting >= f0).any())):
+        for names, seen in ((LOW, (of.control < f0).any()), (HIGH, (of.control >= f0).any())):
             if not seen:
                 free[[DRAW.index(name) for name in names]] = False
         return replace(self, free=free)
@@ -52,7 +52,7 @@ def throughput_terms(of: Observations, *, believed: Floats | None = None) -> Ter
     several, local = of.gpus >= 2, (of.gpus >= 2) & (of.nodes < 2)
     node = several & (of.nodes >= 2)
     fixed: dict[str, str] = {}
-    clock = _unvaried(of, COLUMN_OF[of.axis], of.setting)
+    clock = _unvaried(of, COLUMN_OF[of.axis], of.control)
     batch = _unvaried(of, "local_batch", of.local_batch)
     if clock:
         fixed |= dict.fromkeys(("kappa_grad", "alpha_sync_local", "kappa_sync_local"), clock)
@@ -82,7 +82,7 @@ def energy_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
     fixed: dict[str, str] = {"f0_mhz": "found by trying"}
     at = dict.fromkeys(DRAW, 0.0) | {"beta_lg": 1.0, "beta_hg": 1.0, "theta_lg": 1.0, "theta_hg": 1.0}
     at["f0_mhz"] = np.nan
-    clock = _unvaried(of, COLUMN_OF[of.axis], of.setting)
+    clock = _unvaried(of, COLUMN_OF[of.axis], of.control)
     batch = _unvaried(of, "local_batch", of.local_batch)
     if clock:
         fixed |= dict.fromkeys(("a_lg", "a_ls", *HIGH), clock)
@@ -112,7 +112,7 @@ def energy_bounds() -> tuple[Floats, Floats]:
 def throughput_units(of: Observations) -> Floats:
     """Return each parameter's natural size, (15,): what makes its term as long as a typical step."""
     time_s, batch = float(np.median(of.seconds_per_iteration)), float(np.median(of.local_batch))
-    clock, more = float(np.median(of.setting)), max(float(of.gpus.max()) - 2, 1.0)
+    clock, more = float(np.median(of.control)), max(float(of.gpus.max()) - 2, 1.0)
     size = {
         "alpha_io": time_s,
         "beta_io": time_s / (batch * float(np.median(of.gpus / of.nodes))),
@@ -132,7 +132,7 @@ def throughput_units(of: Observations) -> Floats:
 
 def energy_units(of: Observations) -> Floats:
     """Return each parameter's natural size, (21,): what makes its term draw as much as a typical board."""
-    power_w, f = float(np.median(of.power_w)), float(np.median(of.setting))
+    power_w, f = float(np.median(of.power_w)), float(np.median(of.control))
     degree = {"a_l": 1, "b_l": 0, "a_h": 3, "b_h": 2, "c_h": 1, "d_h": 0}
     size = {name: power_w / f ** degree[name[:3]] for name in DRAW if name[:3] in degree}
     size |= {"static_l_w": power_w, "f0_mhz": f}
@@ -150,7 +150,7 @@ def throughput_starts(of: Observations, terms: Terms) -> Floats:
     units = throughput_units(of)
     plain = len(SPEED) - 2
     basis = np.zeros((len(of), plain))
-    gpus, batch, f = of.gpus, of.local_batch, of.setting
+    gpus, batch, f = of.gpus, of.local_batch, of.control
     several, more = gpus >= 2, gpus - 2
     columns = [np.ones(len(of)), batch * gpus / of.nodes, np.ones(len(of)), batch, batch / f]
     for rows in (several & (of.nodes < 2), several & (of.nodes >= 2)):
@@ -170,7 +170,7 @@ def throughput_starts(of: Observations, terms: Terms) -> Floats:
 def energy_starts(of: Observations, step: Times, f0: float) -> Floats:
     """Return a start, (1, 21), for a breaking point: solved outright with the batch's part held at 1."""
     units = energy_units(of)
-    f, low = of.setting, of.setting < f0
+    f, low = of.control, of.control < f0
     grad, sync, total = (of.gpus * part for part in (step.grad_s, step.sync_s, step.iter_s))
     column = {
         "a_lg": low * grad * f,

@@ -79,7 +79,7 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
         step_s,
         gpus=gpus,
         nodes=nodes,
-        setting=value,
+        control=value,
         local_batch=batch,
         mean_power_w=power_w,
         axis=control,

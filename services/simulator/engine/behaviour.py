@@ -17,11 +17,11 @@ from services.core.parallel.mapping import Method
 from services.simulator.engine.options import EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
-Settings = tuple[tuple[ControlKind, float], ...]
+ControlValues = tuple[tuple[ControlKind, float], ...]
 """What is set on a gang's devices, by kind; nothing at the defaults."""
 Shares = tuple[int, ...]
 """How many GPUs a gang has on each node, ascending; nothing where that is all the same."""
-Key = tuple[int, int, int, int, Settings, Shares, int]
+Key = tuple[int, int, int, int, ControlValues, Shares, int]
 
 FIXED_BATCH = -1
 """The stage of a job that keeps the batch size its user chose."""
@@ -61,7 +61,12 @@ class Behaviours:
         self._runs: dict[Key, Run] = {}
 
     def run(
-        self, profile: int, model: int, placement: Placement, settings: Settings = (), stage: int = FIXED_BATCH
+        self,
+        profile: int,
+        model: int,
+        placement: Placement,
+        control_values: ControlValues = (),
+        stage: int = FIXED_BATCH,
     ) -> Run:
         """Return what a gang does that sits there, on this model and so set, at a stage of its work.
 
@@ -71,7 +76,7 @@ class Behaviours:
         on = placement.shares
         by_graph = len(on) > 1 and self._profiles[profile].graph is not None
         shares = tuple(sorted(len(share.devices) for share in on)) if by_graph else ()
-        key = (profile, model, placement.gpus, len(on), settings, shares, stage)
+        key = (profile, model, placement.gpus, len(on), control_values, shares, stage)
         found = self._runs.get(key)
         if found is None:
             found = self._runs[key] = self._look_up(*key)
@@ -82,7 +87,7 @@ class Behaviours:
         return len(self._profiles[profile].tuned(self._models[model]))
 
     def _look_up(
-        self, profile: int, model: int, gpus: int, nodes: int, settings: Settings, shares: Shares, stage: int
+        self, profile: int, model: int, gpus: int, nodes: int, control_values: ControlValues, shares: Shares, stage: int
     ) -> Run:
         spread = nodes > 1 and not shares
         kind, name = self._profiles[profile], self._models[model]
@@ -90,7 +95,7 @@ class Behaviours:
         if behaviour is None:
             raise KeyError(f"{kind.name} does not run on {name}")
         size = np.array([gpus])
-        slower, cooler = behaviour.factors_at(dict(settings))
+        slower, cooler = behaviour.factors_at(dict(control_values))
         speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
         gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
         host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
@@ -108,7 +113,7 @@ class Behaviours:
 
 
 class GangTables:
-    """What policies are shown of gangs by size and setting: predicted, and by setting only as far as that is known.
+    """What policies see of gangs by size, as predicted, and by control value as far as that is known.
 
     A gang wider than a node is taken to span as few as it can. Draws of gangs that span more are a little lower, since
     their boards wait longer.

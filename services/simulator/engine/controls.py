@@ -75,7 +75,7 @@ class Measurements:
         return [row for row, steps in self._steps.items() if steps]
 
     def end(self, row: int, kind: ControlKind | None = None) -> None:
-        """Forget the steps of a gang that is gone, or those of one kind of setting."""
+        """Forget the steps of a gang that is gone, or those of one kind of control."""
         steps = self._steps.pop(row, None)
         if kind is not None and steps is not None:
             self._steps[row] = deque(step for step in steps if step.kind is not kind)

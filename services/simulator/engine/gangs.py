@@ -96,7 +96,7 @@ class Gangs:
             self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
 
     def set(self, action: Control) -> None:
-        """Set a gang's devices, or begin to measure it at every setting."""
+        """Set a gang's devices, or begin to measure it at every control value."""
         slot, kind = self._live.slot[action.job_id], action.kind
         row = self._live.ints.item(IntRow.ROW, slot)
         self._measurements.end(row, kind)
@@ -178,7 +178,7 @@ class Gangs:
         self._recorder.spent(self._live.ints.item(IntRow.ROW, slot), *spent)
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
-        """Settle what a gang did so far, and time it anew at its present setting and stage."""
+        """Settle what a gang did so far, and time it anew at its present control value and stage."""
         live, column = self._live, self._live.floats[:, slot]
         since_s, left_off_s = float(column[FloatRow.SINCE]), float(column[FloatRow.RUN_FROM])
         if self.now_s > left_off_s:
@@ -238,9 +238,9 @@ class Gangs:
         placement = live.placements[slot]
         assert placement is not None
         rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
-        settings = tuple((kind, value) for kind, value in rows.items() if value == value)
+        control_values = tuple((kind, value) for kind, value in rows.items() if value == value)
         return self._behaviours.run(
-            live.ints.item(IntRow.CURVE, slot), self._model_of(slot), placement, settings, stage
+            live.ints.item(IntRow.CURVE, slot), self._model_of(slot), placement, control_values, stage
         )
 
     def _model_of(self, slot: int) -> int:

@@ -10,7 +10,7 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How the simulated cluster behaves. The defaults are the live scheduler's where it has such a setting.
+    """How the simulated cluster behaves. The defaults are the live scheduler's where it has such a control value.
 
     Attributes:
         seed: Of node failures; equal input and equal seed give equal results.

@@ -90,7 +90,7 @@ def fitted_profile(model: str, batch: int) -> JobProfile:
         gpus / speed,
         gpus=gpus.astype(np.float64),
         local_batch=np.full(gpus.size, float(batch)),
-        setting=curve.values[limit],
+        control=curve.values[limit],
         nodes=nodes,
         mean_power_w=board_w * (curve.power_w / curve.at(None)[1])[limit],
         axis=ControlKind.POWER_LIMIT,

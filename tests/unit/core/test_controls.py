@@ -52,8 +52,8 @@ def test_a_snapshot_keeps_settings_and_curves_through_json() -> None:
     assert read.measures
     assert read.takes(0, ControlKind.POWER_LIMIT)
     assert not read.takes(0, ControlKind.CLOCK)
-    assert read.jobs.setting(ControlKind.POWER_LIMIT)[0] == 150.0
-    assert np.isnan(read.jobs.setting(ControlKind.CLOCK)).all()
+    assert read.jobs.control_value(ControlKind.POWER_LIMIT)[0] == 150.0
+    assert np.isnan(read.jobs.control_value(ControlKind.CLOCK)).all()
 
 
 def test_records_say_what_a_setting_is() -> None:

@@ -186,7 +186,7 @@ def test_a_service_is_checked_to_be_where_it_may(
     placement = Placement(tuple(NodeShare(NodeId(node), devices) for node, devices in shares))
 
     with pytest.raises(PlanError, match=complaint):
-        check_plan(snapshot, Plan(7, (Start(JobId("s"), placement, Reason.STANDING_SERVICE),)))
+        check_plan(snapshot, Plan(7, (Start(JobId("s"), placement, Reason.SERVICE_INSTANCE),)))
 
 
 def test_a_policy_cannot_take_what_a_service_waits_for() -> None:

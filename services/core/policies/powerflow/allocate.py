@@ -1,7 +1,8 @@
 """GPUs by marginal return: the first half of Algorithm 1.
 
-Every job starts without a GPU, at the setting that is most efficient at its size. The job with the largest marginal
-return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from the print:
+Every job starts without a GPU, at the clock or power limit that is most efficient at its size. The job with the largest
+marginal return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from the
+print:
 
 - Gangs are powers of two (section 5.3), so a step doubles a gang instead of adding one GPU. A job whose next step is
   wider than what is left is done; the others go on.
@@ -11,8 +12,8 @@ return takes the next step, until GPUs run out or the cluster draws its limit. T
 
 The limit is checked at node boundaries as printed (lines 18-20); what the last node took beyond it is given back, last
 step first, so that the allocation is a prefix of the greedy order that keeps the limit. A job whose smallest gang
-exceeds the limit on an otherwise idle cluster even at its lowest setting is passed over; as printed it would hold up
-all behind it.
+exceeds the limit on an otherwise idle cluster even at its lowest control value is passed over; as printed it would
+hold up all behind it.
 
 Source: PowerFlow section 5.2, eq. 20, Algorithm 1 lines 2-20.
 """
@@ -57,7 +58,7 @@ class Room:
 
     Attributes:
         gpus: (n_gpu_models,) devices by GPU model.
-        idle_w: (n_gpu_models,) draw of one of them while nobody holds it and its node is on, watts.
+        idle_w: (n_gpu_models,) draw of a free one while its node is on, watts.
         gpus_per_node: At whose multiples the limit is looked at.
         limit_w: What the cluster may draw, watts; inf for no limit.
         other_w: What it draws beside jobs and those devices, watts.
@@ -214,7 +215,7 @@ def known_work_s(work_s: Floats) -> Floats:
 
 
 def _draw_w(choices: Choices) -> Floats:
-    """Return each gang's draw at its most efficient setting: (n_jobs, n_sizes) watts."""
+    """Return each gang's draw at its most efficient control value: (n_jobs, n_sizes) watts."""
     return np.take_along_axis(choices.power_w, choices.most_efficient[:, :, None], axis=2)[:, :, 0]
 
 

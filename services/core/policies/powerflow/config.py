@@ -1,4 +1,4 @@
-"""What can be turned in PowerFlow, with the paper's values as defaults."""
+"""PowerFlow's parameters, with the paper's values as defaults."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ class PowerflowConfig:
     eta: Annotated[
         float,
         Parameter(
-            "Share of the power of a fully allocated cluster at default settings that the cluster may draw; 1 sets no "
-            "limit by itself (section 5.1).",
+            "Share of a fully allocated cluster's power, at default clocks and power limits, that the cluster may "
+            "draw; 1 sets no limit (section 5.1).",
             minimum=0.0,
             maximum=1.0,
         ),
     ] = 1.0
     power_limit_w: Annotated[
         float | None,
-        Parameter("The cluster's power limit; null for none. The least of all limits holds.", unit="W", minimum=0.0),
+        Parameter(
+            "The cluster's power limit; null for none. Of several limits the lowest holds.", unit="W", minimum=0.0
+        ),
     ] = None
     power_limit_curve: Annotated[
         tuple[tuple[float, float], ...],
         Parameter(
-            "A limit by the hour: [when, watts] pairs, ascending, each in force until the next. When is an hour of the "
-            "day, UTC, if all are below 24, and otherwise UTC seconds; before the first of those there is no limit.",
+            "A limit that changes with time: [when, watts] pairs in ascending order, each in force until the next. "
+            "If all times are below 24 they are hours of the day, UTC; otherwise they are UTC seconds, and no limit "
+            "holds before the first.",
             unit="W",
             minimum=0.0,
         ),
@@ -41,22 +44,20 @@ class PowerflowConfig:
     gpu_max_w: Annotated[
         float | None,
         Parameter(
-            "P_max: what a GPU with its host draws while it trains at the default setting; null for the mean of the "
-            "kinds of jobs the cluster knows.",
+            "P_max: what a GPU and its share of the host draw in training at the default power limit and clock; null "
+            "for the mean over the known kinds of jobs.",
             unit="W",
             minimum=1.0,
         ),
     ] = None
     margin: Annotated[
         float,
-        Parameter(
-            "Share of the limit kept back, for the error of the models. Default: ours.", minimum=0.0, maximum=0.9
-        ),
+        Parameter("Share of the limit kept in reserve for the models' error. Default: ours.", minimum=0.0, maximum=0.9),
     ] = 0.0
     limit_ahead_s: Annotated[
         float,
         Parameter(
-            "How far ahead of a falling limit the cluster comes down, where the next active round is not known. "
+            "How long before the limit falls the cluster reduces its power, if the next active round is not known. "
             "Default: ours.",
             unit="s",
             minimum=0.0,
@@ -64,67 +65,81 @@ class PowerflowConfig:
     ] = 1_800.0
     grace_s: Annotated[
         float,
-        Parameter("How long a gang that is stopped may still draw power. Default: the agents'.", unit="s", minimum=0.0),
+        Parameter(
+            "How long a stopped gang may still draw power. Default: the agents' grace period.", unit="s", minimum=0.0
+        ),
     ] = 120.0
-    setting: Annotated[
+    control: Annotated[
         Literal["clock", "power_limit"],
         Parameter(
-            "What is measured and set where a device takes both. The paper sets clocks; what is measured here, and so "
-            "the default, is power limits."
+            "Which control is measured and used on devices that have both. The paper uses clocks; the default is the "
+            "power limit, for which we have measurements.",
+            formerly="setting",
         ),
     ] = "power_limit"
     profiling: Annotated[
         Literal["unknown", "first_run", "each_job", "never"],
         Parameter(
-            "Whose settings are measured online: the first gang of a kind nothing is known of, every job's first gang, "
-            "every job the first time it runs on a number of GPUs (as printed), or nobody's. Default: ours."
+            "Which gangs are measured online: unknown, the first gang of an unknown kind of job; first_run, every "
+            "job's first gang; each_job, every job's first gang of each size (as printed); never, none. Default: ours."
         ),
     ] = "unknown"
     profiling_s: Annotated[
-        float, Parameter("How long a gang is measured, all settings together (section 5.2).", unit="s", minimum=1.0)
+        float,
+        Parameter(
+            "How long a gang is measured, over all power limits or clocks together (section 5.2).",
+            unit="s",
+            minimum=1.0,
+        ),
     ] = 240.0
     profiling_steps: Annotated[
-        int, Parameter("Settings among which that time is sliced, where it is not known how many. Default: ours.")
+        int,
+        Parameter(
+            "Over how many power limits or clocks that time is shared, if their number is not known. Default: ours."
+        ),
     ] = 8
     marginal: Annotated[
         Literal["energy", "energy_and_gpu", "power"],
-        Parameter("What a GPU or a setting returns: eq. 20 and 21, the same per GPU, or time per watt of the limit."),
+        Parameter(
+            "By what GPUs and power are given out: energy, eq. 20 and 21; energy_and_gpu, the same per GPU; power, "
+            "time saved per watt of the limit."
+        ),
     ] = "energy"
     queue: Annotated[
-        Literal["submitted", "shortest"], Parameter("Which job without a GPU is first. Default: ours.")
+        Literal["submitted", "shortest"], Parameter("Order of the jobs that have no GPU yet. Default: ours.")
     ] = "submitted"
     at_limit: Annotated[
-        Literal["stop", "skip"], Parameter("What a step beyond the limit ends: the allocation, or the job's.")
+        Literal["stop", "skip"],
+        Parameter("What ends when a step would exceed the limit: the whole allocation, or that job's."),
     ] = "stop"
     restart_s: Annotated[
         float,
-        Parameter("What stopping a gang and starting it again costs it. Default: ours.", unit="s", minimum=0.0),
+        Parameter("Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0),
     ] = 60.0
     resize_gain: Annotated[
         float,
         Parameter(
-            "A running job grows, or moves, only where that saves this many times what its restart costs. Default: "
-            "ours; the paper prints no cost of scaling.",
+            "A running job grows or moves only if that saves this many times the cost of its restart. Default: ours; "
+            "the paper prints no cost of scaling.",
             minimum=0.0,
         ),
     ] = 2.0
     placement: Annotated[Literal["buddy", "consolidated"], Parameter("How gangs are placed (section 5.3).")] = "buddy"
     migration: Annotated[
-        bool, Parameter("Whether jobs are moved to free blocks and nodes where that pays for itself (section 5.3).")
+        bool,
+        Parameter(
+            "Whether jobs are moved to free blocks of GPUs or whole nodes if that pays for itself (section 5.3)."
+        ),
     ] = False
-    power_down: Annotated[bool, Parameter("Whether unused nodes are powered down where they may be (section 5.3).")] = (
-        True
-    )
-    spare_nodes: Annotated[
-        int, Parameter("Unused nodes that stay awake for the next arrival. Default: ours.", minimum=0)
-    ] = 1
+    power_down: Annotated[bool, Parameter("Whether unused nodes that may be powered down are (section 5.3).")] = True
+    spare_nodes: Annotated[int, Parameter("How many unused nodes stay on for new jobs. Default: ours.", minimum=0)] = 1
     default_gpu_w: Annotated[
         float,
-        Parameter("Draw of a GPU of a job that nothing is known of. Default: ours.", unit="W", minimum=1.0),
+        Parameter("Assumed draw of a GPU of an unknown job. Default: ours.", unit="W", minimum=1.0),
     ] = 300.0
     default_scaling: Annotated[
         float,
-        Parameter("Exponent of speed over GPUs of a job that nothing is known of. Default: ours.", minimum=0.0),
+        Parameter("Assumed exponent of an unknown job's speed over GPUs. Default: ours.", minimum=0.0),
     ] = 0.9
 
     def __post_init__(self) -> None:

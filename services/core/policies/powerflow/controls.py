@@ -1,13 +1,13 @@
-"""Settings by marginal return: the second half of Algorithm 1.
+"""Control values by marginal return: the second half of Algorithm 1.
 
-Every gang starts at the setting that does its work for the least energy. The gang with the largest marginal return
-takes the next setting, until every gang is at its fastest or no step fits below the power limit; a step that would
-exceed it is not taken, and the gangs whose steps still fit go on. Settings that another one matches in speed for less
-power are never chosen.
+Every gang starts at the control value (a clock or a power limit) that does its work for the least energy. The gang with
+the largest marginal return takes the next value, until every gang is at its fastest or no step fits below the power
+limit; a step that would exceed it is not taken, and the gangs whose steps still fit go on. A value that another one
+matches in speed for less power is never chosen.
 
-Where even the most efficient settings exceed the limit, which Algorithm 1 cannot meet (it has just given out GPUs for
-them) but a round can whose limit has fallen or whose stopping gangs still draw, settings fall instead: each step the
-one that slows its gang least per watt.
+The most efficient values may together exceed the limit. Algorithm 1 cannot meet that, as it has just given out GPUs for
+them, but a round can if the limit has fallen or stopping gangs still draw. Then values fall: at each step the one that
+slows its gang least per watt.
 
 Lines 29 and 30 of the print update priority_G and QueueD; the text has them read priority_F and QueueF.
 
@@ -25,14 +25,14 @@ from services.core.domain.arrays import Bools, Floats, Ints
 
 
 def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Floats | None = None) -> Ints:
-    """Return the setting of each gang: (n_gangs,) index into the tables' second axis.
+    """Return the control value of each gang: (n_gangs,) index into the tables' second axis.
 
-    If the lowest settings together exceed the limit, those are returned.
+    If the lowest control values together exceed the limit, those are returned.
 
     Args:
-        speed: (n_gangs, n_settings) work per second at each setting, 0 where the gang has no such setting; at least one
-            is above 0.
-        power_w: (n_gangs, n_settings) draw of the whole gang, watts.
+        speed: (n_gangs, n_values) work per second at each control value, 0 where the gang has no such value; at least
+            one is above 0.
+        power_w: (n_gangs, n_values) draw of the whole gang, watts.
         limit_w: What the gangs may draw together, watts.
         work_s: (n_gangs,) seconds of work left at speed 1, for a return in time saved per watt (``Greedy.marginal`` is
             ``power``); None for eq. 21 as printed, which knows none.
@@ -47,22 +47,22 @@ def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Fl
         _lower(ladders, at, drawn_w, limit_w)
     else:
         _raise(ladders, at, drawn_w, limit_w, work_s)
-    return ladders.setting[rows, at]
+    return ladders.value[rows, at]
 
 
 @dataclass(frozen=True)
 class Ladders:
-    """The settings worth choosing, one row per gang: each faster than the last and drawing more.
+    """The control values worth choosing, one row per gang: each faster than the last and drawing more.
 
     Attributes:
-        setting: (n_gangs, n_settings) indices into the tables, packed to the left.
-        time_s: (n_gangs, n_settings) time per work; inf beyond the last.
-        power_w: (n_gangs, n_settings) draw; inf beyond the last.
+        value: (n_gangs, n_values) indices into the tables, packed to the left.
+        time_s: (n_gangs, n_values) time per work; inf beyond the last.
+        power_w: (n_gangs, n_values) draw; inf beyond the last.
         length: (n_gangs,) how many there are.
         start: (n_gangs,) the most efficient of them.
     """
 
-    setting: Ints
+    value: Ints
     time_s: Floats
     power_w: Floats
     length: Ints
@@ -70,27 +70,27 @@ class Ladders:
 
 
 def ladders_of(speed: Floats, power_w: Floats) -> Ladders:
-    """Return the settings worth choosing; arguments as for ``allocate_controls``."""
+    """Return the control values worth choosing; arguments as for ``allocate_controls``."""
     draw_w = np.where(speed > 0, power_w, np.inf)
     by_draw = np.lexsort((-speed, draw_w), axis=1)
     sorted_speed = np.take_along_axis(speed, by_draw, axis=1)
     fastest = np.maximum.accumulate(sorted_speed, axis=1)
     faster = sorted_speed > np.concatenate((np.zeros((len(speed), 1)), fastest[:, :-1]), axis=1)
     packed = np.argsort(~faster, axis=1, kind="stable")
-    setting = np.take_along_axis(by_draw, packed, axis=1)
+    value = np.take_along_axis(by_draw, packed, axis=1)
     length: Ints = np.count_nonzero(faster, axis=1)
     places: Ints = np.arange(speed.shape[1], dtype=np.int64)
     beyond: Bools = places >= length[:, None]
-    chosen = np.where(beyond, 1.0, np.take_along_axis(speed, setting, axis=1))
+    chosen = np.where(beyond, 1.0, np.take_along_axis(speed, value, axis=1))
     time_s = np.where(beyond, np.inf, 1.0 / chosen)
-    draws = np.where(beyond, np.inf, np.take_along_axis(power_w, setting, axis=1))
+    draws = np.where(beyond, np.inf, np.take_along_axis(power_w, value, axis=1))
     energy = np.multiply(time_s, draws, out=np.full(time_s.shape, np.inf), where=~beyond)
-    return Ladders(setting, time_s, draws, length, energy.argmin(axis=1))
+    return Ladders(value, time_s, draws, length, energy.argmin(axis=1))
 
 
 def _raise(ladders: Ladders, at: list[int], drawn_w: float, limit_w: float, work_s: Floats | None) -> None:
     """Take steps up, the largest marginal return first (eq. 21), as long as they fit below the limit."""
-    with np.errstate(invalid="ignore"):  # inf - inf beyond the last setting, which is never looked at
+    with np.errstate(invalid="ignore"):  # inf - inf beyond the last control value, which is never looked at
         gain, step_w = -np.diff(ladders.time_s, axis=1), np.diff(ladders.power_w, axis=1)
         cost = np.diff(ladders.time_s * ladders.power_w, axis=1)
         if work_s is not None:

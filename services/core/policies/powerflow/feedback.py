@@ -2,9 +2,9 @@
 
 The paper trusts its models. Theirs are of GPUs; hosts draw too, jobs change, and what nothing is known of draws
 something. So whenever the cluster's draw was measured, at rest since the last change, it is compared with what the
-models make of the same gangs at the same settings. Where more is drawn, the ratio counts at once; where less, it comes
-down by half of the difference each round, for a gang that has just begun or saves a checkpoint draws little for a
-while. While gangs are measured at every setting, it only rises. This is ours, not the paper's.
+models make of the same gangs at the same control values. Where more is drawn, the ratio counts at once; where less, it
+comes down by half of the difference each round, for a gang that has just begun or saves a checkpoint draws little for a
+while. While gangs are measured at every control value, it only rises. This is ours, not the paper's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: b
         snapshot: With what the cluster draws, NaN where that says nothing; then the known ratio stands.
         tables: The models.
         known: The ratio of the last round.
-        measuring: Whether gangs are being measured at other settings than they are counted at.
+        measuring: Whether gangs are being measured at other control values than they are counted at.
     """
     modelled_w = present_draw_w(snapshot, tables) if math.isfinite(snapshot.measured_w) else 0.0
     if modelled_w <= 0:

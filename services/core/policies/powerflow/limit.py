@@ -1,6 +1,6 @@
 """The power limit in force: eta, watts, and a curve by the hour.
 
-Passive rounds stop nobody, so that a limit which falls between two active rounds is kept from the earlier one on: what
+Passive rounds stop no gang, so that a limit which falls between two active rounds is kept from the earlier one on: what
 counts is the least limit until the next active round and the grace of the gangs it may stop.
 """
 
@@ -17,7 +17,7 @@ DAY_S = 86_400.0
 
 
 def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
-    """Return what the cluster may draw from now on beside standing services, watts; inf for no limit.
+    """Return what the cluster may draw from now on beside service instances, watts; inf for no limit.
 
     ``eta * G * P_max`` where eta is below 1, as eq. 19; at 1 a cluster of the hungriest jobs may exceed the mean.
     Services are left alone, so that what they draw is taken off.
@@ -34,7 +34,7 @@ def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
 
 
 def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
-    """Return P_max: the mean draw of a GPU that trains at the default setting, its host included, watts."""
+    """Return P_max: the mean draw of a GPU that trains at the default control value, its host included, watts."""
     if config.gpu_max_w is not None:
         return config.gpu_max_w
     draws = [

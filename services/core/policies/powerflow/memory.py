@@ -15,7 +15,7 @@ class PowerflowMemory:
 
     Attributes:
         targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
-        measured: Gangs being measured at every setting, and when that is surely over, UTC seconds.
+        measured: Gangs being measured at every control value, and when that is surely over, UTC seconds.
         profiled: By job the sizes at which it was measured.
         correction: Ratio of the cluster's measured power to what the models say.
     """

@@ -1,13 +1,13 @@
-"""PowerFlow's scheduler: who runs, on how many GPUs, at which setting, within the power limit.
+"""PowerFlow's scheduler: who runs, on how many GPUs, at which control value, within the power limit.
 
 The paper re-plans at each arrival, end and scaling. Here an active round does, by the clock: it gives out all GPUs anew
 (``allocate``) and may stop and resize jobs. A passive round, which an arrival, an end or a release brings about, stops
-nobody: it gives free GPUs to waiting jobs by the same greedy, with what runs taken as given, and sets everything anew
-(``watts``). A job that was stopped to be resized waits for its size of the last active round. Shorter active rounds
-come nearer to the print; each costs restarts.
+no gang: it gives free GPUs to waiting jobs by the same greedy, with what runs taken as given, and chooses all control
+values anew (``watts``). A job that was stopped to be resized waits for its size of the last active round. Shorter
+active rounds come nearer to the print; each costs restarts.
 
 A running job keeps its size where a larger one would not save ``resize_gain`` times its restart, or where a smaller one
-would help nobody.
+would help no other job.
 
 Source: PowerFlow section 5, Algorithm 1.
 """
@@ -139,7 +139,7 @@ def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity,
 def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: PowerflowConfig) -> Room:
     """Return what there is to share out: nodes that take work, and what drained ones still hold.
 
-    Nodes that may be powered down draw nothing while nobody uses them.
+    Nodes that may be powered down draw nothing while unused.
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
     n_models = len(snapshot.gpu_models)
@@ -216,7 +216,7 @@ def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) 
 
 
 def _least_energy_w(view: View, rows: Ints, gpus: Ints) -> Floats:
-    """Return the draw of gangs at their most efficient settings: (n_rows,)."""
+    """Return the draw of gangs at their most efficient control values: (n_rows,)."""
     speed, power_w = (each[:, 0] for each in view.tables.gangs(view.jobs[rows], view.gpu_model[rows], gpus[:, None]))
     energy_j = np.divide(power_w, speed, out=np.full(speed.shape, np.inf), where=speed > 0)
     return np.take_along_axis(power_w, energy_j.argmin(axis=1)[:, None], axis=1)[:, 0]
@@ -248,7 +248,7 @@ def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
 
 
 def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
-    """Whether every ranked job runs or starts by this plan; then nobody waits for an unused node."""
+    """Whether every ranked job runs or starts by this plan; then no job waits for an unused node."""
     phase = snapshot.jobs.phase[ranking.order]
     waits = int(((phase == Phase.QUEUED) | (phase == Phase.PREEMPTING)).sum())
     starts = sum(isinstance(action, Start) for action in plan.actions)
@@ -256,7 +256,7 @@ def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
 
 
 def _all_idle(snapshot: Snapshot, plan: Plan) -> bool:
-    """Whether nobody holds a device and this plan starts nobody."""
+    """Whether no job holds a device and this plan starts none."""
     return not snapshot.jobs.gpus.any() and not any(isinstance(action, Start) for action in plan.actions)
 
 

@@ -1,10 +1,10 @@
-"""Online profiling: a gang that nothing is known of is run at every setting for four minutes, all of them together.
+"""Online profiling: an unknown gang is run at every control value, for four minutes in all.
 
 As printed every job is, the first time it runs on a number of GPUs (``each_job``); the paper's simulator charges each
 job for it once (``first_run``). The default measures one gang of each kind of job: where jobs recur, the others learn
-from it. Only gangs that start are measured, and running ones at the default setting: to be measured takes the default's
-power. A start for which the limit does not leave that is not measured (``watts``). Once measuring, settings fall, and
-the limit counts a gang at the one it is at. It keeps its size until it is measured.
+from it. Only gangs that start, or run at the default, are measured, because measuring takes the default's power. A
+start for which the limit does not leave that much is not measured (``watts``). While a gang is measured its values
+fall, and the limit counts it at the one in force. It keeps its size until it is measured.
 
 Source: PowerFlow section 5.2.
 """
@@ -36,21 +36,21 @@ class Measurement:
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
 
-    Where nobody tells which are under way, they are over when they surely are. One that ended with its gang was cut
-    short: that size of the job is still to be measured.
+    Where the snapshot does not say which are under way, they end when they surely are over. One that ended with its
+    gang was cut short: that size of the job is still to be measured.
     """
     jobs = snapshot.jobs
-    told = snapshot.measuring
+    under_measurement = snapshot.measuring
     runs = {job_id for job_id, phase in zip(jobs.ids, jobs.phase.tolist(), strict=True) if phase in GOING}
     measured = {
         job_id: until_s
         for job_id, until_s in memory.measured.items()
-        if job_id in runs and (until_s > snapshot.now_s if told is None else job_id in told)
+        if job_id in runs and (until_s > snapshot.now_s if under_measurement is None else job_id in under_measurement)
     }
     cut = {
         job_id
         for job_id, until_s in memory.measured.items()
-        if job_id not in runs and (told is not None or until_s > snapshot.now_s)
+        if job_id not in runs and (under_measurement is not None or until_s > snapshot.now_s)
     }
     left = {job_id: sizes[:-1] if job_id in cut else sizes for job_id, sizes in memory.profiled.items()}
     profiled = {job_id: sizes for job_id, sizes in left.items() if sizes}
@@ -67,7 +67,7 @@ def to_measure(
     snapshot: Snapshot, plan: Plan, tables: Tables, config: PowerflowConfig, memory: PowerflowMemory
 ) -> dict[JobId, Measurement]:
     """Return the measurements to begin with this plan, by job; of a kind of job one at a time."""
-    kind = ControlKind(config.setting)
+    kind = ControlKind(config.control)
     if config.profiling == "never" or not snapshot.measures:
         return {}
     jobs, nodes = snapshot.jobs, snapshot.nodes

@@ -1,7 +1,7 @@
 """The jobs of a snapshot as Algorithm 1 takes them: in the order of their claim, each with its choices.
 
 What is predicted of a kind of job is its table (``Snapshot.gangs``). A job without one is taken to scale with a fixed
-exponent and to draw what it was last measured at; its settings are known if its kind's curve is.
+exponent and to draw what it was last measured at; its control values are known if its kind's curve is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tables:
         return self._known[self._place(job, gpu_model)]
 
     def gang(self, job: int, gpu_model: int, gpus: int) -> tuple[Floats, Floats]:
-        """Return speed and power by setting of one gang: (n_settings,) each."""
+        """Return speed and power by control value of one gang: (n_values,) each."""
         key = self._place(job, gpu_model), gpus
         if key not in self._rows:
             speed, power_w = self._known[key[0]].at(np.array([gpus]))
@@ -47,7 +47,7 @@ class Tables:
         return self._rows[key]
 
     def gangs(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return speed and power of gangs of several sizes each: (n, n_sizes, n_settings), 0 beyond a job's settings.
+        """Return speed and power of gangs of several sizes each: (n, n_sizes, n_values), 0 beyond a job's own values.
 
         Args:
             jobs: (n,) indices.
@@ -58,7 +58,7 @@ class Tables:
         return self.stacked.at(places, gpus)
 
     def default_speed(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> Floats:
-        """Return the speed of one gang each at its default setting; all are (n,)."""
+        """Return the speed of one gang each at its default control value; all are (n,)."""
         places = self.places(jobs, gpu_models)
         return self.stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
 
@@ -121,7 +121,7 @@ class Tables:
         measured_w = float(jobs.gpu_power_w[job])
         board_w = measured_w if np.isfinite(measured_w) and measured_w > 0 else config.default_gpu_w
         drawn_w: Floats = np.array([[size * board_w] for size in sizes], dtype=np.float64)
-        for kind in sorted(ControlKind, key=lambda kind: kind.value != config.setting):
+        for kind in sorted(ControlKind, key=lambda kind: kind.value != config.control):
             found = snapshot.control_curve(job, gpu_model, kind)
             if found is not None:
                 cooler = found.power_w / found.at(None)[1]
@@ -184,7 +184,7 @@ def choices_of(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints, 
 
 
 def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints) -> Floats:
-    """Return the work each job has left, seconds at speed 1, NaN where nothing foretells it: (n_rows,)."""
+    """Return the work each job has left, seconds at speed 1, NaN where nothing predicts it: (n_rows,)."""
     jobs = snapshot.jobs
     left_s = jobs.remaining_s[rows].copy()
     known = np.isfinite(left_s)

@@ -1,9 +1,9 @@
-"""What the cluster draws once a plan is carried out, gang by gang and node by node, and the settings that keep a limit.
+"""What the cluster draws once a plan is carried out, and the control values that keep it within a limit.
 
 Algorithm 1 counts the jobs it allocates to. A round must count more: gangs that are stopping draw until they are gone,
 free devices draw what they do when idle, and a gang that resizes stops first. So the second half of the algorithm is
 run on the gangs that really go on or start, with what everything else draws taken off the limit. Where even their
-lowest settings do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones wait.
+lowest control values do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Draw:
     Attributes:
         jobs, models, gpus: The job's index, the GPU model's, and the size.
         starts: Whether this plan starts the gang.
-        pinned: Whether its setting is not to be touched: it is being measured.
+        pinned: Whether its control value is not to be touched: it is being measured.
         stopping_w: What gangs that stop draw on, watts.
     """
 
@@ -59,7 +59,7 @@ def set_within(
     *,
     all_placed: bool,
 ) -> tuple[Plan, set[JobId]]:
-    """Return the plan with settings that keep the limit, without the starts it leaves no power for.
+    """Return the plan with control values that keep the limit, without the starts it leaves no power for.
 
     Nodes that the plan leaves unused are powered down where they may be, but for the spare ones. The second part of
     the answer are the pinned jobs that start but are not to be measured, as the limit leaves no power for it.
@@ -70,9 +70,9 @@ def set_within(
         tables: What gangs do.
         limit_w: What the cluster may draw; inf for no limit.
         config: Parameters.
-        pinned: Jobs whose gangs are being measured: they are taken to draw what they may from their present setting on
-            downwards.
-        all_placed: Whether nobody waits for a node; else unused ones stay awake while the limit allows it.
+        pinned: Jobs whose gangs are being measured: they are taken to draw the most they may at their present control
+            value or below.
+        all_placed: Whether no job waits for a node; otherwise unused nodes stay awake while the limit allows it.
     """
     starts = [action for action in plan.actions if isinstance(action, Start)]
     draw = draw_of(snapshot, plan.actions, tables, pinned)
@@ -106,7 +106,7 @@ def set_within(
     chosen = allocate_controls(speed, power_w, left_w, _weights(snapshot, draw, tables, config))
     down: list[int] = sleeps.tolist()
     nodes = tuple(PowerNode(snapshot.nodes.ids[node], False, Reason.UNUSED) for node in down)
-    return Plan(plan.snapshot_version, (*actions, *_settings(snapshot, draw, tables, chosen)), nodes), unmeasured
+    return Plan(plan.snapshot_version, (*actions, *_controls(snapshot, draw, tables, chosen)), nodes), unmeasured
 
 
 def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> tuple[Action, ...]:
@@ -120,7 +120,7 @@ def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> t
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
-    """Return what the models say that the cluster draws now, at the settings that gangs have."""
+    """Return what the models say that the cluster draws now, at the control values that gangs have."""
     draw = draw_of(snapshot, (), tables)
     at_present_w = _at_present_w(snapshot, tables, draw.jobs, draw.models, draw.gpus)
     return sum(at_present_w) + draw.stopping_w + Idle(snapshot, ()).draw_w()
@@ -172,7 +172,7 @@ def _holders(snapshot: Snapshot) -> tuple[Ints, Ints]:
 
 
 class Idle:
-    """The devices that nobody holds once starts are carried out, and the nodes that nobody uses."""
+    """The devices that are free once starts are carried out, and the nodes that are then unused."""
 
     def __init__(self, snapshot: Snapshot, starts: Collection[Start]) -> None:
         nodes = self._nodes = snapshot.nodes
@@ -187,7 +187,7 @@ class Idle:
         self._count(start, -1)
 
     def unused(self, spare_nodes: int | None) -> Ints:
-        """Return which nodes to power down: those nobody uses or starts on, but for the first few; None for no node."""
+        """Return which nodes to power down: the unused ones where no gang starts, but for the first few; None: none."""
         nodes = self._nodes
         if spare_nodes is None:
             return np.empty(0, dtype=np.int64)
@@ -212,12 +212,12 @@ class Idle:
 
 
 def _lowest_w(speed: Floats, power_w: Floats) -> Floats:
-    """Return what gangs draw at their lowest settings: (n_gangs,)."""
+    """Return what gangs draw at their lowest control values: (n_gangs,)."""
     return np.where(speed > 0, power_w, np.inf).min(axis=1)
 
 
 def _pinned(snapshot: Snapshot, draw: Draw, tables: Tables, speed: Floats, power_w: Floats) -> tuple[Floats, Floats]:
-    """Return speed and power by setting, (n_gangs, n_settings) each, with one setting for gangs that are pinned."""
+    """Return speed and power by control value, (n_gangs, n_values) each; pinned gangs have one value."""
     speed, power_w = speed.copy(), power_w.copy()
     for row in np.flatnonzero(draw.pinned).tolist():
         at = _now_or_above(snapshot, tables, int(draw.jobs[row]), int(draw.models[row]), starts=bool(draw.starts[row]))
@@ -235,17 +235,17 @@ def _weights(snapshot: Snapshot, draw: Draw, tables: Tables, config: PowerflowCo
 
 
 def _values_now(snapshot: Snapshot, tables: Tables, places: Ints, jobs: Ints) -> Floats:
-    """Return the setting each job has of the kind its table is of, NaN at the default: (n,)."""
+    """Return the control value each job has of the kind its table is of, NaN at the default: (n,)."""
     now = np.full(jobs.size, np.nan)
     kinds = tables.stacked.kinds
     for kind in ControlKind:
         of_kind = np.fromiter((each is kind for each in kinds), np.bool_, len(kinds))[places]
-        now[of_kind] = snapshot.jobs.setting(kind)[jobs[of_kind]]
+        now[of_kind] = snapshot.jobs.control_value(kind)[jobs[of_kind]]
     return now
 
 
 def _at_present_w(snapshot: Snapshot, tables: Tables, jobs: Ints, models: Ints, gpus: Ints) -> list[float]:
-    """Return the draw of gangs at the settings they have; all are (n,)."""
+    """Return the draw of gangs at the control values they have; all are (n,)."""
     places = tables.places(jobs, models)
     now, known = _values_now(snapshot, tables, places, jobs), tables.stacked
     nearest = np.abs(known.values[places] - now[:, None]).argmin(axis=1)
@@ -254,15 +254,15 @@ def _at_present_w(snapshot: Snapshot, tables: Tables, jobs: Ints, models: Ints, 
 
 
 def _now_or_above(snapshot: Snapshot, tables: Tables, job: int, model: int, *, starts: bool) -> int:
-    """Return the index of the least known setting that is not below the one a gang has."""
+    """Return the index of the least known control value that is not below the one a gang has."""
     table = tables.of(job, model)
-    value = float("nan") if table.kind is None or starts else float(snapshot.jobs.setting(table.kind)[job])
+    value = float("nan") if table.kind is None or starts else float(snapshot.jobs.control_value(table.kind)[job])
     last = table.values.size - 1
     return last if np.isnan(value) else min(int(np.searchsorted(table.values, value - 1e-6)), last)
 
 
-def _settings(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Control]:
-    """Return the actions that put gangs to the settings chosen, where they have others."""
+def _controls(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Control]:
+    """Return the actions that put gangs to the control values chosen, where they have others."""
     places, known = tables.places(draw.jobs, draw.models), tables.stacked
     now = np.where(draw.starts, np.nan, _values_now(snapshot, tables, places, draw.jobs))
     default, values = chosen == known.n_values[places] - 1, known.values[places, chosen]
@@ -271,6 +271,6 @@ def _settings(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> l
     for row in np.flatnonzero(changes).tolist():
         kind = known.kinds[int(places[row])]
         if kind is not None:
-            value, reason = (None, Reason.DEFAULT_SETTING) if default[row] else (float(values[row]), Reason.POWER_LIMIT)
+            value, reason = (None, Reason.DEFAULT_CONTROL) if default[row] else (float(values[row]), Reason.POWER_LIMIT)
             actions.append(set_to(snapshot.jobs.ids[int(draw.jobs[row])], kind, value, reason))
     return actions

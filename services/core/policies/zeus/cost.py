@@ -1,4 +1,4 @@
-"""What a setting costs: energy and time in one number.
+"""What a control value costs: energy and time in one number.
 
 Source: You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN Training, NSDI'23.
 """
@@ -10,7 +10,7 @@ from services.core.domain.control_curves import ControlCurve
 
 
 def cost_per_work(curve: ControlCurve, eta: float) -> Floats:
-    """Return what a unit of work costs at each setting: (n_values,) joules of one GPU at default speed.
+    """Return what a unit of work costs at each control value: (n_values,) joules of one GPU at default speed.
 
     ``(eta * AvgPower(p) + (1 - eta) * MAXPOWER) / Throughput(p)``, where MAXPOWER is the highest power limit of the
     board: the highest value of the curve. Over a whole job that is ``eta * energy + (1 - eta) * MAXPOWER * time``.

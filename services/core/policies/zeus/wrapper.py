@@ -81,9 +81,9 @@ class Zeus(Generic[Memory]):
             return plan, ZeusMemory(inner)
         going = list(_going(snapshot, plan))
         measured = {snapshot.jobs.ids[job] for job, _, starts in going if not starts} & memory.measured
-        settings = list(self._settings(snapshot, going, measured))
-        measured |= {action.job_id for action in settings if isinstance(action, ProfileControls)}
-        plan = Plan(plan.snapshot_version, (*plan.actions, *settings)) if settings else plan
+        controls = list(self._controls(snapshot, going, measured))
+        measured |= {action.job_id for action in controls if isinstance(action, ProfileControls)}
+        plan = Plan(plan.snapshot_version, (*plan.actions, *controls)) if controls else plan
         return plan, ZeusMemory(inner, frozenset(measured))
 
     def dump(self, memory: ZeusMemory[Memory]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Zeus(Generic[Memory]):
         measured = frozenset(JobId(job_id) for job_id in stored.get("measured", []))
         return ZeusMemory(self.inner.load(stored.get("inner", {})), measured)
 
-    def _settings(
+    def _controls(
         self, snapshot: Snapshot, going: list[tuple[int, int, bool]], measured: set[JobId]
     ) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
         """Yield what differs from what is set now; of each unknown kind of job, one gang is measured at a time."""
@@ -114,7 +114,7 @@ class Zeus(Generic[Memory]):
             wanted = least_cost(curve, self.config.eta)
             now = math.nan if starts else float(jobs.power_limit_w[job])
             if wanted is None and not math.isnan(now):
-                yield set_to(job_id, LIMIT, None, Reason.DEFAULT_SETTING)
+                yield set_to(job_id, LIMIT, None, Reason.DEFAULT_CONTROL)
             elif wanted is not None and wanted != now:
                 yield set_to(job_id, LIMIT, wanted, Reason.LEAST_COST)
 

@@ -35,7 +35,7 @@ def points(noise: float = 0.0) -> Observations:
     return Observations.of(
         noisy(step_s),
         local_batch=WHERE[1],
-        setting=WHERE[2],
+        control=WHERE[2],
         energy_j_per_iteration=noisy(energy),
         axis=ControlKind.POWER_LIMIT,
     )
@@ -99,7 +99,7 @@ def test_a_gang_of_one_size_is_fitted_from_its_belief_and_its_limits() -> None:
         gpus=np.full(8, 2.0),
         local_batch=np.full(8, 32.0),
         nodes=np.ones(8),
-        setting=limits,
+        control=limits,
         mean_power_w=np.minimum(limits, 360.0),
         axis=ControlKind.POWER_LIMIT,
     )

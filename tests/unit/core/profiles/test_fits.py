@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import controls, example, given
 from hypothesis import strategies as st
 
 from services.core.domain.controls import ControlKind
@@ -55,7 +55,7 @@ def test_noise_is_averaged_out_and_owned_up_to(seed: int) -> None:
     assert 0.8 < np.mean((fresh.seconds_per_iteration > low) & (fresh.seconds_per_iteration < high)) < 0.98
 
 
-@settings(max_examples=25, deadline=None)
+@controls(max_examples=25, deadline=None)
 @given(
     st.tuples(*[st.floats(0.001, 0.05)] * 2, st.floats(1e-5, 1e-3), st.floats(0.1, 10)),
     st.floats(1, 4),
@@ -140,7 +140,7 @@ def test_every_point_is_held_out_once() -> None:
         assert max(mask.sum() for mask in folds(n_points)) <= max(1, -(-n_points // 10))
 
 
-GOOD = {"gpus": [1.0, 2.0, 4.0, 8.0], "local_batch": [32.0] * 4, "setting": [900.0, 1_200.0, 900.0, 1_200.0]}
+GOOD = {"gpus": [1.0, 2.0, 4.0, 8.0], "local_batch": [32.0] * 4, "control": [900.0, 1_200.0, 900.0, 1_200.0]}
 TIMES_S = [0.1, 0.11, 0.12, 0.13]
 
 
@@ -150,7 +150,7 @@ TIMES_S = [0.1, 0.11, 0.12, 0.13]
         ([0.1, -0.1, 0.1, 0.1], {}, "-0.1, not positive", 1),
         ([0.1, 0.1, float("nan"), 0.1], {}, "nan, not a number", 2),
         ([100_000.0] * 4, {}, "wrong units", 0),
-        (TIMES_S, {"setting": [900, 1_200, 900, 1.2]}, "1.2, outside 100..5000 MHz; wrong units", 3),
+        (TIMES_S, {"control": [900, 1_200, 900, 1.2]}, "1.2, outside 100..5000 MHz; wrong units", 3),
         (TIMES_S, {"gpus": [1, 2, 2.5, 8]}, "not a whole number", 2),
         (TIMES_S, {"nodes": [1, 4, 1, 1]}, "4 nodes for 2 GPUs", 1),
         (TIMES_S, {"energy_j_per_iteration": [20, 40_000, 80, 160]}, "W each, which no board draws", 1),

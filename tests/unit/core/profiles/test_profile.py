@@ -44,9 +44,9 @@ def errors(profile: JobProfile) -> tuple[float, float]:
 def test_every_board_has_a_sane_prior(name: str, family: str, axis: ControlKind) -> None:
     board, profile = board_of(name), JobProfile.of(f"NVIDIA {name}", family, axis)
     least = 0.3 * board.top_mhz if axis is ControlKind.CLOCK else board.idle_w + 0.2 * (board.peak_w - board.idle_w)
-    settings = np.linspace(least, board.top_mhz if axis is ControlKind.CLOCK else board.peak_w, 40)
+    controls = np.linspace(least, board.top_mhz if axis is ControlKind.CLOCK else board.peak_w, 40)
 
-    step_s, energy_j = profile.foreseen(1, FAMILIES[family].batch, settings, 1)
+    step_s, energy_j = profile.foreseen(1, FAMILIES[family].batch, controls, 1)
     power_w = energy_j / step_s
 
     assert (np.diff(step_s) <= 0).all()
@@ -54,7 +54,7 @@ def test_every_board_has_a_sane_prior(name: str, family: str, axis: ControlKind)
     assert (power_w > 0.5 * board.idle_w).all()
     assert (power_w <= 1.02 * board.peak_w).all()
     assert 1e-4 < step_s[-1] < 10
-    more_s, _ = profile.foreseen(np.array([2, 8, 16, 64]), FAMILIES[family].batch, settings[-1], np.array([1, 1, 2, 8]))
+    more_s, _ = profile.foreseen(np.array([2, 8, 16, 64]), FAMILIES[family].batch, controls[-1], np.array([1, 1, 2, 8]))
     assert (more_s > step_s[-1]).all()
 
 
@@ -123,7 +123,7 @@ def test_points_without_energy_teach_times_and_leave_the_draw_as_believed() -> N
 
 
 def test_a_hungrier_job_than_believed_draws_more_everywhere() -> None:
-    """One energy scales the draw of every setting, and leaves alone how it goes with batch and clock."""
+    """One energy scales the draw of every control, and leaves alone how it goes with batch and clock."""
     where = grid(gpus=(1,), batches=(32,), clocks=(900,))
     point = measured(where)
     model = JobProfile.of("V100", "vision", ControlKind.CLOCK).observe(point).model
@@ -144,7 +144,7 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
     before = profile.foreseen(*EVERYWHERE)
 
     slow = measured(grid(gpus=(4,), batches=(32,), clocks=(900,)), draw=None)
-    wrong = Observations.of(1_000 * slow.seconds_per_iteration, gpus=[4], local_batch=[32], setting=[900], nodes=[1])
+    wrong = Observations.of(1_000 * slow.seconds_per_iteration, gpus=[4], local_batch=[32], control=[900], nodes=[1])
     with pytest.raises(PointError, match="wrong units"):
         profile.observe(wrong)
     with pytest.raises(DomainError, match="these points are by power_limit"):
@@ -159,7 +159,7 @@ def test_profiles_by_power_limit_learn_too() -> None:
     seen = points(noise=0.02)
     profile = JobProfile.of("V100", "vision", ControlKind.POWER_LIMIT).observe(seen.take(np.arange(0, 28, 3)))
 
-    step_s, energy_j = profile.observe(seen).foreseen(seen.gpus, seen.local_batch, seen.setting, seen.nodes)
+    step_s, energy_j = profile.observe(seen).foreseen(seen.gpus, seen.local_batch, seen.control, seen.nodes)
 
     assert mape(step_s, points().seconds_per_iteration) < 0.03
     assert mape(energy_j, points().energy_j_per_iteration) < 0.03
@@ -169,14 +169,14 @@ def test_profiles_by_power_limit_learn_too() -> None:
 def test_a_table_gives_what_each_job_gives(axis: ControlKind) -> None:
     profiles = [JobProfile.of(board, family, axis) for board in GPU_MODELS for family in FAMILIES]
     global_batch = np.array([64.0 * (1 + at % 5) for at in range(len(profiles))])
-    sizes, settings = np.array([1.0, 2.0, 8.0, 32.0]), np.array([150.0, 300.0, 900.0])
+    sizes, controls = np.array([1.0, 2.0, 8.0, 32.0]), np.array([150.0, 300.0, 900.0])
 
-    found = PerformanceTable([profile.model for profile in profiles]).evaluate(global_batch, sizes, settings, 8)
+    found = PerformanceTable([profile.model for profile in profiles]).evaluate(global_batch, sizes, controls, 8)
 
     assert found.power_w.shape == (len(profiles), 4, 3)
     for job, profile in enumerate(profiles):
         for at, size in enumerate(sizes):
-            step_s, energy_j = profile.foreseen(size, global_batch[job] / size, settings, np.ceil(size / 8))
+            step_s, energy_j = profile.foreseen(size, global_batch[job] / size, controls, np.ceil(size / 8))
             assert found.step_time_s[job, at] == pytest.approx(step_s, rel=1e-12)
             assert found.energy_j[job, at] == pytest.approx(energy_j, rel=1e-12)
 

@@ -123,7 +123,7 @@ def test_a_times_natural_size_makes_its_term_a_typical_step(name: str) -> None:
     per_node, nodes = float(np.median(seen.gpus / seen.nodes)), 4 if name.endswith("node") else 1
     gpus = 32 if name.endswith(("local", "node")) else per_node
 
-    step = times(alone, gpus, np.median(seen.local_batch), np.median(seen.setting), nodes)
+    step = times(alone, gpus, np.median(seen.local_batch), np.median(seen.control), nodes)
 
     assert float(step.iter_s) == pytest.approx(float(np.median(seen.seconds_per_iteration)))
 
@@ -133,7 +133,7 @@ def test_a_powers_natural_size_makes_its_term_a_typical_board(name: str) -> None
     seen = measured(grid())
     unit = dict(zip(DRAW, terms.energy_units(seen), strict=True))[name]
     ones = {"beta_lg": 1.0, "beta_hg": 1.0, "theta_lg": 1.0, "theta_hg": 1.0, name: unit}
-    clock = float(np.median(seen.setting))
+    clock = float(np.median(seen.control))
     alone = EnergyParameters(**dict.fromkeys(DRAW, 0.0) | ones)
     alone = alone._replace(f0_mhz=2 * clock if name[2] == "l" else clock / 2)
 
