@@ -86,7 +86,7 @@ class Learner:
         clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
         try:
             # Not in the event loop: it takes up to some seconds.
-            made = await asyncio.to_thread(foretold, found.points, feed, clock)
+            made = await asyncio.to_thread(predicted, found.points, feed, clock)
         except DomainError as error:
             log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
             return False
@@ -99,7 +99,7 @@ def interval_s(feed: Feed) -> float:
     return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 
-def foretold(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForecast:
+def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForecast:
     """Return the learned forecast of a source, in steps as long as its own where those are shorter than an hour.
 
     Raises:

@@ -46,7 +46,7 @@ class StoredPoints:
 
 @dataclass(frozen=True)
 class LearnedPoint:
-    """An intensity foretold over ``[start_s, end_s)``, and its quantiles where there are any."""
+    """An intensity predicted over ``[start_s, end_s)``, and its quantiles where there are any."""
 
     start_s: float
     end_s: float

@@ -116,8 +116,8 @@ def unpin(node: str, as_json: AsJson = False) -> None:
     _set_power(node, "unpin", as_json)
 
 
-def _set_power(node: str, verb: str, as_json: bool) -> None:
-    power = Gateway().call("POST", f"/v1/nodes/{node}/{verb}")
+def _set_power(node: str, command: str, as_json: bool) -> None:
+    power = Gateway().call("POST", f"/v1/nodes/{node}/{command}")
     if as_json:
         output.print_json(power)
         return

@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
     app.command("jobs")(list_jobs)
     app.command("job")(show_job)
     app.command()(logs)
-    for verb in ("cancel", "hold", "release"):
-        app.command(verb, help=f"{verb.capitalize()} jobs.")(_steer(verb))
+    for command in ("cancel", "hold", "release"):
+        app.command(command, help=f"{command.capitalize()} jobs.")(_steer(command))
 
 
 def read_specs(path: Path) -> list[JobSpec]:
@@ -177,7 +177,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
         "set to": _settings_words(found, profile),
         "profile": _profile_words(profile),
-        "foretold": _prediction_words(prediction),
+        "predicted": _prediction_words(prediction),
         "progress": _progress_words(found),
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
         "ended": found.get("ended_at") or "-",
@@ -204,7 +204,7 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
 
 
 def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
-    """Return what was foretold of a job; None where nothing was."""
+    """Return what was predicted of a job; None where nothing was."""
     try:
         return gateway.get(f"/v1/predictions/{job}")
     except CliError as error:
@@ -278,12 +278,12 @@ def logs(
     sys.stdout.flush()
 
 
-def _steer(verb: str) -> Any:
+def _steer(action: str) -> Any:
     def command(
         jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.")], as_json: AsJson = False
     ) -> None:
         gateway = Gateway()
-        answers = [gateway.call("POST", f"/v1/jobs/{job}/{verb}") for job in jobs]
+        answers = [gateway.call("POST", f"/v1/jobs/{job}/{action}") for job in jobs]
         if as_json:
             output.print_json(answers)
         else:

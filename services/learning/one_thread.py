@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 
 class _Controller(Protocol):
-    """threadpoolctl's controller of the thread pools that are loaded."""
+    """threadpoolctl's controller of the native libraries that run threads."""
 
     def limit(self, *, limits: int) -> AbstractContextManager[object]: ...
 

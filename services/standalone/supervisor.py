@@ -133,14 +133,14 @@ class _Child:
         self._state: State = "starting"
         self._restarts = 0
         self._started_at_s: float | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
         pid = self._running.pid if self._running else None
         return ProcessStatus(self.name, self._state, pid, self._process.port, self._restarts, self._started_at_s)
 
     def start(self) -> None:
-        self._keeper = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
+        self._running_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
 
     def start_again(self, environment: Mapping[str, str]) -> None:
         self._process = replace(self._process, environment={**self._process.environment, **environment})
@@ -161,9 +161,9 @@ class _Child:
         return self._running
 
     async def stop(self) -> None:
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        if self._running_task:
+            self._running_task.cancel()
+            await asyncio.wait([self._running_task])
         self._become("stopping")
         if self._running:
             with contextlib.suppress(ProcessLookupError):

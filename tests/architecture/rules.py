@@ -7,6 +7,7 @@ Imports are read from the syntax tree wherever they stand: in functions, under `
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,10 +126,16 @@ class Import:
     module: str
 
 
+@functools.cache
+def tree_of(source: str) -> ast.Module:
+    """Return the syntax tree of a source; every rule asks for those of all modules."""
+    return ast.parse(source)
+
+
 def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Import]:
     """Return every import in a module's source, relative ones made absolute."""
     found: list[Import] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Import):
             found += [Import(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +217,7 @@ def effects(source: str, module: str, *, is_package: bool = False) -> list[str]:
         for imported in imports_of(source, module, is_package=is_package)
         if imported.module.split(".")[0] in EFFECT_MODULES
     ]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(source)):
         if isinstance(node, ast.Call):
             wrong += [f"{module}:{node.lineno}: {fault}" for fault in _faults(node)]
     return wrong

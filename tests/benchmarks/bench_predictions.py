@@ -1,4 +1,4 @@
-"""How long a model of job lengths takes to train on 600,000 jobs, and to foretell one job.
+"""How long a model of job lengths takes to train on 600,000 jobs, and to predict one job.
 
 The history is read from PostgreSQL and trained on as the worker does, groups of jobs that are not known yet included.
 Training may take a minute by the clock, on two cores that nobody else uses. A prediction may take two milliseconds:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from carbon_service.learner import Clock, Learner, foretold
+from carbon_service.learner import Clock, Learner, predicted
 from carbon_service.providers.protocol import DAY_S, Feed, Point
 from carbon_service.providers.recorded import Recorded, load
 from carbon_service.replay import Replay
@@ -135,13 +135,13 @@ async def test_a_replay_is_learned_on_the_clock_of_its_grid(repository: Reposito
         ends = [point.end_s - point.start_s for point in known.points]
         assert ends == pytest.approx([HOUR_S / speed] * 96, abs=1e-5)
         points = (await slow.source.provider.history("GB", Signal.AVERAGE_DIRECT, NOW_S - 90 * DAY_S, NOW_S + 1)).points
-        at_one = foretold(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0))
+        at_one = predicted(points, slow.source.feed, Clock(NOW_S, GRID_S, 1.0))
         np.testing.assert_allclose(
             [point.gco2_per_kwh for point in known.points], [point.gco2_per_kwh for point in at_one.points], rtol=1e-6
         )
 
 
-def test_five_minute_values_are_foretold_in_five_minute_steps() -> None:
+def test_five_minute_values_are_predicted_in_five_minute_steps() -> None:
     rng = np.random.default_rng(2)
     steps = 60 * 288
     noise = np.convolve(rng.normal(0, 15, steps + 200), 0.98 ** np.arange(201), "valid")
@@ -151,7 +151,7 @@ def test_five_minute_values_are_foretold_in_five_minute_steps() -> None:
     points = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(values)]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = foretold(points, feed, Clock(now_s, now_s, 1.0))
+    made = predicted(points, feed, Clock(now_s, now_s, 1.0))
     assert made.method == "ridge"
     assert len(made.points) == 96 * 12
     assert made.points[0].start_s == now_s
@@ -168,7 +168,7 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     del points[5_000:5_050]
     feed = Feed("a zone", "", step_s=300.0, max_age_s=1800.0, poll_interval_s=60.0, history_s=DAY_S)
     now_s = points[-1].end_s
-    made = foretold(points, feed, Clock(now_s, now_s, 1.0))
+    made = predicted(points, feed, Clock(now_s, now_s, 1.0))
     assert made.method == "blend"
     assert "days of history are needed" in made.note
     assert len(made.points) == 96 * 12
@@ -180,5 +180,5 @@ def test_a_month_of_five_minute_values_is_blended_where_that_beats_persistence()
     assert len(made.backtest["mae"]["blend"]) == 4
     again = np.tile(values[:288], 30)  # each day as the one before
     steady = [Point(begin_s + 300.0 * i, begin_s + 300.0 * (i + 1), float(value)) for i, value in enumerate(again)]
-    assert foretold(steady, feed, Clock(now_s, now_s, 1.0)).method == "persistence"
-    assert foretold(points[: 9 * 288], feed, Clock(points[9 * 288].start_s, now_s, 1.0)).method == "persistence"
+    assert predicted(steady, feed, Clock(now_s, now_s, 1.0)).method == "persistence"
+    assert predicted(points[: 9 * 288], feed, Clock(points[9 * 288].start_s, now_s, 1.0)).method == "persistence"

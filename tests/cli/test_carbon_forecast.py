@@ -43,17 +43,17 @@ def file_of(folder: Path, rows: list[str], header: str = HEADER) -> Path:
     return file
 
 
-def foretold(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+def predicted(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     """Return what the command prints, and what it says beside it."""
     app(["carbon", "forecast", "--zone", "XX", "--history", str(file), "--json", *arguments], standalone_mode=False)
     told = capsys.readouterr()
     return json.loads(told.out), told.err
 
 
-def test_a_zone_never_seen_is_foretold_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_zone_never_seen_is_predicted_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(24 * 60)
     holed = [row.replace(row.split(",")[4], "", 1) if at % 50 == 7 else row for at, row in enumerate(rows) if at % 61]
-    found, said = foretold(capsys, file_of(tmp_path, holed), "--at", "2022-03-02T00:00Z", "--hours", "96")
+    found, said = predicted(capsys, file_of(tmp_path, holed), "--at", "2022-03-02T00:00Z", "--hours", "96")
     assert said == ""
     assert len(found) == 96
     assert list(found[0]) == ["time", "gco2_per_kwh", "p10", "p90"]
@@ -64,15 +64,15 @@ def test_a_zone_never_seen_is_foretold_from_its_file(tmp_path: Path, capsys: pyt
 def test_rows_from_the_moment_on_are_not_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(24 * 50)
     at = ("--at", str(FIRST + np.timedelta64(24 * 45, "h")) + "Z", "--hours", "24")
-    whole, _ = foretold(capsys, file_of(tmp_path, rows), *at)
-    ended, _ = foretold(capsys, file_of(tmp_path, rows[: 24 * 45]), *at)
+    whole, _ = predicted(capsys, file_of(tmp_path, rows), *at)
+    ended, _ = predicted(capsys, file_of(tmp_path, rows[: 24 * 45]), *at)
     assert whole == ended
 
 
 def test_the_signal_is_the_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = file_of(tmp_path, rows_of(24 * 3))
-    direct, said = foretold(capsys, file, "--hours", "5")
-    lifecycle, _ = foretold(capsys, file, "--hours", "5", "--signal", "lifecycle")
+    direct, said = predicted(capsys, file, "--hours", "5")
+    lifecycle, _ = predicted(capsys, file, "--hours", "5", "--signal", "lifecycle")
     assert "persistence: about" in said
     assert "3 are given" in said
     for one, other in zip(direct, lifecycle, strict=True):

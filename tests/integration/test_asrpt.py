@@ -1,4 +1,4 @@
-"""A-SRPT, live: a gang of two nodes is placed as decided and its ranks see it; jobs that recur are foretold."""
+"""A-SRPT, live: a gang of two nodes is placed as decided and its ranks see it; jobs that recur are predicted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_gang_of_two_nodes_is_placed_as_decided(
     assert all(each["MASTER_ADDR"] and int(each["MASTER_PORT"]) for each in seen)
 
 
-def test_the_third_job_of_a_group_is_foretold(asrpt: Installation) -> None:
+def test_the_third_job_of_a_group_is_predicted(asrpt: Installation) -> None:
     first = [submit(asrpt, job(f"again-{n}", "sleep 4", 2)) for n in range(2)]
     asrpt.wait_for_ends(first, 60)
     told = [asrpt.gateway.get(f"/v1/predictions/{job_id}") for job_id in first]

@@ -68,10 +68,10 @@ async def test_killing_schedulers_and_telemetry_while_jobs_run(plant: Plant) -> 
 async def test_a_plan_that_was_committed_and_not_published_is_carried_out(plant: Plant) -> None:
     async with plant.agents(4):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
-        deaf = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0")
+        cut_off = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0")
         job = await accept_job(plant.pool, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM outbox"))
-        kill(deaf)
+        kill(cut_off)
         assert plant.twins.started == {}
         await plant.start("scheduler")
         await eventually(lambda: ended(plant, 1))
@@ -82,7 +82,7 @@ async def test_a_plan_that_was_committed_and_not_published_is_carried_out(plant:
 async def test_commands_that_redis_lost_are_sent_again(plant: Plant) -> None:
     async with plant.agents(4) as (agent,):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
-        real, agent.plant.redis = agent.plant.redis, _Deaf()  # type: ignore[assignment]
+        real, agent.plant.redis = agent.plant.redis, _WithoutStream()  # type: ignore[assignment]
         await plant.start("scheduler")
         await accept_job(plant.pool, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM allocations"))
@@ -143,7 +143,7 @@ async def published(redis) -> bool:
     return await redis.xlen("wattshift:node:n0:commands") > 0
 
 
-class _Deaf:
+class _WithoutStream:
     async def xrange(self, *_: object, **__: object) -> list[object]:
         return []
 

@@ -1,4 +1,4 @@
-"""A standing service, live: training gives way to it, a power limit leaves it alone, and training goes on after it."""
+"""A service instance, live: training gives way to it, a power limit leaves it alone, and training goes on after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVE = (
 
 
 def start_service(installation: Installation, gpus: int, **terms: Any) -> str:
-    """Submit a standing service as the planner of pools does; return its job's id."""
+    """Submit a service instance as the planner of pools does; return its job's id."""
     spec = {"name": "serve", "command": ["sh", "-c", SERVE], "gpus": {"min": gpus}, "grace_s": 1, "service": terms}
     entry = SubmissionEntry(
         tenant_id="default", key_id="pools", idempotency_key=None, batch=False, body=json.dumps(spec), service=True

@@ -5,7 +5,7 @@ import asyncio
 from services.kit.tasks import end_tasks
 
 
-async def _deaf(times: int) -> None:
+async def _stubborn(times: int) -> None:
     """Swallow the first cancellations, as a library may do while it connects."""
     while True:
         try:
@@ -17,7 +17,7 @@ async def _deaf(times: int) -> None:
 
 
 async def test_tasks_end_however_often_they_must_be_asked() -> None:
-    tasks = [asyncio.create_task(_deaf(times)) for times in (0, 1, 3)]
+    tasks = [asyncio.create_task(_stubborn(times)) for times in (0, 1, 3)]
     finished = asyncio.create_task(asyncio.sleep(0))
     await finished
     async with asyncio.timeout(10):

@@ -83,7 +83,7 @@ def test_no_forecast_of_the_backtest_learned_from_what_it_was_to_predict() -> No
 
 
 def test_intervals_hold_four_of_five_hours_also_where_the_grid_has_become_restless() -> None:
-    """A calm year, and two months whose days differ three times as much, of which the last is foretold."""
+    """A calm year, and two months whose days differ three times as much, of which the last is predicted."""
     rng = np.random.default_rng(4)
     days, restless = 425, 365
     level = np.repeat(rng.normal(0, 1, days) * np.where(np.arange(days) < restless, 20, 60), 24)

@@ -79,7 +79,7 @@ def run(
     seconds_more: float = 10.0,
     report: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Judge mutants and return their results, in the order given; what killed one also runs on unchanged code.
+    """Try mutants and return their results, in the order given; what killed one also runs on unchanged code.
 
     Args:
         root: Of the sources.

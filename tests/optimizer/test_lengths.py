@@ -62,7 +62,7 @@ async def test_history_is_what_succeeded_of_training_in_the_order_of_its_ends(
     url = f"{postgres_url.rpartition('/')[0]}/{await connection.fetchval('SELECT current_database()')}"
 
     history, ended_s = await read_history(url, datetime.now(UTC), 600_000)
-    newest, _ = await read_history(url, datetime.now(UTC), 6)  # the two standing services count, but are left out
+    newest, _ = await read_history(url, datetime.now(UTC), 6)  # the two service instances count, but are left out
 
     groups = [job_group("acme", {"name": "a", "project": "p", "command": ["train", n]})[0] for n in (1, 0)]
     assert history.group.tolist() == groups * 3

@@ -1,4 +1,4 @@
-"""When a job's hour comes, as it is foretold and as it is found once it is there."""
+"""When a job's hour comes, as it is predicted and as it is found once it is there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def followed_by(curve: CarbonCurve, intensities: list[int]) -> CarbonCurve:
 
 
 @given(hours=INTENSITIES, more=INTENSITIES, jobs=JOBS, ago_s=st.integers(0, 7_200))
-def test_the_hour_comes_when_it_was_foretold_and_not_before(
+def test_the_hour_comes_when_it_was_predicted_and_not_before(
     hours: list[int], more: list[int], jobs: list[tuple[int, int]], ago_s: int
 ) -> None:
     curve = hourly_curve(hours, start_s=NOON_S - ago_s)

@@ -1,4 +1,4 @@
-"""Standing services beside any policy: plans hold, devices have one owner, and nothing overtakes a service."""
+"""Service instances beside any policy: plans hold, devices have one owner, and nothing overtakes a service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ every_policy = pytest.mark.parametrize("name", sorted(PARAMETERS))
 
 @st.composite
 def served(draw: st.DrawFn) -> Snapshot:
-    """Draw a cluster some of whose queued jobs are standing services, and some of whose empty nodes are asleep."""
+    """Draw a cluster some of whose queued jobs are service instances, and some of whose empty nodes are asleep."""
     snapshot = draw(snapshots())
     jobs, nodes = snapshot.jobs, snapshot.nodes
     queued = [jobs.ids[job] for job in np.flatnonzero(jobs.phase == Phase.QUEUED).tolist()]

@@ -325,8 +325,8 @@ async def test_operators_power_nodes_over_http_and_are_noted(make: Any) -> None:
 async def test_without_a_hook_nobody_can_be_powered(world: World) -> None:
     await world.node("n1")
     async with client(world) as api:
-        for verb in ("sleep", "wake"):
-            answer: httpx.Response = await api.post(f"/v1/nodes/n1/{verb}")
+        for command in ("sleep", "wake"):
+            answer: httpx.Response = await api.post(f"/v1/nodes/n1/{command}")
             assert (answer.status_code, answer.json()["code"]) == (409, "capability_missing")
     assert await world.fetch("SELECT FROM node_power") == []
 

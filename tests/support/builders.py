@@ -218,7 +218,7 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
 
 
 def with_services(snapshot: Snapshot, *names: str, only_on: Collection[str] | None = None) -> Snapshot:
-    """Return the snapshot with these queued jobs as standing services, in this order.
+    """Return the snapshot with these queued jobs as service instances, in this order.
 
     Args:
         snapshot: The cluster.

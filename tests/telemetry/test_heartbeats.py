@@ -158,8 +158,8 @@ async def gang_lives(plane, gang) -> bool:
 
 async def test_draining_is_audited_once(plane) -> None:
     await plane.agent()
-    for verb, draining in (("drain", True), ("drain", True), ("resume", False)):
-        answer = await plane.http.post(f"/v1/nodes/n0/{verb}", headers=service_headers(OPERATOR))
+    for command, draining in (("drain", True), ("drain", True), ("resume", False)):
+        answer = await plane.http.post(f"/v1/nodes/n0/{command}", headers=service_headers(OPERATOR))
         assert answer.json()["draining"] is draining
     assert (await plane.http.post("/v1/nodes/n0/drain", headers=service_headers(USER))).status_code == 403
     assert (await plane.http.post("/v1/nodes/n9/drain", headers=service_headers(OPERATOR))).status_code == 404

@@ -168,7 +168,7 @@ def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reaso
 
 
 def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reason]) -> None:
-    """Tell jobs that only standing services leave no room for that they wait for GPUs, not for a wider cluster."""
+    """Tell jobs that only service instances leave no room for that they wait for GPUs, not for a wider cluster."""
     most = snapshot.total_gpus + snapshot.services_gpus
     for job, wanted in zip(ranked.jobs.tolist(), ranked.wanted.tolist(), strict=True):
         nowhere = reasons.get(job) is Reason.NO_ELIGIBLE_NODE

@@ -21,7 +21,7 @@ class CycleResult(Generic[Memory]):
 
 
 def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
-    """Return the policy's plan for the snapshot, after the starts and stops that standing services need.
+    """Return the policy's plan for the snapshot, after the starts and stops that service instances need.
 
     Raises:
         PlanError: the plan breaks an invariant of the cluster; nothing may be applied, and ``memory`` stays the old

@@ -1,4 +1,4 @@
-"""Standing services: jobs that are placed before any policy decides, and that no policy sees.
+"""Service instances: jobs that are placed before any policy decides, and that no policy sees.
 
 Each service that waits, the oldest first,
 

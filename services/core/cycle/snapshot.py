@@ -85,12 +85,12 @@ class JobTable:
         progress: Share of the job's work done, 0..1.
         placements: Where the job sits, None for a queued job.
         remaining_s: Predicted time the job still needs at its smallest gang, seconds; all NaN unless given.
-        speed_curve: Row of ``Snapshot.speed_curves`` that foretells the job's speed by gang size, -1 where none does;
+        speed_curve: Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 where none does;
             all -1 unless given.
         power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
         clock_mhz: The clock they are locked to; NaN at the default, and unless given.
         control_curve: Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given.
-        goodput_curve: Row of ``Snapshot.goodput_curves`` that foretells the speed of a job that tunes its batch size,
+        goodput_curve: Row of ``Snapshot.goodput_curves`` that predicts the speed of a job that tunes its batch size,
             at its present progress; -1 where none does; all -1 unless given.
     """
 

@@ -28,7 +28,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
     devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
     and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes may be powered down or
-    up, and down only where nothing runs or starts; that a standing service starts on one node, where it may run.
+    up, and down only where nothing runs or starts; that a service instance starts on one node, where it may run.
 
     Raises:
         PlanError: the first check that fails, naming the job.

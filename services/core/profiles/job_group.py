@@ -7,7 +7,7 @@ tenant                                 environment (run ids and secrets stand th
 name, without its numbers              numbers and hexadecimal in the name: ``run-17``, ``2026-11-21``, ``3fa9c1``
 command line, image, working folder    checkpoint folder, progress source, layout
 labels ``kind``, ``dataset``, ``model``  other labels
-GPU model, total work and its unit     gang sizes: what is foretold is GPU seconds, whatever the gang
+GPU model, total work and its unit     gang sizes: what is predicted is GPU seconds, whatever the gang
 =====================================  ============================================================================
 
 The tenant counts, so that nobody learns how long others' jobs run by submitting their command. Within a group the

@@ -2,7 +2,7 @@
 
 A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
 tells, for a (group, user), an amount: iterations, work or seconds, whatever the history counts. An unseen group is
-foretold 0, so that a policy by length runs it at once. The random forest stands in ``services.learning``, because
+predicted 0, so that a policy by length runs it at once. The random forest stands in ``services.learning``, because
 scikit-learn is not for the core; here is what needs none.
 
 Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are its section V-B, 2-d.
@@ -53,7 +53,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is foretold; every column is (n_jobs,).
+    """What is predicted; every column is (n_jobs,).
 
     Attributes:
         amount: 0 for an unseen group.

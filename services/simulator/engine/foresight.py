@@ -32,10 +32,10 @@ class Foresight:
         self._ended: list[int] = []
         self._due_s = -math.inf
         self.work_s: Floats = np.full(len(workload), math.nan)
-        """(n_jobs,) as foretold at submission; NaN for jobs not yet submitted."""
+        """(n_jobs,) as predicted at submission; NaN for jobs not yet submitted."""
 
     def at_arrival(self, row: int, now_s: float) -> float:
-        """Return the share of the job's true work that is foretold."""
+        """Return the share of the job's true work that is predicted."""
         if now_s >= self._due_s:
             self._train(row, now_s)
         return float(self.work_s[row] / (self._iterations[row] * self._units[row]))
@@ -45,7 +45,7 @@ class Foresight:
         self._ended.append(row)
 
     def _train(self, row: int, now_s: float) -> None:
-        """Learn from what has ended, and foretell the jobs that come until the next training."""
+        """Learn from what has ended, and predict the jobs that come until the next training."""
         self._due_s = now_s + self._retrain_s
         known = self._recurrence
         end = int(np.searchsorted(self._submitted_s, self._due_s))

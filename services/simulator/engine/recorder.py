@@ -60,7 +60,7 @@ class Recorder:
         )
 
     def columns(self, predicted_work_s: Floats) -> JobColumns:
-        """Return every job's row; ``predicted_work_s``: what was foretold of each."""
+        """Return every job's row; ``predicted_work_s``: what was predicted of each."""
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
         counts = [self.preemptions, self.failures, self._first, self._last, self._most]

@@ -27,7 +27,7 @@ class JobColumns:
         failures: Stops by lost nodes.
         first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
         profile: Index of its kind.
-        predicted_work_s: Its work as foretold at submission; NaN where nothing was.
+        predicted_work_s: Its work as predicted at submission; NaN where nothing was.
     """
 
     ids: tuple[str, ...]

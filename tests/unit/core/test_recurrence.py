@@ -1,4 +1,4 @@
-"""Groups of jobs that recur, and what earlier ones foretell."""
+"""Groups of jobs that recur, and what earlier ones predict."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_statistics_of_earlier_runs(predictor: Predictor, known: float, unseen: 
 
 
 @pytest.mark.parametrize("predictor", [EarlierRuns("mean"), EarlierRuns("median", of_all=True), Forest(trees=3)])
-def test_without_history_nothing_is_foretold(predictor: Predictor) -> None:
+def test_without_history_nothing_is_predicted(predictor: Predictor) -> None:
     assert told(predictor, runs(), 5) == (0.0, 0.0, False)
 
 
@@ -66,7 +66,7 @@ def test_a_forest_tells_groups_and_users_apart_and_says_how_sure_it_is() -> None
 
 
 def test_a_forest_of_pairs_is_the_forest_of_all_jobs() -> None:
-    """Each tree, fitted to one weighted row per pair, foretells what it would fitted to every job drawn.
+    """Each tree, fitted to one weighted row per pair, predicts what it would fitted to every job drawn.
 
     One user, since splits by group and by user that are equally good may be chosen differently.
     """

@@ -1,4 +1,4 @@
-"""Standing services: where they start, who gives way to them, and what the policy is left with."""
+"""Service instances: where they start, who gives way to them, and what the policy is left with."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class PolluxConfig:
     growth: Annotated[
         float,
         Parameter(
-            "A job whose speed is not foretold gets at most this many times the GPUs it has ever had. "
+            "A job whose speed is not predicted gets at most this many times the GPUs it has ever had. "
             "Default: Pollux section 4.1.",
             minimum=1.0,
         ),

@@ -16,7 +16,7 @@ class PolluxMemory:
     Attributes:
         sizes: What it gave each job, in the order in which they are placed; jobs it gave nothing are not in it.
         restarts: How often it stopped each job.
-        largest: The most GPUs each job has had, of jobs whose speed is not foretold.
+        largest: The most GPUs each job has had, of jobs whose speed is not predicted.
     """
 
     sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])

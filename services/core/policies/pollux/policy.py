@@ -80,8 +80,8 @@ class Pollux:
     def _following(self, snapshot: Snapshot, memory: PolluxMemory) -> PolluxMemory:
         """Return the memory with this round's sizes, of live jobs alone."""
         jobs = snapshot.jobs
-        foretold = (jobs.goodput_curve >= 0) | (jobs.speed_curve >= 0)
-        unknown = zip(jobs.ids, jobs.gpus.tolist(), foretold.tolist(), strict=True)
+        predicted = (jobs.goodput_curve >= 0) | (jobs.speed_curve >= 0)
+        unknown = zip(jobs.ids, jobs.gpus.tolist(), predicted.tolist(), strict=True)
         largest = {job_id: max(memory.largest.get(job_id, 0), gpus) for job_id, gpus, known in unknown if not known}
         restarts = {job_id: memory.restarts[job_id] for job_id in jobs.ids if job_id in memory.restarts}
         memory = PolluxMemory(restarts=restarts, largest=largest)
