@@ -13,7 +13,8 @@ from tests.mutation.running import copy_of, run
 from tests.mutation.selection import CoverageMap
 
 ROOT = Path(__file__).resolve().parents[2]
-SCOPE = ("services/core", "services/scheduler", "services/telemetry/ledger.py")
+LEDGER = ("services/telemetry/ledger.py", "services/telemetry/repository/energy.py")
+SCOPE = ("services/core", "services/scheduler", *LEDGER)
 SOURCES = ("services/core", "services/scheduler", "services/telemetry")
 FOLDERS = ("unit", "properties", "parity", "golden", "agreement", "scheduler", "telemetry", "simulator")
 TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
     parser.add_argument("--sample", type=int, default=450, metavar="N", help="mutants, uniformly from the scope (450)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="at a time (2)")
-    parser.add_argument("--budget", type=float, default=90.0, metavar="S", help="seconds of tests per mutant (90)")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds of tests per mutant (60)")
     parser.add_argument("--least", type=float, default=0.85, metavar="SHARE", help="fail below this share (0.85)")
     parser.add_argument("--survivors", action="store_true", help="only what survived the last time")
     parser.add_argument("--data", type=Path, default=ROOT / ".mutation", help="where map and results lie (.mutation)")

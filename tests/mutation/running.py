@@ -32,6 +32,7 @@ class Worker:
             stdout=subprocess.PIPE,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             text=True,
+            start_new_session=True,  # Linux shares the processors among sessions
         )
 
     def judge(self, mutant: Mutant, source: str, tests: dict[str, float]) -> Result:
