@@ -27,7 +27,7 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="Folder of all state; WATTSHIFT_DATA_DIR, or .wattshift in the checkout."),
 ]
 Nodes = Annotated[
-    str | None, typer.Option(help="Simulated nodes, COUNTxGPUS:MODEL@ZONE with commas between; 2x4 by default.")
+    str | None, typer.Option(help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; 2x4 by default.")
 ]
 Port = Annotated[int | None, typer.Option(help="Port of the public API; 8000 by default, or a free one when taken.")]
 
