@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from carbon_service import carbon_aware, endpoints
 from carbon_service.learner import Learner
-from carbon_service.poller import Keep, Poller
+from carbon_service.poller import Poller, Retention
 from carbon_service.providers.entry import ProviderContext
 from carbon_service.providers.http import Pacing
 from carbon_service.providers.registry import build_providers, known_providers, read_settings
@@ -44,7 +44,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
         now_s: The real clock, UTC seconds.
 
     Raises:
-        ZoneConfigError: Zones, providers, their settings and signals do not go together.
+        ZoneConfigError: Zones, providers, their settings and signals contradict each other.
         PluginError: An installed package adds a provider that cannot be used.
     """
     entries = known_providers()
@@ -67,7 +67,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             zones = zones_of(replay)
             app.state.zones = zones
             app.state.carbon = CarbonService(zones, repository, now_s)
-            poller = Poller(repository, _keep(settings), now_s)
+            poller = Poller(repository, _retention(settings), now_s)
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
             if settings.learn_forecasts:
                 tasks.append(asyncio.create_task(Learner(repository, zones.sources, now_s).run()))
@@ -91,7 +91,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
 
 
 async def _started(repository: Repository, settings: Settings, now_s: NowS) -> Replay:
-    """Return the replay to go on with; a database that is still starting is given half a minute."""
+    """Return the replay to go on with; wait up to half a minute for a database that is still starting."""
     deadline_s = time.monotonic() + 30
     while True:
         try:
@@ -103,8 +103,8 @@ async def _started(repository: Repository, settings: Settings, now_s: NowS) -> R
             await asyncio.sleep(1)
 
 
-def _keep(settings: Settings) -> Keep:
-    return Keep(
+def _retention(settings: Settings) -> Retention:
+    return Retention(
         backfill_grid_s=settings.backfill_s,
         retention_s=settings.retention_s,
         max_points=settings.max_points,
@@ -113,7 +113,7 @@ def _keep(settings: Settings) -> Keep:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    """Run the service until SIGTERM; exit with one line for each error if the settings are not valid."""
     try:
         settings = Settings()  # type: ignore[call-arg]
         app = create_app(settings)

@@ -1,7 +1,7 @@
 """The Green Software Foundation's Carbon Aware Web API, for tools that already speak it.
 
 The routes and shapes of carbon-aware-sdk: camelCase, g/kWh, durations in minutes. A location is a zone or one of its
-aliases. Only the default signal is told. Errors are problem documents; what .NET would answer 400 is 400 here too.
+aliases. They know the default signal only. Errors are problem documents; what .NET would answer 400 is 400 here too.
 """
 
 from __future__ import annotations

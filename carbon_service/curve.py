@@ -38,7 +38,7 @@ class Step:
 
 
 def clipped(steps: Iterable[Step], start_s: float, end_s: float) -> list[Step]:
-    """Return what of the steps lies in ``[start_s, end_s)``."""
+    """Return the parts of the steps that lie in ``[start_s, end_s)``."""
     return [
         replace(step, start_s=max(step.start_s, start_s), end_s=min(step.end_s, end_s))
         for step in steps
@@ -47,7 +47,7 @@ def clipped(steps: Iterable[Step], start_s: float, end_s: float) -> list[Step]:
 
 
 def joined(steps: Sequence[Step]) -> list[Step]:
-    """Return steps in order of time as contiguous ones: each ends where the next begins, whatever rounding did."""
+    """Return steps in order of time without gaps from rounding: each ends exactly where the next begins."""
     ends = [following.start_s for _, following in pairwise(steps)] + [step.end_s for step in steps[-1:]]
     return [replace(step, end_s=end) for step, end in zip(steps, ends, strict=True) if end > step.start_s]
 

@@ -41,7 +41,7 @@ Service = Annotated[CarbonService, Depends(read_service)]
 
 @router.get("/zones")
 async def list_zones(service: Service) -> ZoneList:
-    """List the zones, their signals, and how fetching them goes."""
+    """List the zones, their signals, and the state of fetching them."""
     return service.zones()
 
 
@@ -79,7 +79,7 @@ async def read_forecast(
 async def read_backtest(
     zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service
 ) -> ForecastBacktest:
-    """Read how our own forecasts would have gone over the last part of the zone's history."""
+    """Read the errors that our own forecasts would have made over the last part of the zone's history."""
     return await service.backtest(zone, query.signal)
 
 

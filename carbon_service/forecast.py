@@ -62,11 +62,11 @@ def ahead(
     return _over(own, [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER) for p in issue.points], start_s, end_s)
 
 
-def _over(own: Sequence[Step], told: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
-    """Return what is told over ``[start_s, end_s)``, and our own wherever it says nothing."""
+def _over(own: Sequence[Step], given: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
+    """Return the given steps over ``[start_s, end_s)``, and our own wherever there are none."""
     steps: list[Step] = []
     reached_s = start_s
-    for step in clipped(told, start_s, end_s):
+    for step in clipped(given, start_s, end_s):
         if step.end_s <= reached_s:
             continue
         steps += clipped(own, reached_s, step.start_s)
@@ -103,5 +103,5 @@ def merged(
 
 
 def is_stale(points: Sequence[Point], feed: Feed, now_s: float) -> bool:
-    """Return whether the freshest measured value is past its age; having none is stale too."""
+    """Return whether the freshest measured value is past its age; true if there is none."""
     return not points or now_s - points[-1].start_s > max(feed.max_age_s, points[-1].end_s - points[-1].start_s)

@@ -1,4 +1,4 @@
-"""Learns what lies ahead of each source from its own history in the store, and keeps forecast and backtest there.
+"""Learns to forecast each source from its own stored history, and stores the forecast and its backtest.
 
 A source is learned anew with every hour of its grid, but not more often than ``LEAST_INTERVAL_S``, so that its model is
 never older than its data; a replay whose days pass faster than that is left to persistence. Of several replicas the one
@@ -30,14 +30,14 @@ LEAST_INTERVAL_S = 30.0
 """Between two forecasts of a source, real seconds: a fast replay has an hour every few seconds."""
 LONGEST_INTERVAL_S = 3600.0
 LOOK_INTERVAL_S = 5.0
-"""Between two looks for sources that are due, at most: the first history comes soon after the start."""
+"""How often to look for sources that are due: the first history arrives soon after the start."""
 MOST_POINTS = 110_000
 """A year of five-minute values, twelve of hourly ones."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The grid's clock against everyone's: while a recording is replayed, they run at different speeds."""
+    """The grid's clock against the real one: while a recording is replayed, they run at different speeds."""
 
     now_s: float
     grid_now_s: float
@@ -61,12 +61,14 @@ class Learner:
         self._now_s = now_s
 
     async def run(self) -> None:
-        """Learn for ever; nothing that goes wrong ends this, and what was known stands meanwhile."""
+        """Learn for ever; errors are logged, and the last forecast stays in use until the next."""
         await repeat(self.turn, LOOK_INTERVAL_S, failed="forecast.turn_failed", traceback=True)
 
     async def turn(self) -> int:
-        """Learn every source whose forecast is no longer of this hour; return how many were, 0 if another replica is
-        at it."""
+        """Learn every source whose forecast is older than its interval; return how many were learned.
+
+        That is 0 while another replica learns.
+        """
         learned = 0
         async with self._repository.learning() as is_ours:
             for source in self._sources if is_ours else ():
@@ -95,7 +97,7 @@ class Learner:
 
 
 def interval_s(feed: Feed) -> float:
-    """Return how often a source is learned anew, real seconds."""
+    """Return the time from one forecast of a source to the next, real seconds."""
     return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 
@@ -154,8 +156,8 @@ def _blended(times_s: Floats, values: Floats, step_s: float, clock: Clock, note:
         raise DomainError("persistence had the smaller error in the backtest")
     made = zip(*blend.at(series, round(DAY_S / step_s)), strict=True)
     ahead = [
-        LearnedPoint(clock.real_s(end_s + at * step_s), clock.real_s(end_s + (at + 1) * step_s), *map(float, told))
-        for at, told in enumerate(made)
+        LearnedPoint(clock.real_s(end_s + at * step_s), clock.real_s(end_s + (at + 1) * step_s), *map(float, figures))
+        for at, figures in enumerate(made)
     ]
     began_s = end_s - len(series) * step_s
     backtest = {

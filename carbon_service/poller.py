@@ -1,4 +1,4 @@
-"""Keeps the store up to date: one task per source fetches, stores, fills gaps after downtime, and outlives outages."""
+"""Keeps the store up to date: one task per source fetches values, fills gaps after downtime, and survives outages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ POINTS_PER_BATCH = 20_000
 
 
 @dataclass(frozen=True)
-class Keep:
-    """How much is kept.
+class Retention:
+    """How much is stored, and for how long.
 
     Attributes:
         backfill_grid_s: History fetched at the first start, grid seconds.
@@ -39,15 +39,15 @@ class Keep:
 class Poller:
     """Polls sources. ``poll`` is one turn of one source; ``run`` goes on until cancelled."""
 
-    def __init__(self, repository: Repository, keep: Keep, now_s: Callable[[], float]) -> None:
+    def __init__(self, repository: Repository, retention: Retention, now_s: Callable[[], float]) -> None:
         self._repository = repository
-        self._keep = keep
+        self._retention = retention
         self._now_s = now_s
         self._forecast_due_s: dict[Source, float] = {}
         self._prune_due_s: dict[Source, float] = {}
 
     async def run(self, source: Source) -> None:
-        """Poll one source for ever; nothing that goes wrong ends this."""
+        """Poll one source for ever; errors are logged, and it is polled again."""
         failures = 0
         while True:
             wait_s = source.feed.poll_interval_s
@@ -89,9 +89,9 @@ class Poller:
     async def _poll_history(self, source: Source) -> None:
         now_s, feed, key = self._now_s(), source.feed, source.key
         known_until_s = await self._repository.known_until_s(key)
-        oldest_s = now_s - min(feed.history_s, self._keep.retention_s, self._keep.max_points * feed.step_s)
+        oldest_s = now_s - min(feed.history_s, self._retention.retention_s, self._retention.max_points * feed.step_s)
         if known_until_s is None:
-            start_s = max(oldest_s, now_s - self._keep.backfill_grid_s / feed.time_scale)
+            start_s = max(oldest_s, now_s - self._retention.backfill_grid_s / feed.time_scale)
         else:
             start_s = max(oldest_s, min(known_until_s, now_s) - feed.revision_s)
             if not feed.revision_s:
@@ -111,7 +111,7 @@ class Poller:
     async def _save(
         self, source: Source, points: tuple[Point, ...], skipped: int, known_until_s: float | None
     ) -> list[Point]:
-        """Store the points that can be true, and return them."""
+        """Store the points that do not lie in an impossible future, and return them."""
         feed, now_s = source.feed, self._now_s()
         # A clock gone wrong at the provider must not make us believe that all is known until the year 9999.
         latest_start_s = now_s + feed.ahead_s + feed.step_s
@@ -134,9 +134,9 @@ class Poller:
         self._forecast_due_s[source] = now_s + 0.9 * feed.forecast_interval_s
 
     async def _prune(self, source: Source) -> None:
-        keep = self._keep
-        before_s = self._now_s() - keep.retention_s
-        gone = await self._repository.prune(source.key, before_s, keep.max_points, keep.max_forecasts)
+        retention = self._retention
+        before_s = self._now_s() - retention.retention_s
+        gone = await self._repository.prune(source.key, before_s, retention.max_points, retention.max_forecasts)
         if gone:
             log.info("source.pruned", **_name(source), rows=gone)
 

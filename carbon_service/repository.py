@@ -90,7 +90,7 @@ class Repository:
             await connection.execute(text("SELECT 1"))
 
     async def start_replay(self, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
-        """Return the replay to go on with, having stored it.
+        """Return the replay to go on with, after storing it.
 
         Where the replay is not the one that was known, what the former one had published ahead is taken back.
         """
@@ -119,7 +119,7 @@ class Repository:
             return replay
 
     async def save_points(self, key: SourceKey, found: Sequence[Point], fetched_s: float) -> None:
-        """Store points; of an interval known already the later value holds, but no estimate replaces a measurement."""
+        """Store points; a later value of a known interval replaces it, but no estimate replaces a measurement."""
         async with self._engine.begin() as connection:
             for first in range(0, len(found), ROWS_PER_STATEMENT):
                 rows = [
@@ -193,15 +193,15 @@ class Repository:
         )
 
     async def save_forecast(self, key: SourceKey, issue: ForecastIssue, fetched_s: float) -> None:
-        """Store a forecast as issued; one issue again replaces itself."""
-        told = [[point.start_s, point.end_s, point.gco2_per_kwh] for point in issue.points]
+        """Store a forecast as issued; storing one again replaces it."""
+        steps = [[point.start_s, point.end_s, point.gco2_per_kwh] for point in issue.points]
         statement = insert(forecasts).values(
             zone=key.zone,
             signal=key.signal.value,
             provider=key.provider,
             generated_at=at(issue.generated_s),
             fetched_at=at(fetched_s),
-            points=told,
+            points=steps,
         )
         async with self._engine.begin() as connection:
             await connection.execute(
@@ -224,8 +224,8 @@ class Repository:
             row = (await connection.execute(query)).first()
         if row is None:
             return None
-        told: list[list[float]] = row.points
-        return ForecastIssue(row.generated_at.timestamp(), tuple(Point(*point, is_estimated=True) for point in told))
+        steps: list[list[float]] = row.points
+        return ForecastIssue(row.generated_at.timestamp(), tuple(Point(*step, is_estimated=True) for step in steps))
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[bool]:
@@ -235,19 +235,19 @@ class Repository:
             yield bool(free.scalar())
 
     async def save_learned(self, key: SourceKey, made: LearnedForecast) -> None:
-        """Store what was learned; the same instant's replaces itself."""
-        told = {
+        """Store what was learned, in place of what was learned at the same instant."""
+        values = {
             "method": made.method,
             "note": made.note,
             "points": [[p.start_s, p.end_s, p.gco2_per_kwh, p.p10, p.p90] for p in made.points],
             "backtest": made.backtest,
         }
         statement = insert(learned).values(
-            zone=key.zone, signal=key.signal.value, provider=key.provider, generated_at=at(made.generated_s), **told
+            zone=key.zone, signal=key.signal.value, provider=key.provider, generated_at=at(made.generated_s), **values
         )
         keys = ["zone", "signal", "provider", "generated_at"]
         async with self._engine.begin() as connection:
-            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=told))
+            await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
 
     async def learned(self, key: SourceKey, as_of_s: float) -> LearnedForecast | None:
         """Return what was last learned by ``as_of_s``."""
@@ -261,11 +261,11 @@ class Repository:
             row = (await connection.execute(query)).first()
         if row is None:
             return None
-        told = tuple(LearnedPoint(*point) for point in row.points)
-        return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, told, row.backtest)
+        points = tuple(LearnedPoint(*point) for point in row.points)
+        return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
 
     async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
-        """Delete what began before ``before_s`` or is older than the newest so many; return how many rows went."""
+        """Delete what began before ``before_s``, and all but the newest so many; return the number of rows deleted."""
         gone = 0
         kept = (
             (points, points.c.start_at, max_points),

@@ -1,4 +1,4 @@
-"""What the carbon service answers, from the store alone. Times are UTC seconds until they leave."""
+"""The carbon service's answers, made from the store alone. Times are UTC seconds until they are sent."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 
 MOST_STEPS = 20_000
-"""The longest curve of one answer; who asks for more is told so."""
+"""The longest curve of one answer; a longer one is refused."""
 PERSISTENCE_DAYS = 2
 """Days of the grid behind a persistence forecast: the last one, and the one before for its gaps."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known about a source at an instant: measured points since two days of its grid, and a forecast."""
+    """What is known of a source at an instant: the measured points of the last two days of its grid, and a forecast."""
 
     now_s: float
     source: Source
@@ -80,7 +80,7 @@ class CarbonService:
         self._now_s = now_s
 
     def zones(self) -> ZoneList:
-        """Return the configured zones and how fetching each of their signals goes."""
+        """Return the configured zones, and the state of fetching each of their signals."""
         return ZoneList(items=[_zone(zone, list(by.values())) for zone, by in self._zones.by_zone.items()])
 
     def now_s(self) -> float:
@@ -141,7 +141,7 @@ class CarbonService:
         start_s = end_s - source.feed.day_s if start_s is None else start_s
         if after_s is not None:
             start_s = max(start_s, after_s)
-        # One more tells whether there is a next page; the interval the last page ended with comes back too.
+        # One more shows whether there is a next page; the interval that ended the last page is read again, too.
         found = await self._repository.points(source.key, start_s, end_s, limit=limit + 2, begins_by_s=now_s)
         points = [point for point in found.points if after_s is None or point.start_s > after_s]
         page, more = points[:limit], len(points) > limit
@@ -173,15 +173,15 @@ class CarbonService:
         steps = known.steps(now_s, now_s + length_s)
         if not steps:
             raise _nothing_yet(source)
-        told = any(step.kind is Kind.PROVIDER for step in steps)
+        has_issue = any(step.kind is Kind.PROVIDER for step in steps)
         learned_from_s, own_from_s = (
             next((step.start_s for step in steps if step.kind is kind), None)
             for kind in (Kind.LEARNED, Kind.PERSISTENCE)
         )
         learned = None if learned_from_s is None else known.learned
-        issue = known.issue if told else learned
-        method = "provider" if told else "persistence" if learned is None else learned.method
-        max_age_s = feed.forecast_max_age_s if told else feed.day_s
+        issue = known.issue if has_issue else learned
+        method = "provider" if has_issue else "persistence" if learned is None else learned.method
+        max_age_s = feed.forecast_max_age_s if has_issue else feed.day_s
         return IntensityForecast(
             zone=zone,
             signal=source.key.signal,
@@ -190,7 +190,7 @@ class CarbonService:
             generated_at=at(issue.generated_s if issue else now_s),
             is_stale=known.stale or bool(issue and now_s - issue.generated_s > max_age_s),
             time_scale=feed.time_scale,
-            learned_from=at(learned_from_s) if told and learned_from_s is not None else None,
+            learned_from=at(learned_from_s) if has_issue and learned_from_s is not None else None,
             persistence_from=at(own_from_s) if method != "persistence" and own_from_s is not None else None,
             points=[
                 ForecastPoint(
@@ -206,7 +206,7 @@ class CarbonService:
         )
 
     async def backtest(self, zone: str, signal: Signal | None) -> ForecastBacktest:
-        """Return how our own forecasts of a zone would have gone, as last tested."""
+        """Return the errors of our own forecasts of a zone, as last tested."""
         source = self._zones.find(zone, signal)
         learned = await self._repository.learned(source.key, self._now_s())
         if learned is None:

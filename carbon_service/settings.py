@@ -70,5 +70,5 @@ class Settings(SharedSettings):
 
     @property
     def replay_start_s(self) -> float | None:
-        """The start of a replay that was asked for, UTC seconds."""
+        """The configured start of a replay, UTC seconds."""
         return None if self.replay_start is None else self.replay_start.astimezone(UTC).timestamp()

@@ -1,4 +1,4 @@
-"""Which provider says what about which zone, and how that goes."""
+"""The configured zones: which provider serves which signals of each, and the state of fetching them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from services.kit.problems import ProblemError
 
 
 class ZoneConfigError(ValueError):
-    """The zones, providers and signals of the settings do not go together; the message says what to change."""
+    """The zones, providers and signals of the settings contradict each other; the message says what to change."""
 
 
 @dataclass(eq=False)
 class Source:
-    """One signal of one zone from one provider, and how the last attempts to fetch it went.
+    """One signal of one zone from one provider, and the result of the last attempts to fetch it.
 
     Attributes:
         polled: Whether it was attempted at least once since the process started.

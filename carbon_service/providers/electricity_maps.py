@@ -56,7 +56,7 @@ class ElectricityMaps:
         self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"auth-token": token})
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what every zone has; without forecasts once the token's plan turned out to have none."""
+        """Return what every zone has; without forecasts once the provider has refused one to this token."""
         return replace(FEED, zone_name=zone, forecast_interval_s=FEED.forecast_interval_s if self._forecasts else None)
 
     def grid_s(self, zone: str, time_s: float) -> float:
@@ -81,7 +81,7 @@ class ElectricityMaps:
         return _read(_within(rows(recent, "history"), start_s, end_s))
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return the forecast of up to 72 hours; none, from then on, if the plan has none."""
+        """Return the forecast of up to 72 hours; none if the token's plan has none, which is then remembered."""
         hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 86_400) * 24))
         try:
             answer = await self._get("forecast", zone, signal, cache_s=300.0, horizonHours=hours)

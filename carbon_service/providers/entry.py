@@ -52,7 +52,7 @@ class ProviderEntry(Generic[S]):
     Attributes:
         name: What they call it, and what the provider calls itself.
         settings: Read from variables that begin with ``CARBON_<NAME>_`` where a zone uses the provider.
-        build: Makes the provider; it asks nobody anything yet.
+        build: Makes the provider; it sends no request yet.
     """
 
     name: str

@@ -31,7 +31,7 @@ class Pacing:
         timeout_s: For each of connecting, sending and every read.
         attempts: In all, the first included.
         backoff_s: Before the second attempt; doubles with each further one, and a random half of it is left out.
-        longest_wait_s: No single wait is longer; a provider that asks for more is left alone until the next poll.
+        longest_wait_s: No single wait is longer; a provider that asks for more is asked again at the next poll.
         monotonic_s: The clock that rate limits and the cache go by.
         sleep: How to wait.
     """
@@ -46,7 +46,7 @@ class Pacing:
 
 @dataclass
 class RateLimit:
-    """At most ``requests`` in any ``window_s`` seconds: whoever comes too early waits for their turn."""
+    """At most ``requests`` in any ``window_s`` seconds; a request that comes too early waits."""
 
     requests: int
     window_s: float
@@ -122,7 +122,7 @@ class ProviderClient:
         raise failure
 
     async def _pause(self, attempt: int, failure: ProviderError) -> bool:
-        """Wait before another attempt; false when the provider asked for more patience than we have."""
+        """Wait before another attempt; return false at once if the provider asks for a longer wait than is allowed."""
         if failure.retry_after_s > self._pacing.longest_wait_s:
             return False
         backoff_s = self._pacing.backoff_s * 2 ** (attempt - 1) * random.uniform(0.5, 1)

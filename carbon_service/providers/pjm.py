@@ -35,7 +35,7 @@ FEEDS: dict[str, tuple[str, float]] = {
 
 
 class Pjm:
-    """Zones mapped to pricing nodes. There is no forecast; ours is persistence."""
+    """Zones mapped to pricing nodes. PJM has no forecast of them."""
 
     name = "pjm"
     signals = (Signal.MARGINAL,)
@@ -105,7 +105,7 @@ class Pjm:
         return _read(found, self._step_s, start_s, end_s)
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return none: PJM says what happened, not what will."""
+        """Return none: PJM publishes no forecast of these rates."""
         return ()
 
 

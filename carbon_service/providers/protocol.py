@@ -1,4 +1,4 @@
-"""What a provider of carbon intensities promises. Times are UTC seconds, intensities gCO2/kWh."""
+"""The interface of a provider of carbon intensities. Times are UTC seconds, intensities gCO2/kWh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAY_S = 86_400.0
 
 
 class ProviderError(WattshiftError):
-    """A provider did not give a usable answer; ``retry_after_s`` is how long it asked to be left alone."""
+    """A provider did not give a usable answer; ``retry_after_s`` is how long it asked us to wait."""
 
     code = "unavailable"
 
@@ -91,7 +91,7 @@ class Feed:
 
     @property
     def horizon_s(self) -> float:
-        """How far ahead forecasts are asked for, and ours reach if nobody asks for more: two days of the grid."""
+        """How far ahead the provider is asked to forecast, and how far our forecast reaches: two days of the grid."""
         return 2 * self.day_s
 
 
@@ -109,7 +109,7 @@ class Provider(Protocol):
         ...
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what it has for ``zone``; ``None`` when that is nothing."""
+        """Return what it has for ``zone``; ``None`` if it has nothing."""
         ...
 
     def grid_s(self, zone: str, time_s: float) -> float:

@@ -1,4 +1,4 @@
-"""From a provider's answer to points: refuse what is not a number at an instant, and count what was refused."""
+"""Points out of a provider's answer: values that are no finite number at a valid instant are refused and counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carbon_service.providers.protocol import Point, ProviderError, Series
 
 
 def instant_s(value: Any) -> float | None:
-    """Return an ISO 8601 instant as UTC seconds; without an offset it is taken as UTC. ``None`` if it is none."""
+    """Return an ISO 8601 instant as UTC seconds; without an offset it is taken as UTC. ``None`` for anything else."""
     if not isinstance(value, str):
         return None
     try:
@@ -23,7 +23,7 @@ def instant_s(value: Any) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, also when written as a decimal string; ``None`` if it is none."""
+    """Return a finite number, also when written as a decimal string; ``None`` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -48,7 +48,7 @@ def rows(answer: Any, *path: str) -> list[Any]:
 
 
 def field(row: Any, *path: str) -> Any:
-    """Return the value at ``path`` of a row; ``None`` where the row has no such place."""
+    """Return the value at ``path`` of a row; ``None`` where there is none."""
     found = row
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
@@ -56,7 +56,7 @@ def field(row: Any, *path: str) -> Any:
 
 
 Reading = tuple[float | None, float | None, bool]
-"""When an interval begins (UTC seconds), its value, whether it is estimated; ``None`` where the answer had nonsense."""
+"""When an interval begins (UTC seconds), its value, whether it is estimated; ``None`` for a value that is refused."""
 
 
 def series(readings: Iterable[Reading], step_s: float) -> Series:

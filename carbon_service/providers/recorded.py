@@ -32,7 +32,7 @@ ZONES = {
 
 @dataclass(frozen=True)
 class Recording:
-    """What one grid did.
+    """The intensities of one grid.
 
     Attributes:
         times_s: (n,) when each interval began, UTC seconds; it lasted until the next, the last one for an hour.
@@ -99,7 +99,7 @@ class Recorded:
         self._now_s = now_s
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what the recording of ``zone`` has; everything lasts as long as it does at the replay's speed."""
+        """Return what the recording of ``zone`` has; all lengths are those at the replay's speed."""
         if zone not in ZONES:
             return None
         name, attribution = ZONES[zone]

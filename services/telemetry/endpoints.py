@@ -86,13 +86,13 @@ async def read_node(node_id: Name, _: Operator, service: Service) -> Node:
 
 @router.post("/nodes/{node_id}/drain", tags=["nodes"], responses={404: {"model": Problem}})
 async def drain(node_id: Name, operator: Operator, service: Service) -> Node:
-    """Start nothing more on a node; what runs there may end."""
+    """Drain a node: what runs there may end, and nothing more starts."""
     return await service.set_draining(node_id, True, operator)
 
 
 @router.post("/nodes/{node_id}/resume", tags=["nodes"], responses={404: {"model": Problem}})
 async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
-    """Give a drained node work again."""
+    """Let a drained node take work again."""
     return await service.set_draining(node_id, False, operator)
 
 
@@ -128,7 +128,7 @@ async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller,
 
 @router.get("/invariants", tags=["reports"])
 async def read_invariants(_: Operator, service: Service) -> InvariantReport:
-    """Hold the live system against its own rules."""
+    """Check the rules that the live system must keep."""
     return await check_invariants(service.database)
 
 

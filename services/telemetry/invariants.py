@@ -1,4 +1,4 @@
-"""The live system held against its own rules."""
+"""The rules that the live system must keep, and what breaks them now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.db.database import Database
 from services.telemetry.repository.rules import breaches_of
 
 SHOWN = 3
-"""Of what breaks a rule."""
+"""How many breaches of a rule are named."""
 
 
 async def check_invariants(database: Database) -> InvariantReport:

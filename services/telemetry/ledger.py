@@ -68,7 +68,7 @@ class Line:
 
 
 def length_s(interval: EnergyInterval) -> float:
-    """Return the length of an interval; one that a clock turned back has made negative counts as empty."""
+    """Return the length of an interval, seconds; 0 if the node's clock was set back within it."""
     return max(0.0, (interval.end_at - interval.start_at).total_seconds())
 
 

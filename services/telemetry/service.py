@@ -49,7 +49,7 @@ class Telemetry:
     ledger: Ledger
 
     async def register(self, registration: NodeRegistration) -> NodeCredentials:
-        """Take a node in, or in again, and give it a token; any token it had before is void."""
+        """Register a node and give it a token; any token it had before is void."""
         token = secrets.token_urlsafe(32)
         await nodes.register(self.database, registration, token, self.settings.zone)
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
@@ -63,7 +63,7 @@ class Telemetry:
         )
 
     async def heartbeat(self, node_id: str, token: str, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Renew a node's lease and tell it which gangs it may run.
+        """Renew a node's lease, and answer with the gangs it may run.
 
         Raises:
             ProblemError: 401, the token is not this node's.

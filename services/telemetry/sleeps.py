@@ -1,4 +1,4 @@
-"""What nodes draw while nobody can measure it, off or booting: into the ledger as nobody's, modelled, each once."""
+"""The energy of nodes that are off or booting, which cannot be measured: modelled, and booked once, as idle."""
 
 from __future__ import annotations
 

@@ -98,12 +98,12 @@ async def test_the_forecast_is_the_recorded_one_and_then_persistence(api: httpx.
 async def test_without_a_provider_forecast_it_is_the_same_hour_yesterday(api: httpx.AsyncClient) -> None:
     forecast = IntensityForecast.model_validate_json((await api.get("/v1/carbon/GB/forecast")).content)
     assert (forecast.method, forecast.persistence_from) == ("persistence", None)
-    told = {point.start_at.timestamp(): point.gco2_per_kwh for point in forecast.points}
+    by_start = {point.start_at.timestamp(): point.gco2_per_kwh for point in forecast.points}
     yesterday = START_S + 5 * 3600 - 86_400
-    assert told[NOW_S + 30] == load("GB").measured[np.searchsorted(load("GB").times_s, yesterday)]
+    assert by_start[NOW_S + 30] == load("GB").measured[np.searchsorted(load("GB").times_s, yesterday)]
     history = IntensityHistory.model_validate_json((await api.get("/v1/carbon/GB/history")).content)
     then = {point.start_at.timestamp(): point.gco2_per_kwh for point in history.points}
-    assert told[NOW_S + 30] == then[NOW_S + 30 - 144]
+    assert by_start[NOW_S + 30] == then[NOW_S + 30 - 144]
 
 
 @pytest.mark.parametrize("clock", ["real", "grid"])

@@ -113,10 +113,10 @@ async def test_the_current_forecast_in_sliding_windows(api: httpx.AsyncClient) -
         dataEndAt=(NOW + 7 * HOUR).isoformat(),
         windowSize=120,
     )
-    told = load("US-CAL-CISO").forecast
-    assert told is not None
+    recorded = load("US-CAL-CISO").forecast
+    assert recorded is not None
     first = row("US-CAL-CISO", NOW) + 1
-    means = [round(float(told[first + i] + told[first + i + 1]) / 2, 6) for i in range(5)]
+    means = [round(float(recorded[first + i] + recorded[first + i + 1]) / 2, 6) for i in range(5)]
     assert [point["value"] for point in forecast["forecastData"]] == pytest.approx(means)
     assert {point["duration"] for point in forecast["forecastData"]} == {120}
     assert [point["value"] for point in forecast["optimalDataPoints"]] == pytest.approx([min(means)])

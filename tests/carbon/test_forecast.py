@@ -73,8 +73,8 @@ def test_a_curve_begins_where_knowledge_does() -> None:
 
 def test_the_provider_is_believed_and_persistence_says_the_rest() -> None:
     points = hours([float(hour) for hour in range(24)])
-    told = tuple(Point(NOON_S + i * HOUR_S, NOON_S + (i + 1) * HOUR_S, 500.0 + i) for i in (0, 1, 3))
-    steps = ahead(points, ForecastIssue(NOON_S, told), NOON_S, NOON_S + 6 * HOUR_S, FEED)
+    issued = tuple(Point(NOON_S + i * HOUR_S, NOON_S + (i + 1) * HOUR_S, 500.0 + i) for i in (0, 1, 3))
+    steps = ahead(points, ForecastIssue(NOON_S, issued), NOON_S, NOON_S + 6 * HOUR_S, FEED)
     assert values(steps) == [500.0, 501.0, 2.0, 503.0, 4.0, 5.0]
     assert [step.kind for step in steps].count(Kind.PERSISTENCE) == 3
 
@@ -93,13 +93,13 @@ def test_a_late_value_is_held_and_then_the_forecast_says_more() -> None:
 
 @given(
     gaps=st.sets(st.integers(0, 70)),
-    told=st.sets(st.integers(0, 40)),
+    issued=st.sets(st.integers(0, 40)),
     now_h=st.floats(0, 80),
     back_h=st.floats(0, 60),
     on_h=st.floats(0.5, 90),
 )
 def test_the_curve_is_contiguous_and_covers_now(
-    gaps: set[int], told: set[int], now_h: float, back_h: float, on_h: float
+    gaps: set[int], issued: set[int], now_h: float, back_h: float, on_h: float
 ) -> None:
     first_s = NOON_S - 72 * HOUR_S
     now_s = first_s + (now_h + 1) * HOUR_S
@@ -108,7 +108,7 @@ def test_the_curve_is_contiguous_and_covers_now(
         for i in range(72)
         if i not in gaps and first_s + i * HOUR_S <= now_s
     ]
-    issue = ForecastIssue(now_s, tuple(Point(NOON_S + i * HOUR_S, NOON_S + (i + 1) * HOUR_S, -1.0) for i in told))
+    issue = ForecastIssue(now_s, tuple(Point(NOON_S + i * HOUR_S, NOON_S + (i + 1) * HOUR_S, -1.0) for i in issued))
     end_s = now_s + on_h * HOUR_S
     steps = merged(points, issue, FEED, now_s, now_s - back_h * HOUR_S, end_s)
     if points:

@@ -45,9 +45,9 @@ async def test_a_zone_without_a_provider_forecast_has_a_learned_one(repository: 
     assert made.method == "ridge"
     assert not made.is_stale
     assert made.persistence_from is None or made.persistence_from == made.points[-1].start_at
-    told = [point for point in made.points if point.p10 is not None and point.p90 is not None]
-    assert len(told) >= 95
-    assert all(point.p10 <= point.gco2_per_kwh <= point.p90 for point in told)  # type: ignore[operator]
+    with_range = [point for point in made.points if point.p10 is not None and point.p90 is not None]
+    assert len(with_range) >= 95
+    assert all(point.p10 <= point.gco2_per_kwh <= point.p90 for point in with_range)  # type: ignore[operator]
     tested = await bench.service.backtest("GB", None)
     errors = {each.method: each.mean_absolute_error_gco2_per_kwh for each in tested.errors}
     assert tested.method == "ridge"
@@ -115,7 +115,7 @@ async def test_an_old_forecast_gives_way_to_persistence_and_an_earlier_moment_se
 
 async def test_a_young_installation_says_why_it_repeats(repository: Repository) -> None:
     bench = replayed(repository)
-    bench.poller._keep = replace(bench.poller._keep, backfill_grid_s=5 * DAY_S)
+    bench.poller._retention = replace(bench.poller._retention, backfill_grid_s=5 * DAY_S)
     await bench.poll()
     await learner_of(bench).turn()
     tested = await bench.service.backtest("GB", None)

@@ -1,4 +1,4 @@
-"""A provider's server to be: it answers on loopback what a test tells it to, and remembers what it was asked."""
+"""A provider's server to be: it answers on loopback as a test sets it up, and remembers what it was asked."""
 
 from __future__ import annotations
 

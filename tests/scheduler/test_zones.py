@@ -40,7 +40,7 @@ async def client():
         yield ServiceClient(session, "http://127.0.0.1:1", "carbon")
 
 
-async def told(watch: CarbonWatch, *zones: str) -> list[tuple[str, float, Signal, bool]]:
+async def seen(watch: CarbonWatch, *zones: str) -> list[tuple[str, float, Signal, bool]]:
     found = await watch.outlooks(zones, 1e9)
     return [(each.zone, each.curve.at(1e9), each.signal, each.stale) for each in found]
 
@@ -48,13 +48,13 @@ async def told(watch: CarbonWatch, *zones: str) -> list[tuple[str, float, Signal
 async def test_each_zone_falls_back_by_itself(client: ServiceClient) -> None:
     watch = Answers(client)
     watch.answers = {"a": an_outlook("a", 100), "b": an_outlook("b", 200)}
-    assert await told(watch, "b", "a", "b", "c") == [
+    assert await seen(watch, "b", "a", "b", "c") == [
         ("a", 100, Signal.MARGINAL, False),
         ("b", 200, Signal.MARGINAL, False),
         ("c", 400, Signal.MARGINAL, True),
     ]
     watch.answers = {"b": an_outlook("b", 300)}
-    assert await told(watch, "a", "b") == [("a", 100, Signal.MARGINAL, True), ("b", 300, Signal.MARGINAL, False)]
+    assert await seen(watch, "a", "b") == [("a", 100, Signal.MARGINAL, True), ("b", 300, Signal.MARGINAL, False)]
     assert (await watch.outlooks(["c"], 1e9))[0].curve.is_estimated(1e9, 1e9 + 1)
 
 
@@ -62,7 +62,7 @@ async def test_zones_are_compared_by_one_signal_only(client: ServiceClient) -> N
     watch = Answers(client)
     watch.answers = {"a": an_outlook("a", 100), "b": an_outlook("b", 200, Signal.AVERAGE_DIRECT)}
 
-    assert await told(watch, "a", "b") == [("a", 100, Signal.MARGINAL, False), ("b", 400, Signal.MARGINAL, True)]
+    assert await seen(watch, "a", "b") == [("a", 100, Signal.MARGINAL, False), ("b", 400, Signal.MARGINAL, True)]
 
 
 async def test_without_nodes_the_default_zone_is_asked_and_each_zone_no_sooner_than_allowed(
@@ -70,9 +70,9 @@ async def test_without_nodes_the_default_zone_is_asked_and_each_zone_no_sooner_t
 ) -> None:
     watch = Answers(client, refresh_s=1e9)
 
-    assert await told(watch) == [("home", 400, Signal.AVERAGE_DIRECT, True)]
-    assert [zone for zone, *_ in await told(watch, "home", "x")] == ["home", "x"]
-    await told(watch, "x")
+    assert await seen(watch) == [("home", 400, Signal.AVERAGE_DIRECT, True)]
+    assert [zone for zone, *_ in await seen(watch, "home", "x")] == ["home", "x"]
+    await seen(watch, "x")
     assert watch.asked == ["home", "x"]
 
 

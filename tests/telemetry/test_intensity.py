@@ -1,4 +1,4 @@
-"""How the intensity of an interval is told from measured history and from an outlook."""
+"""How the intensity of an interval is read from measured history and from an outlook."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which grid each job draws from, where the nodes of a cluster lie in several zones.
 
-A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. For a job that waits nobody
-knows where it will run: no placer looks at zones. It is taken to draw from all nodes that take work and whose GPUs it
+A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. Where a waiting
+job will run is not known: no placer looks at zones. It is taken to draw from all nodes that take work and whose GPUs it
 may use, by their numbers of GPUs, free or not. That does not change with every start and end elsewhere, so that a job
 which waits for an hour does not change its mind before it comes.
 

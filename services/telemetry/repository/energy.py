@@ -80,7 +80,7 @@ ORDER BY d.id LIMIT 100
 
 
 class IntervalKey(NamedTuple):
-    """What tells an interval of a node from all others of it."""
+    """What identifies an interval of a node."""
 
     boot_id: str
     sequence: int

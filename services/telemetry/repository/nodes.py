@@ -99,7 +99,7 @@ WHERE c.node_id = $1 AND a.state <> 'ended'
 ORDER BY 1
 """
 
-# An agent reports every share it has until it is told to forget it. One that it had and no longer reports, though it
+# An agent reports every share it has until it is asked to forget it. One that it had and no longer reports, though it
 # has been up for longer than any lease it may have left behind, is gone with its state.
 _GONE = """
 UPDATE rank_statuses s SET
@@ -132,7 +132,7 @@ class KnownNode(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A node as it was last heard of; devices and readings are those of ``contracts.nodes``, as JSON values."""
+    """A node by its last heartbeat; devices and readings are those of ``contracts.nodes``, as JSON values."""
 
     id: str
     state: str
@@ -168,7 +168,7 @@ class PowerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What came of a heartbeat.
+    """The result of a heartbeat.
 
     Attributes:
         allocations: The gangs the node may run.
@@ -185,7 +185,7 @@ def token_sha256(token: str) -> bytes:
 
 
 async def register(database: Database, registration: NodeRegistration, token: str, default_zone: str) -> None:
-    """Store a node and its new token; the old one is worth nothing from here on.
+    """Store a node and its new token, which makes the old one void.
 
     Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock. Until
     its first one a new node counts as lost.

@@ -11,7 +11,7 @@ LEDGER_TOLERANCE = 1e-3
 """Device energy = sum over owners + idle, to this share."""
 
 ROUNDING_J = 1e-3
-"""What sums of floats may be apart besides."""
+"""By how much sums of floats may differ besides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ g[k,t]   GPU-hours of class k in step t (the variables) GPU-hours
 c[t]     ``curve.intensity_gco2_per_kwh``               gCO2/kWh
 P[k]     ``Work.power_w``, one busy GPU and its share   W
          of the host
-P_idle   ``idle_power_w``, one GPU nobody uses          W
+P_idle   ``idle_power_w``, one unused GPU               W
 G[t]     ``capacity_gpus``                              GPUs
 h[t]     length of step t                               h
 h[k,t]   the part of step t inside class k's window     h
@@ -79,7 +79,7 @@ class CarbonBoundProblem:
         curve: The steps and their intensities; the end of the curve is the end of the horizon.
         capacity_gpus: (steps,) or one number; >= 0.
         work: At least one class.
-        idle_power_w: Of a GPU nobody uses; >= 0, and 0 where idle nodes are powered down.
+        idle_power_w: Of an unused GPU; >= 0, and 0 where idle nodes are powered down.
         pue: Power usage effectiveness of the site; >= 1.
     """
 
