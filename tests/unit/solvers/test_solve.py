@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import Backend, LinearModel, ModelBuilder, SolveStatus
+from services.core.solvers import highs
+from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
 
 SOLVERS = (Backend.HIGHS, Backend.CBC, Backend.GUROBI)
@@ -37,6 +39,13 @@ def small_models(draw: st.DrawFn, *, integer: bool = True) -> LinearModel:
         high = draw(st.one_of(st.just(np.inf), st.just(low) if np.isfinite(low) else st.nothing(), st.integers(-6, 8)))
         builder.add_rows(1, np.zeros(n), x, coefficients, lower=low, upper=high)
     return builder.build(offset=draw(numbers))
+
+
+def a_knapsack() -> LinearModel:
+    builder = ModelBuilder()
+    x = builder.add_variables(2, upper=1, cost=[-2, -3], integer=True)
+    builder.add_rows(1, [0, 0], x, [1, 1], upper=1)
+    return builder.build()
 
 
 def hard_model() -> LinearModel:
@@ -175,6 +184,27 @@ def test_who_solved_it_instead_is_said_whatever_comes_out(
     found = solve(builder.build(), Backend.GUROBI)
     assert (found.status, found.solver) == (status, Backend.HIGHS)
     assert found.note.startswith("Gurobi is not installed")
+
+
+@pytest.mark.parametrize(("backend", "module"), [(Backend.GUROBI, "gurobipy"), (Backend.CBC, "pulp")])
+def test_who_stands_in_gets_the_limits_and_the_start(
+    backend: Backend, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_on: list[object] = []
+    real = highs.solve
+
+    def solving(*how: Any, note: str) -> Solution:
+        handed_on.extend(how)
+        return real(*how, note=note)
+
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(highs, "solve", solving)
+    model, start = a_knapsack(), np.array([1.0, 0.0])
+
+    solve(model, backend, time_limit_s=7, relative_gap=0.25, start=start)
+
+    assert handed_on[:3] == [model, 7, 0.25]
+    assert handed_on[3] is start
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
