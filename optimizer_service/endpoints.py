@@ -57,7 +57,7 @@ for _kind in KINDS.values():
 
 @router.get("")
 async def list_solves(query: Annotated[SolveQuery, Query()], caller: Caller, service: Service) -> SolveList:
-    """List solves, newest first: one's own tenant's, or an operator everyone's."""
+    """List the solves of the caller's tenant, newest first; operators see all."""
     return await service.page(query, caller)
 
 
@@ -69,5 +69,5 @@ async def read_solve(solve_id: str, caller: Caller, service: Service) -> Solve:
 
 @router.delete("/{solve_id}", responses=ENDED)
 async def cancel_solve(solve_id: str, caller: Caller, service: Service) -> SolveSummary:
-    """Cancel a solve that is queued or running; whatever is computing stops within seconds."""
+    """Cancel a solve that is queued or running; a worker that computes it stops within seconds."""
     return await service.cancel(solve_id, caller)

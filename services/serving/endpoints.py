@@ -53,7 +53,7 @@ IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` t
 
 @router.get("")
 async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> PoolList:
-    """List pools by name: one's own tenant's, or an operator everyone's."""
+    """List the pools of the caller's tenant by name; operators see all."""
     return await pools.page(query, caller)
 
 
@@ -84,13 +84,13 @@ async def put_pool(
 
 @router.patch("/{pool}", responses=DELETED)
 async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pools: Known, response: Response) -> Pool:
-    """Have plans carried out, or only proposed; a plan under way goes on."""
+    """Have plans carried out, or only proposed. A plan under way continues."""
     return _tagged(await pools.set_mode(pool, change.mode, caller), response)
 
 
 @router.delete("/{pool}", status_code=202, responses=NOT_FOUND)
 async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
-    """Drain a pool's instances; when the last has ended the pool is gone, its traffic too."""
+    """Drain a pool's instances. When the last has ended, the pool and its traffic are deleted."""
     return await pools.delete(pool, caller)
 
 
@@ -104,7 +104,7 @@ async def list_plans(
 
 @router.post("/{pool}/plans", status_code=202, responses=DELETED)
 async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> PoolPlanSummary:
-    """Plan a pool now; a plan that is being made already is that plan."""
+    """Plan a pool now, or return the plan that is being made."""
     plan = await pools.plan_now(pool, caller)
     response.headers["Location"] = f"/v1/pools/{pool}/plans/{plan.id}"
     return plan
@@ -112,7 +112,7 @@ async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Re
 
 @router.get("/{pool}/plans/{plan_id}", responses=NOT_FOUND)
 async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
-    """Read a plan: what became of it, what it was made from, what it wants."""
+    """Read a plan: what became of it, what it was made from, and its instances."""
     return await pools.plan(pool, plan_id, caller)
 
 
@@ -132,13 +132,13 @@ async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: K
 async def list_instances(
     pool: PoolName, query: Annotated[InstanceQuery, Query()], caller: Caller, pools: Known
 ) -> InstanceList:
-    """List a pool's instances, newest first; those ended only if asked for."""
+    """List a pool's instances, newest first; ended ones only if asked for."""
     return await pools.instances(pool, query, caller)
 
 
 @router.post("/{pool}/traffic", responses=NOT_FOUND)
 async def report_traffic(pool: PoolName, report: TrafficReport, caller: Caller, traffic: Traffic) -> TrafficReceipt:
-    """Report the requests that arrived. A window said again replaces what was said of it."""
+    """Report the requests that arrived. A window that is reported again replaces the earlier one."""
     return await traffic.report(pool, report, caller)
 
 

@@ -30,7 +30,7 @@ from tests.optimizer.problems import a_bound
 
 
 class Messages:
-    """A queue that notes what is sent; ``lost`` is how many of it the broker has forgotten."""
+    """A queue that notes what is sent; ``lost`` is how many of it the broker has lost."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -66,7 +66,7 @@ def sweeper(repository: WorkRepository) -> tuple[Sweeper, Messages]:
     return Sweeper("solve", repository, messages, settings), messages  # type: ignore[arg-type]
 
 
-async def stored(repository: WorkRepository, *intensities: float) -> str:
+async def stored(repository: WorkRepository, *intensities: float, key_id: str = "key") -> str:
     request = CarbonBoundRequest.model_validate(a_bound(*intensities))
     assert request.intensity is not None
     problem = CarbonBoundProblem(
@@ -75,7 +75,7 @@ async def stored(repository: WorkRepository, *intensities: float) -> str:
     draft = Draft(
         id=new_id("solve"),
         tenant_id="acme",
-        key_id="key",
+        key_id=key_id,
         problem=WorkProblem(
             problem.model_dump(mode="json"),
             problem.model_dump_json().encode()[-100:] + repr(intensities).encode(),
@@ -212,3 +212,22 @@ async def test_what_ended_long_ago_is_deleted(
     await sweeper[0].sweep()
     assert await repository.find(old, None) is None
     assert (await repository.summary(waiting)).state == "queued"
+
+
+async def test_solves_of_plans_are_swept_into_their_own_queue(engine: AsyncEngine) -> None:
+    sweepers: dict[bool, tuple[Sweeper, Messages]] = {}
+    settings = OptimizerSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, resend_s=1e-9)
+    for of_plans in (False, True):
+        messages = Messages()
+        store = solve_repository(engine, of_plans=of_plans)
+        sweepers[of_plans] = Sweeper("solve", store, messages, settings), messages  # type: ignore[arg-type]
+    made = {of_plans: await stored(solve_repository(engine), float(of_plans), key_id="serving" if of_plans else "key")
+            for of_plans in (False, True)}  # fmt: skip
+    for of_plans, (sweep, messages) in sweepers.items():
+        await sweep.sweep()
+        assert messages.sent == [made[of_plans]]
+        assert await solve_repository(engine).claim(made[of_plans], "lost", lease_s=-1)
+    for of_plans, (sweep, messages) in sweepers.items():
+        messages.lost = 1  # taken by the worker that was lost
+        await sweep.sweep()
+        assert messages.sent == [made[of_plans]] * 2, "its worker was lost, and the other queue's sweeper left it alone"
