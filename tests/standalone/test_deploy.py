@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from services.standalone import processes
+from tests.support.extras import needs
 from tests.support.servers import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -65,6 +67,24 @@ def test_the_image_holds_all_that_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = (ROOT / ".dockerignore").read_text().split()
     assert {f"!{package.rstrip('*')}" for package in packages} <= set(kept)
+
+
+def blocks(lock: Path) -> dict[str, str]:
+    """Return the pinned packages of a lock with their hashes, by name."""
+    found = re.split(r"\n(?=\S)", lock.read_text().strip())
+    return {block.partition(" ;")[0].partition(" \\")[0]: block for block in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"), [("agent", ["agent"]), ("control", ["control", "solvers", "parquet", "ipmi"])]
+)
+def test_an_image_installs_its_extras_as_they_were_tested(name: str, extras: list[str]) -> None:
+    tested, deployed = blocks(ROOT / "requirements.lock"), blocks(ROOT / "deploy" / f"{name}.lock")
+    assert deployed.keys() <= tested.keys()
+    assert {package: deployed[package] for package in deployed} == {package: tested[package] for package in deployed}
+    pinned = {canonicalize_name(package.partition("==")[0].partition("[")[0]) for package in deployed}
+    assert needs(*extras) <= pinned
+    assert ("numpy" in pinned) == (name == "control")
 
 
 def test_the_agents_unit() -> None:
