@@ -121,11 +121,11 @@ class RunningInstances(Message):
 class PlannedInstances(Message):
     """Instances of one mode, in one place, for one class of requests."""
 
-    location: str
-    request_class: str | None = Field(description="Null for instances that are kept running without requests.")
-    mode: str
-    count: int
-    power_w: float = Field(description="Power of each instance.")
+    location: Name
+    request_class: Name | None = Field(description="Null for instances that are kept running without requests.")
+    mode: Name
+    count: Int = Field(ge=0, le=1_000_000)
+    power_w: Real = Field(description="Power of each instance.")
 
 
 class Incumbent(Message):
