@@ -17,7 +17,7 @@ class Capacity:
 
     Attributes:
         total: (n_gpu_models,) all devices of each model.
-        free: Devices nobody holds, by model.
+        free: Devices that no job holds, by model.
         releasing: Devices of jobs that are stopping, by model; soon free.
     """
 
@@ -42,7 +42,7 @@ class Capacity:
 
     @property
     def room(self) -> list[int]:
-        """What can be had without stopping anybody, now or soon, by model."""
+        """What can be had without stopping any job, now or soon, by model."""
         return [free + soon for free, soon in zip(self.free, self.releasing, strict=True)]
 
     @property

@@ -166,7 +166,7 @@ def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason
 
 @dataclass(frozen=True, slots=True)
 class PowerNode:
-    """Power a node down that nobody uses, or wake it. A gang that starts on a node asleep wakes it by itself."""
+    """Power an unused node down, or wake it. A gang that starts on a node asleep wakes it by itself."""
 
     node_id: NodeId
     on: bool

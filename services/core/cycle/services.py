@@ -1,6 +1,6 @@
 """Service instances: jobs that are placed before any policy decides, and that no policy sees.
 
-Each service that waits, the oldest first,
+Each instance that waits, the oldest first,
 
 1. starts where its devices are free: on the node with the fewest that suffice, and on one that is asleep only if no
    other has them; or
@@ -8,7 +8,7 @@ Each service that waits, the oldest first,
    suffice: there where gangs of the fewest GPUs must stop for it. Of those the ones of lowest priority stop, and of
    these the youngest; or
 3. reserves what is free or being released on the node where the fewest of its devices are out of reach, and stops
-   nobody: what is missing belongs to gangs that may not be preempted.
+   no gang: what is missing belongs to gangs that may not be preempted.
 
 What was reserved is hidden from the policy, so that nothing starts there and a waiting service is never overtaken by
 training jobs. Reservations are not stored: the next round finds them again, as what is being released costs no stop.

@@ -56,7 +56,7 @@ class Trigger(StrEnum):
     ACTIVE = "active"
     """The clock: priorities are recomputed and jobs may be preempted."""
     PASSIVE = "passive"
-    """An arrival, an end or a release: free GPUs are filled from the last ranking, nobody is preempted."""
+    """An arrival, an end or a release: free GPUs are filled from the last ranking, no job is preempted."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ class NodeTable:
         gpu_model: Index of the node's model in ``Snapshot.gpu_models``.
         gpus: Devices on the node.
         schedulable: False while the node is drained: what runs there may end, nothing starts there.
-        free_devices: Per node, the indices of devices nobody holds, ascending.
+        free_devices: Per node, the indices of free devices, ascending.
         free_gpus: How many those are; counted unless given.
         zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
-        asleep: Powered down; a gang that starts there waits for the node to boot. Nobody unless given.
-        may_sleep: Whether plans may power the node down and up. Nobody unless given.
+        asleep: Powered down; a gang that starts there waits for the node to boot. None unless given.
+        may_sleep: Whether plans may power the node down and up. None unless given.
     """
 
     ids: tuple[NodeId, ...]
@@ -275,7 +275,7 @@ class Snapshot:
         settable: The kinds of control each GPU model (by index) takes; one that is refused anywhere is left out.
         gangs: Predicted speed and power by gang size and control value, one entry per kind of job, named as
             ``control_curves`` are; empty where nothing predicts them.
-        idle_w: (n_gpu_models,) draw of a device that nobody holds with its share of the host, watts; empty: unknown.
+        idle_w: (n_gpu_models,) draw of a free device with its share of the host, watts; empty: unknown.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
@@ -283,7 +283,7 @@ class Snapshot:
         measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
             NaN: unknown, or just changed.
         measures: Whether gangs can be measured at each control value (``ProfileControls``).
-        measuring: The jobs whose gangs are being measured so; None: not told.
+        measuring: The jobs whose gangs are being measured so; None: unknown.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those

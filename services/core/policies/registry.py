@@ -43,7 +43,7 @@ class PolicyEntry:
         build: Makes the policy from a ``config``.
         elastic: Whether it chooses the sizes of gangs; the others run jobs at one size.
         preempts: Whether it may stop running jobs.
-        replans: Whether it is asked at every change, even where nobody waits: it has running jobs to set or nodes to
+        replans: Whether it is asked at every change, even if no job waits: it has controls to set or nodes to
             power down.
         waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
             priorities and before ids; none where the order is another or depends on more.
@@ -78,8 +78,8 @@ PREDICTION = "Luo et al., Prediction-Assisted Online Distributed Deep Learning W
 
 POLICIES: dict[str, PolicyEntry] = {
     "a-srpt": PolicyEntry(
-        summary="Jobs queue in the order in which one machine as fast as the cluster would finish them, shortest "
-        "remaining first; gangs that would suffer from a bad placement wait a while for a good one.",
+        summary="Jobs start in the order in which one machine as fast as the whole cluster would finish them, running "
+        "the shortest remaining job first; a gang that a bad placement would slow down waits a while for a good one.",
         paper=f"{PREDICTION} (A-SRPT)",
         config=AsrptConfig,
         build=Asrpt,
@@ -87,14 +87,14 @@ POLICIES: dict[str, PolicyEntry] = {
         keeps_queue=True,
     ),
     "afs": PolicyEntry(
-        summary="Each GPU goes where it shortens the mean completion time most, shorter and longer jobs compared.",
+        summary="Each GPU goes to the job where it shortens the mean completion time most.",
         paper="Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21",
         config=AfsConfig,
         build=Afs,
         elastic=True,
     ),
     "ecovisor": PolicyEntry(
-        summary="Jobs start in order of submission while the grid is among the greenest tenth of its hours.",
+        summary="Jobs start in order of submission, and only in the greenest tenth of the hours.",
         paper="Souza et al., Ecovisor: A Virtual Energy System for Carbon-Efficient Applications, ASPLOS'23",
         config=EcovisorConfig,
         build=Ecovisor,
@@ -109,7 +109,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("submitted_s",),
     ),
     "gaia": PolicyEntry(
-        summary="Each job starts where a second of waiting saves the most carbon (Carbon-Time).",
+        summary="Each job starts when that saves the most carbon per second of completion time (Carbon-Time).",
         paper="Hanafy et al., Going Green for Less Green: Optimizing the Cost of Reducing Cloud Carbon Emissions, "
         "ASPLOS'24",
         config=GaiaConfig,
@@ -123,15 +123,15 @@ POLICIES: dict[str, PolicyEntry] = {
         build=Gandiva,
     ),
     "gandiva+zeus": PolicyEntry(
-        summary="Jobs take turns, each at the power limit where its energy and time together cost least.",
+        summary="Jobs take turns, each at the power limit that costs least in energy and time together.",
         paper="Gandiva, OSDI'18, with You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN "
         "Training, NSDI'23",
         config=GandivaZeusConfig,
         build=gandiva_zeus,
     ),
     "green": PolicyEntry(
-        summary="Jobs grow while their energy efficiency holds; then those that emitted least run first, and "
-        "power-hungry ones in the grid's greener hours.",
+        summary="Jobs grow as long as they stay energy efficient; then those that have emitted least run first, and "
+        "high-power jobs run in the grid's greener hours.",
         paper="Xu et al., GREEN: Carbon-efficient Resource Scheduling for Machine Learning Clusters, NSDI'25",
         config=GreenConfig,
         build=Green,
@@ -144,7 +144,7 @@ POLICIES: dict[str, PolicyEntry] = {
         build=Las,
     ),
     "pollux": PolicyEntry(
-        summary="GPUs go where they speed up training most against a fair share; jobs tune their batch size to them.",
+        summary="GPUs go to the jobs they speed up most against a fair share; jobs tune their batch size to them.",
         paper="Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI'21",
         config=PolluxConfig,
         build=Pollux,
@@ -152,8 +152,8 @@ POLICIES: dict[str, PolicyEntry] = {
         tunes_batch=True,
     ),
     "powerflow": PolicyEntry(
-        summary="GPUs go where an hour less costs the least energy, within a power limit; then power limits or clocks "
-        "rise while it allows.",
+        summary="GPUs go to the jobs that finish an hour sooner for the least energy, within a power limit for the "
+        "cluster; then the GPUs' own power limits or clocks rise as far as it allows.",
         paper="Gu et al., Energy-Efficient GPU Clusters Scheduling for Deep Learning (PowerFlow)",
         config=PowerflowConfig,
         build=Powerflow,
@@ -161,7 +161,7 @@ POLICIES: dict[str, PolicyEntry] = {
         replans=True,
     ),
     "sjf": PolicyEntry(
-        summary="The job that needs the least time starts first; with perfect knowledge, a bound.",
+        summary="The job that needs the least time starts first; a bound if lengths are known exactly.",
         paper="",
         config=ShortestConfig,
         build=Sjf,
@@ -169,7 +169,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("remaining_s", "submitted_s"),
     ),
     "spjf": PolicyEntry(
-        summary="The job predicted to be shortest starts first, and nobody passes it.",
+        summary="The job predicted to be shortest starts first, and no other passes it.",
         paper=f"{PREDICTION}, a baseline",
         config=PredictedOrderConfig,
         build=in_order("spjf", "duration", backfill=False),
@@ -177,7 +177,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("remaining_s", "submitted_s"),
     ),
     "spwf": PolicyEntry(
-        summary="The job predicted to take the fewest GPU hours starts first, and nobody passes it.",
+        summary="The job predicted to take the fewest GPU hours starts first, and no other passes it.",
         paper=f"{PREDICTION}, a baseline",
         config=PredictedOrderConfig,
         build=in_order("spwf", "workload", backfill=False),
@@ -185,7 +185,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("remaining_s", "submitted_s"),
     ),
     "srtf": PolicyEntry(
-        summary="The job that will be done first runs; with perfect knowledge, a bound.",
+        summary="The job that will finish first runs; a bound if lengths are known exactly.",
         paper="",
         config=ShortestConfig,
         build=Srtf,
@@ -198,7 +198,7 @@ POLICIES: dict[str, PolicyEntry] = {
         build=WaitAwhile,
     ),
     "wcs-duration": PolicyEntry(
-        summary="Whoever fits starts, the job predicted to be shortest first.",
+        summary="Jobs that fit start, the one predicted to be shortest first.",
         paper=f"{PREDICTION}, a baseline",
         config=PredictedOrderConfig,
         build=in_order("wcs-duration", "duration", backfill=True),
@@ -206,7 +206,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("remaining_s", "submitted_s"),
     ),
     "wcs-subtime": PolicyEntry(
-        summary="Whoever fits starts, in order of submission.",
+        summary="Jobs that fit start, in order of submission.",
         paper=f"{PREDICTION}, a baseline",
         config=PredictedOrderConfig,
         build=in_order("wcs-subtime", "submission", backfill=True),
@@ -214,7 +214,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("submitted_s",),
     ),
     "wcs-workload": PolicyEntry(
-        summary="Whoever fits starts, the job predicted to take the fewest GPU hours first.",
+        summary="Jobs that fit start, the one predicted to take the fewest GPU hours first.",
         paper=f"{PREDICTION}, a baseline",
         config=PredictedOrderConfig,
         build=in_order("wcs-workload", "workload", backfill=True),
@@ -222,7 +222,7 @@ POLICIES: dict[str, PolicyEntry] = {
         waits_by=("remaining_s", "submitted_s"),
     ),
     "zeus+las": PolicyEntry(
-        summary="LAS decides what runs; each job at the power limit where its energy and time together cost least.",
+        summary="LAS decides what runs, each job at the power limit that costs least in energy and time together.",
         paper="You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN Training, NSDI'23, with "
         "Tiresias, NSDI'19",
         config=ZeusLasConfig,

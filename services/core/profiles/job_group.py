@@ -10,7 +10,7 @@ labels ``kind``, ``dataset``, ``model``  other labels
 GPU model, total work and its unit     gang sizes: what is predicted is GPU seconds, whatever the gang
 =====================================  ============================================================================
 
-The tenant counts, so that nobody learns how long others' jobs run by submitting their command. Within a group the
+The tenant counts, so that no user learns how long others' jobs run by submitting their command. Within a group the
 forest tells projects apart.
 
 Source: A-SRPT section IV-C, 3, which hashes "user, dataset, command line and so on".

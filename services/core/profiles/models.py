@@ -51,7 +51,7 @@ class _Model:
         """Return the bounds between which a measurement is foreseen, (n,) each.
 
         Relative errors are taken as normal, with the parameters' uncertainty (to first order) and the noise about the
-        fit added up. Wide where the points told nothing.
+        fit added up. Wide where the points say nothing.
         """
         shaped = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, control, nodes))

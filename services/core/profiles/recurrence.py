@@ -1,4 +1,4 @@
-"""How long a job will run, told from earlier jobs of its group: what recurs is the same job, submitted again.
+"""How long a job will run, predicted from earlier jobs of its group: what recurs is the same job, submitted again.
 
 A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
 tells, for a (group, user), an amount: iterations, work or seconds, whatever the history counts. An unseen group is

@@ -203,7 +203,7 @@ class Solution:
         status: How it ended.
         solver: Who solved it in the end.
         values: (n,) the best solution found, whole variables exactly whole; none where there is none.
-        objective: At ``values``, computed from the model, so that it means the same whoever solved it.
+        objective: At ``values``, computed from the model, so that it means the same for every solver.
         bound: No solution is better than this, as far as the solver has proven; none where nothing is.
         note: What a reader should know: that another solver stepped in, or how it failed.
         solver_s: How long the solver took, by its own clock.

@@ -17,7 +17,7 @@ class Nodes:
     Attributes:
         models: Names of the GPU models, as in ``Snapshot.gpu_models``.
         model: Index of each node's model.
-        free_gpus: (n_nodes,) devices nobody holds, of nodes that are up.
+        free_gpus: (n_nodes,) free devices, of nodes that are up.
         free_total: Their sum.
         up: Whether a node's lease holds.
         off: Nodes switched off to save power; they can be given work, and then boot.

@@ -1,4 +1,4 @@
-"""What policies are told of a job's length when it is submitted, by a predictor that learns while the run goes on.
+"""Predictions of a job's length when it is submitted, by a predictor that learns while the run goes on.
 
 It is fitted to the workload's history and to the jobs that have ended, once every ``retrain_s``: at a decision nothing
 is known that had not happened by then.
@@ -50,8 +50,8 @@ class Foresight:
         known = self._recurrence
         end = int(np.searchsorted(self._submitted_s, self._due_s))
         rows = slice(row, max(end, row + 1))
-        told = self._predictor.fit(self._history()).predict(known.group[rows], known.user[rows])
-        self.work_s[rows] = told.amount * self._units[rows]
+        predicted = self._predictor.fit(self._history()).predict(known.group[rows], known.user[rows])
+        self.work_s[rows] = predicted.amount * self._units[rows]
 
     def _history(self) -> Runs:
         known, history = self._recurrence, self._recurrence.history

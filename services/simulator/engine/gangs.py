@@ -149,7 +149,7 @@ class Gangs:
         self._events.push(self.now_s + after_s, RELEASE, row, generation)
 
     def release(self, slot: int) -> Sequence[int]:
-        """End a gang's hold on its devices; return the nodes that nobody uses now."""
+        """End a gang's hold on its devices; return the nodes that are unused now."""
         live = self._live
         self.settle(slot)
         idle = self._give_back(slot)
@@ -161,7 +161,7 @@ class Gangs:
         return idle
 
     def complete(self, slot: int) -> Sequence[int]:
-        """End a job whose work is done; return the nodes that nobody uses now."""
+        """End a job whose work is done; return the nodes that are unused now."""
         self.settle(slot)
         self._measurements.end(self._live.ints.item(IntRow.ROW, slot))
         row = self._live.ints.item(IntRow.ROW, slot)

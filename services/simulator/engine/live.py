@@ -259,12 +259,12 @@ class LiveJobs:
         return columns
 
     def _all_rows(self) -> dict[str, Any]:
-        """Return every column of a job table for all slots, also those nobody fills here."""
+        """Return every column of a job table for all slots, also those that are not filled here."""
         columns: dict[str, Any] = {name: self.floats[row] for name, row in SHOWN_FLOATS.items()}
         columns |= {name: self.ints[row] for name, row in SHOWN_INTS.items()}
         columns |= {"eligible": self.eligible, "preemptible": self.preemptible}
-        nobody: list[Any] = [None] * self.preemptible.size
-        table = JobTable(ids=nobody, tenants=nobody, placements=nobody, **columns)
+        none: list[Any] = [None] * self.preemptible.size
+        table = JobTable(ids=none, tenants=none, placements=none, **columns)
         return {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
 
     def _grow(self) -> None:

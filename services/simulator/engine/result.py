@@ -89,7 +89,7 @@ class SimulationResult:
         jobs: Jobs of the workload; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster.
         avg_jct_s, p50_jct_s, p99_jct_s: Over completed jobs; NaN without any.
         makespan_s: First submission to last end.
-        energy_kwh, carbon_kg: All; ``idle_energy_kwh``, ``idle_carbon_kg`` the part nobody used.
+        energy_kwh, carbon_kg: All; ``idle_energy_kwh``, ``idle_carbon_kg`` the unused part.
         peak_power_w: Highest draw at any moment.
         preemptions, failures: Stops by the scheduler, and by lost nodes.
         rounds: Rounds held, ``active_rounds`` of them by the clock.
@@ -98,7 +98,7 @@ class SimulationResult:
             and the energy beyond it.
         above_limit_most: The largest excess as a share of the limit.
         above_limit_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
-        wall_s: Set by whoever measures; the engine has no clock.
+        wall_s: Set by the caller; the engine has no clock.
     """
 
     policy: str

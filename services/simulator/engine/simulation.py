@@ -2,7 +2,7 @@
 
 At each instant everything that happens is taken in, then at most
 one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
-left out only where it could change nothing: nobody waits, or fewer devices are free than the smallest waiting gang.
+left out only where it could change nothing: no job waits, or fewer devices are free than the smallest waiting gang.
 Then a policy that never preempts is not asked by the clock either. One more round is held when a plan asks for it.
 """
 
@@ -51,7 +51,7 @@ from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 STALLED_S = 60 * 86_400.0
 
 Progress = Callable[[int, int], None]
-"""Told now and then how many jobs of how many have ended."""
+"""Called now and then with how many jobs of how many have ended."""
 
 
 def simulate(
@@ -159,7 +159,7 @@ class Simulation:
         """Run until the last job has ended, or ``until_s``."""
         submitted: list[float] = self.workload.submitted_s[self._arrivals].tolist()
         until_s = math.inf if self.options.until_s is None else self.options.until_s
-        last_start_s, arrived, told = self.gangs.now_s, 0, 0
+        last_start_s, arrived, reported = self.gangs.now_s, 0, 0
         self._next_active_s = self.gangs.now_s
         self._plan_failures()
         self._idle(range(len(self.nodes.ids)))
@@ -187,8 +187,8 @@ class Simulation:
                     last_start_s = time_s
                 elif self.live.count and time_s - last_start_s > STALLED_S and arrived == len(submitted):
                     break
-                if progress is not None and self.active_rounds >= told:
-                    told = self.active_rounds + 48
+                if progress is not None and self.active_rounds >= reported:
+                    reported = self.active_rounds + 48
                     progress(self.recorder.completed, len(self.workload))
             elif self.gangs.learned or (changed and (self._replans or self._may_start())):
                 self._passive()
@@ -291,7 +291,7 @@ class Simulation:
                 self.nodes.switch_off(node)
 
     def _idle(self, nodes: Iterable[int]) -> None:
-        """Plan to switch these nodes off, which nobody uses from now on."""
+        """Plan to switch these nodes off, which are unused from now on."""
         if self.options.power_down_after_s is not None:
             for node in nodes:
                 self._idle_since[node] = self.gangs.now_s

@@ -1,12 +1,12 @@
-"""Who waits, and which of them may start: so that a round's cost does not grow with the queue.
+"""Which jobs wait, and which of them may start, so that a round's cost does not grow with the queue.
 
-In a round that stops nobody, only jobs without devices are ranked. Where a policy lets jobs wait in a standing order
+In a round that stops no job, only jobs without devices are ranked. Where a policy lets jobs wait in a standing order
 (``PolicyEntry.waits_by``), most of those can be left out, too. Jobs that ask for the same sizes on the same GPU models
 are alike: with room for r GPUs and gangs of at least g, ``floor(r / g)`` of them either take all the room or do not fit
 in what is left, and then nor does the next; that one may still block others where the policy does not backfill. So the
 first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
-(``PolicyEntry.keeps_queue``) is told who is new in it. ``tests/simulator/test_waiting.py`` compares with rounds that
-rank everybody.
+(``PolicyEntry.keeps_queue``) gets those that are new in it. ``tests/simulator/test_waiting.py`` compares with rounds
+that rank all jobs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Waiting:
         self._returned.clear()
 
     def may_start(self, free_gpus: int) -> bool:
-        """Whether somebody waits whose smallest gang would fit so many devices."""
+        """Whether a job waits whose smallest gang would fit so many devices."""
         return bool(self._sizes) and free_gpus >= min(self._sizes)
 
     def newly(self) -> Ints | None:

@@ -1,15 +1,15 @@
-"""The policy: the head of the queue starts when its GPUs are free, and nobody passes it.
+"""The policy: the head of the queue starts when its GPUs are free, and no job passes it.
 
 A job that begins to wait goes onto the virtual machine; when it ends there it joins the queue. A gang whose worst
 placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be so
 much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than what
 it was first offered. Any other takes what the emptiest servers have left, at once. Never preempts.
 
-As printed, everybody waits behind a gang that waits for better servers. What the paper leaves open, and we fill in:
+As printed, all jobs wait behind a gang that waits for better servers. What the paper leaves open, and we fill in:
 
 - users' priorities come before lengths, on the machine and in the queue;
 - on several GPU models, the queue is held up on those that its head may use; a tenant over its quota, and a gang that
-  could not sit on the empty cluster, hold up nobody;
+  could not sit on the empty cluster, hold up no other job;
 - a job that comes back, because its node failed, is a new arrival; a job without a prediction counts as length 0, as
   the paper's unseen groups do; a job without a graph is placed as pure data parallelism.
 
@@ -49,16 +49,16 @@ class AsrptConfig:
     comm_heavy: Annotated[
         float,
         Parameter(
-            "A gang whose worst placement takes so many times its best, or longer, is communication-heavy. Default: "
-            "the paper.",
+            "A gang is communication-heavy if its worst placement takes at least this many times as long as its best. "
+            "Default: the paper.",
             minimum=1.0,
         ),
     ] = COMM_HEAVY
     tau: Annotated[
         float,
         Parameter(
-            "A communication-heavy gang waits up to so many times its length on the virtual machine for a better "
-            "placement; 0: it never does, as on the paper's testbed. Default: ours, the paper prints none.",
+            "How long a communication-heavy gang waits for a better placement, in multiples of its length on the "
+            "virtual machine; 0: not at all, as on the paper's testbed. Default: ours; the paper prints none.",
             minimum=0.0,
         ),
     ] = 1.0
@@ -66,7 +66,7 @@ class AsrptConfig:
         float,
         Parameter(
             "Speed of the virtual machine against the whole cluster at its best placements. Below 1, jobs wait less in "
-            "the queue and more on the machine, where shorter ones pass them. Default: the paper.",
+            "the queue and more on the machine, where shorter ones overtake them. Default: the paper.",
             minimum=0.01,
         ),
     ] = 1.0
@@ -246,7 +246,7 @@ class Asrpt:
 
 
 class _Placer:
-    """Places gangs in the order of the queue, until one waits for better servers: nobody of its GPU model passes it.
+    """Places gangs in the order of the queue, until one waits for better servers: no job of its GPU model passes it.
 
     Attributes:
         offers: To gangs that wait for better servers.

@@ -66,7 +66,7 @@ class VirtualMachine:
 
         Args:
             arrivals: When each new job comes, UTC seconds, ascending. One from before this machine's instant, which
-                others were not told of in time, comes at that instant.
+                earlier rounds did not show, comes at that instant.
             now_s: UTC seconds.
         """
         running, ends_s, waiting = self.running, self.ends_s, self.waiting

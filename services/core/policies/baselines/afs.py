@@ -12,11 +12,11 @@ one has its first, and jobs that scale badly one.
 
 The throughputs are ``Snapshot.speed_curves``; a job without one is taken to scale without loss. The length is the
 predicted remaining time; of a job without a prediction, the service it has had so far. A step of several GPUs counts
-its gain per GPU, and one that gains nothing is nobody's.
+its gain per GPU, and one that gains nothing is given to no job.
 
 The paper shares out anew at each arrival and end, in a system that resizes a job in seconds. Here a resize is a
 checkpoint and a restart, so that sizes change in active rounds only, and not where that does not pay: a running job
-grows where it saves ``resize_gain`` restarts, and shrinks where somebody needs what it gives up (PowerFlow's rule).
+grows where it saves ``resize_gain`` restarts, and shrinks where another job needs what it gives up (PowerFlow's rule).
 ``resize_gain`` 0 resizes at every round, whatever it costs. Gangs are powers of two, as in the paper's system: others
 would lie across nodes.
 
@@ -47,17 +47,17 @@ class AfsConfig:
     """Parameters of AFS."""
 
     sizes: Annotated[
-        Literal["powers_of_two", "any"], Parameter("Sizes a gang may have: powers of two (the paper's), or all.")
+        Literal["powers_of_two", "any"], Parameter("Sizes a gang may have: powers of two (the paper), or any.")
     ] = "powers_of_two"
     restart_s: Annotated[
         float,
-        Parameter("What stopping a gang and starting it again costs it. Default: ours.", unit="s", minimum=0.0),
+        Parameter("Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0),
     ] = 60.0
     resize_gain: Annotated[
         float,
         Parameter(
-            "A running job grows only where that saves this many times what its restart costs; 0: wherever the shares "
-            "say so. Default: ours, as PowerFlow's.",
+            "A running job grows only if that saves this many times the cost of its restart; 0: whenever its share "
+            "grows. Default: ours, as for PowerFlow.",
             minimum=0.0,
         ),
     ] = 2.0
@@ -99,7 +99,7 @@ class Afs:
         order = wishes_first(order_by(jobs.ids, length, jobs.submitted_s), jobs.priority)
         sizes = self._shares(snapshot, order, length)
         targets = {jobs.ids[job]: int(sizes[job]) for job in np.flatnonzero(sizes).tolist()}
-        # Whoever gets nothing stands behind the others at its least size, for what the grid of sizes leaves over.
+        # A job that gets nothing stands behind the others at its least size, for what the grid of sizes leaves over.
         order = np.concatenate((order[sizes[order] > 0], order[sizes[order] == 0]))
         sizes = np.maximum(sizes, jobs.min_gpus)
         return reconcile(snapshot, Ranking(order, sizes[order]), preemption=Preemption.NOW), AfsMemory(targets)
@@ -148,7 +148,7 @@ class Afs:
     def _stays(self, snapshot: Snapshot, which: Ints, speed: Floats, length: Floats, got: Ints, total: int) -> Bools:
         """Return which of these jobs had better keep what they hold than take what they got: (n_which,).
 
-        A running one that would grow and save too little, or shrink where everybody has room beside it as it is.
+        A running one that would grow and save too little, or shrink where all others have room beside it as it is.
         """
         jobs = snapshot.jobs
         held = np.where(jobs.phase[which] == Phase.RUNNING, jobs.gpus[which], 0)

@@ -23,7 +23,7 @@ class FifoConfig:
         bool,
         Parameter(
             "Whether later jobs may start while an earlier one waits for more GPUs than are free; "
-            "a wide gang can then wait for ever."
+            "a wide gang may then never start."
         ),
     ] = False
 

@@ -3,8 +3,8 @@
 =============== ======================================== =================================================
 policy          order                                    when the next gang does not fit
 =============== ======================================== =================================================
-spjf            predicted duration                       everybody waits for it
-spwf            predicted duration times GPUs            everybody waits for it
+spjf            predicted duration                       all wait for it
+spwf            predicted duration times GPUs            all wait for it
 wcs-duration    predicted duration                       those behind it that fit start
 wcs-workload    predicted duration times GPUs            those behind it that fit start
 wcs-subtime     submission                               those behind it that fit start
@@ -42,7 +42,7 @@ class PredictedOrderConfig:
 
     placement: Annotated[
         Literal["heavy-edge", "refined", "consolidated", "buddy"],
-        Parameter("How gangs are placed. Default: A-SRPT, which places its baselines as itself."),
+        Parameter("How gangs are placed. Default: as A-SRPT places its own jobs and its baselines'."),
     ] = "heavy-edge"
     gang: GangParameter = "min"
 

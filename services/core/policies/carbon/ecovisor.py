@@ -40,8 +40,8 @@ class EcovisorConfig:
     longest_wait_s: Annotated[
         float | None,
         Parameter(
-            "A job that has waited this long starts at any intensity; null never does. Default: ours, the 12 hours "
-            "that GAIA is given, without which a tenth of the hours could not start a busy cluster's jobs.",
+            "A job that has waited this long starts at any intensity; null: no job does. Default: ours, 12 hours as "
+            "for GAIA; otherwise a tenth of the hours would have to start all jobs of a busy cluster.",
             unit="s",
             minimum=0.0,
         ),

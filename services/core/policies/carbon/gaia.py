@@ -42,10 +42,10 @@ class GaiaConfig:
     ] = 43_200.0
     length: Annotated[
         Literal["mean", "predicted"],
-        Parameter("J: the same for all jobs, as GAIA does, or each job's own prediction where there is one."),
+        Parameter("J: the same for all jobs, as in GAIA, or each job's own prediction if there is one."),
     ] = "mean"
     mean_length_s: Annotated[
-        float, Parameter("J of jobs whose own length is not used or not known. Default: ours.", unit="s", minimum=60.0)
+        float, Parameter("J of jobs whose own length is unused or unknown. Default: ours.", unit="s", minimum=60.0)
     ] = 10_800.0
     gang: GangParameter = "min"
     backfill: Annotated[

@@ -31,13 +31,14 @@ class WaitAwhileConfig:
     window_s: Annotated[
         float,
         Parameter(
-            "How much later than at once a job without a deadline may end. Default: ours, 24 hours, as GAIA runs it.",
+            "How much later a job without a deadline may end than if it had run at once. Default: ours, 24 hours, as "
+            "GAIA runs it.",
             unit="s",
             minimum=0.0,
         ),
     ] = 86_400.0
     unknown_s: Annotated[
-        float, Parameter("Time a job without a prediction is taken to need. Default: ours.", unit="s", minimum=60.0)
+        float, Parameter("Assumed time that a job without a prediction needs. Default: ours.", unit="s", minimum=60.0)
     ] = 14_400.0
     gang: GangParameter = "min"
 

@@ -1,5 +1,5 @@
 """FREESH (LLM serving on GPUs of several places): which instances run where, in which mode, for which requests.
 
 ``pools``: the question and its answer. ``pool_model``: equation 1 as a linear model. ``pool_planning``: solving it.
-``classes``: requests told apart by length.
+``classes``: classes of requests by length.
 """

@@ -44,7 +44,8 @@ class GreenConfig:
     gamma_full: Annotated[
         float,
         Parameter(
-            "The same on a full cluster; equal ends give the fixed threshold of section 5.1 (0.9). Default: ours.",
+            "The same on a full cluster; two equal values give the fixed threshold of section 5.1 (0.9). Default: "
+            "ours.",
             minimum=0.0,
             maximum=2.0,
         ),
@@ -52,9 +53,9 @@ class GreenConfig:
     gamma_compares: Annotated[
         GammaCompares,
         Parameter(
-            "What gamma is held against: the efficiency at the present gang over that at the smallest (equation 4), or "
-            "over that before the last step (one reading of line 4 of Algorithm 1), or what the last step alone turns "
-            "a joule into, over the smallest gang's (ours)."
+            "What gamma is compared with: minimum, the present gang's efficiency over the smallest gang's (equation "
+            "4); previous, over that before the last step (one reading of line 4 of Algorithm 1); marginal, the "
+            "efficiency of the last step alone over the smallest gang's (ours)."
         ),
     ] = "minimum"
     step_back: Annotated[
@@ -75,8 +76,8 @@ class GreenConfig:
     starvation_s: Annotated[
         float | None,
         Parameter(
-            "A job that has waited this long is placed first, and only what it emits from then on counts against "
-            "it (section 9); null never does. Default: ours, the day over which section 2.3 preserves shares.",
+            "A job that has waited this long is placed first, and only what it emits from then on counts against it "
+            "(section 9); null: no job is. Default: ours, the day over which section 2.3 preserves shares.",
             unit="s",
             minimum=1.0,
         ),
@@ -93,8 +94,9 @@ class GreenConfig:
     slack_s: Annotated[
         float,
         Parameter(
-            "How much later than at once a job without a deadline may end, so that GPUs stand idle in dirty hours; "
-            "a job with a deadline may then be held until it. 0, as the paper: never while a GPU is free.",
+            "How much later a job without a deadline may end than if it had never waited, so that GPUs stay idle in "
+            "dirty hours; a job with a deadline may be held until it has just enough time. 0, as in the paper: no job "
+            "is held while a GPU is free.",
             unit="s",
             minimum=0.0,
         ),
@@ -105,7 +107,7 @@ class GreenConfig:
     ] = None
     slack_of: Annotated[
         WaitsFor,
-        Parameter("Which jobs of the lower queue are held where slack_s allows it: those of high power, or all."),
+        Parameter("Which jobs of the lower queue slack_s may hold: those of high power, or all."),
     ] = "all"
     carbon_factor: Annotated[
         CarbonFactor,
@@ -114,7 +116,8 @@ class GreenConfig:
     fixed_gpus: Annotated[
         int | None,
         Parameter(
-            "Run every job at this size, or the nearest it may have, without scaling (ablation of A.1); null scales.",
+            "Run every job at this size, or the nearest it may have, without scaling (ablation of A.1); null: jobs "
+            "scale.",
             unit="GPUs",
             minimum=1,
         ),

@@ -70,7 +70,7 @@ def gamma_at(occupancy: float, gamma_empty: float, gamma_full: float) -> float:
 
 
 def occupancy_of(snapshot: Snapshot) -> float:
-    """Return the share of schedulable GPUs that somebody holds; 1 where there are none."""
+    """Return the share of schedulable GPUs that are held; 1 where there are none."""
     nodes = snapshot.nodes
     total = snapshot.total_gpus
     if not total:

@@ -15,8 +15,8 @@ class PolluxConfig:
     fairness: Annotated[
         float,
         Parameter(
-            "p of the power mean of speedups that is maximised: 1 is the plain mean, 0 the geometric one, and the more "
-            "negative, the more those count that get least. Default: Pollux section 4.2.",
+            "p of the power mean of speedups that is maximised: 1 is the arithmetic mean, 0 the geometric mean; the "
+            "lower p, the more the jobs with the least speedup count. Default: Pollux section 4.2.",
             minimum=-10.0,
             maximum=1.0,
         ),
@@ -24,8 +24,8 @@ class PolluxConfig:
     restart_s: Annotated[
         float,
         Parameter(
-            "What a change of its GPUs is taken to cost a job; the younger it is and the more often it was restarted, "
-            "the less a change is worth. Default: Pollux section 4.2.",
+            "Assumed cost of a change of a job's GPUs; the younger a job and the more often it was restarted, the "
+            "less a change is worth. Default: Pollux section 4.2.",
             unit="s",
             minimum=0.0,
         ),

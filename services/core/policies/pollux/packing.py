@@ -14,7 +14,7 @@ from services.core.domain.placement import Placement
 
 
 def nodes_for(counts: Ints, spanned: Bools, gpus: int) -> list[tuple[int, int]] | None:
-    """Return the (node, how many) for a gang: on one node where one has room, else over nodes nobody spans.
+    """Return the (node, how many) for a gang: on one node where one has room, else over nodes without spanning gangs.
 
     Args:
         counts: (n_nodes,) free devices.

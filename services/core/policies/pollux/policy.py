@@ -34,7 +34,7 @@ from services.core.policies.pollux.speedup import costs, goodput_of, restart_fac
 NOTHING = 1e-9
 """A cost that is rounding."""
 LEVELS = 4
-"""Levels of priority told apart in sharing out; beyond, costs would lose their digits."""
+"""How many levels of priority count in sharing out; with more, costs would lose their digits."""
 
 
 class Pollux:

@@ -38,7 +38,7 @@ class ZeusConfig:
     profile_window_s: Annotated[
         float,
         Parameter(
-            "How long a kind of job that is not known yet is measured at each power limit.",
+            "How long an unknown kind of job is measured at each power limit.",
             unit="s",
             minimum=0.1,
             maximum=3600.0,
