@@ -14,7 +14,8 @@ A record becomes a tuple by one call, and its fields are then read faster than a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 from services.db.database import Connection, Record
@@ -37,6 +38,12 @@ def rows_of(row_type: type[R], records: list[Record]) -> list[R]:
         raise RowShapeError(f"{row_type.__name__} has the fields {fields}, its query the columns {columns}")
     new: Callable[[type[R], Record], R] = cast("Any", tuple).__new__
     return [new(row_type, record) for record in records]
+
+
+def columns_of(row_type: type[R], rows: Sequence[R]) -> dict[str, tuple[object, ...]]:
+    """Return rows as columns, by name: (n_rows,) each."""
+    columns: Iterable[tuple[object, ...]] = zip(*rows, strict=True) if rows else repeat(())
+    return dict(zip(row_type.__annotations__, columns, strict=False))
 
 
 async def fetch_rows(connection: Connection, row_type: type[R], query: str, *arguments: object) -> list[R]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from services.db.database import Connection, connect
-from services.db.rows import RowShapeError, fetch_row, fetch_rows
+from services.db.rows import RowShapeError, columns_of, fetch_row, fetch_rows
 from tests.support.servers import fresh_database
 
 
@@ -51,3 +51,8 @@ async def test_a_query_of_other_columns_than_its_row_is_refused(connection: Conn
         await fetch_rows(connection, Pair, f"SELECT {columns}")
     with pytest.raises(RowShapeError, match="Pair has the fields"):
         await fetch_row(connection, Pair, f"SELECT {columns}")
+
+
+def test_rows_become_columns() -> None:
+    assert columns_of(Pair, [Pair(1, "a"), Pair(2, None)]) == {"number": (1, 2), "name": ("a", None)}
+    assert columns_of(Pair, []) == {"number": (), "name": ()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from services.core.cycle.snapshot import JobTable, Phase
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.db.rows import columns_of
 from services.scheduler.learning.predicting import remaining_s
 from services.scheduler.planning.cluster import NodeKind
 from services.scheduler.repository.documents import StoredShare
@@ -51,11 +52,13 @@ def job_table(
         predicted_gpu_s: Lengths that were predicted just now, and are in no row yet.
     """
 
+    columns = columns_of(JobRow, jobs)
+
     def floats(column: str) -> Floats:
-        return np.array(list(map(attrgetter(column), jobs)), dtype=np.float64)
+        return np.array(columns[column], dtype=np.float64)
 
     def ints(column: str) -> Ints:
-        return np.array(list(map(attrgetter(column), jobs)), dtype=np.int64)
+        return np.array(columns[column], dtype=np.int64)
 
     gpus, since_s = ints("gpus"), floats("since_s")
     gpu_power_w = floats("gpu_power_w")
@@ -68,17 +71,17 @@ def job_table(
     if predicted_gpu_s:
         lengths_gpu_s = np.array([predicted_gpu_s.get(job.id, job.predicted_gpu_s) for job in jobs], dtype=np.float64)
     return JobTable(
-        ids=tuple(JobId(job.id) for job in jobs),
-        tenants=tuple(job.tenant_id for job in jobs),
+        ids=cast("tuple[JobId, ...]", columns["id"]),
+        tenants=cast("tuple[str, ...]", columns["tenant_id"]),
         submitted_s=floats("submitted_s"),
         waiting_since_s=since_s,
-        phase=np.array([phase_of(job) for job in jobs], dtype=np.int64),
+        phase=np.fromiter(map(phase_of, jobs), np.int64, len(jobs)),
         min_gpus=ints("min_gpus"),
         max_gpus=ints("max_gpus"),
         step_gpus=ints("step_gpus"),
         gpus=gpus,
         eligible=eligible,
-        preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
+        preemptible=np.array(columns["preemptible"], dtype=np.bool_),
         priority=ints("priority"),
         deadline_s=floats("deadline_s"),
         attained_gpu_s=attained_gpu_s,
@@ -89,7 +92,7 @@ def job_table(
         efficiency_now=now,
         progress=progress,
         remaining_s=remaining_s(lengths_gpu_s, progress, attained_gpu_s, floats("min_gpus")),
-        placements=tuple(placement_of(job.shares) for job in jobs),
+        placements=tuple(None if job.shares is None else placement_of(job.shares) for job in jobs),
         speed_curve=np.array([speed_curves[at] if at >= 0 else -1 for at in curve_of_kind], dtype=np.int64),
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
@@ -97,23 +100,17 @@ def job_table(
     )
 
 
-def placement_of(shares: Sequence[StoredShare] | None) -> Placement | None:
-    """Return where a gang is, None without one."""
-    if shares is None:
-        return None
+def placement_of(shares: Sequence[StoredShare]) -> Placement:
+    """Return where a gang is."""
     return Placement(tuple(NodeShare(NodeId(share["node_id"]), tuple(share["devices"])) for share in shares))
 
 
 def eligible_kinds(jobs: Sequence[JobRow], kinds: Sequence[NodeKind]) -> Bools:
     """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
-    answers: dict[tuple[str | None, float | None, bool], list[bool]] = {}
-    table: list[list[bool]] = []
-    for job in jobs:
-        asked = (job.gpu_model, job.memory_gib, job.needs_container)
-        if asked not in answers:
-            answers[asked] = [_fits(job, kind) for kind in kinds]
-        table.append(answers[asked])
-    eligible = np.array(table, dtype=np.bool_).reshape(len(jobs), len(kinds))
+    asked = [(job.gpu_model, job.memory_gib, job.needs_container) for job in jobs]
+    row = {each: at for at, each in enumerate(dict.fromkeys(asked))}
+    answers = np.array([[_fits(*each, kind) for kind in kinds] for each in row], dtype=np.bool_)
+    eligible = answers.reshape(len(row), len(kinds))[np.fromiter(map(row.__getitem__, asked), np.int64, len(jobs))]
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
     # Nor does a service instance that stops: should it come back, it is placed before all jobs.
     leaves = [job.leaves or (job.service is not None and job.state != "queued") for job in jobs]
@@ -121,21 +118,30 @@ def eligible_kinds(jobs: Sequence[JobRow], kinds: Sequence[NodeKind]) -> Bools:
     return eligible
 
 
-def _fits(job: JobRow, kind: NodeKind) -> bool:
+def _fits(gpu_model: str | None, memory_gib: float | None, needs_container: bool, kind: NodeKind) -> bool:
     return (
-        (job.gpu_model is None or job.gpu_model == kind.gpu_model)
-        and (job.memory_gib is None or job.memory_gib <= kind.memory_gib)
-        and (kind.containers or not job.needs_container)
+        (gpu_model is None or gpu_model == kind.gpu_model)
+        and (memory_gib is None or memory_gib <= kind.memory_gib)
+        and (kind.containers or not needs_container)
     )
 
 
 def _efficiencies(jobs: Sequence[JobRow], rows: Sequence[EfficiencyRow]) -> tuple[Floats, Floats]:
-    """Return progress per joule at the minimum gang and at the present one, or the last one of a waiting job."""
-    of_size: dict[tuple[str, int], float] = {}
-    newest: dict[str, tuple[int, float]] = {}
+    """Return progress per joule at the minimum gang and at the present one, or the last one of a waiting job.
+
+    Both are (n_jobs,), NaN where nothing was measured.
+    """
+    base, now = np.full((2, len(jobs)), np.nan)
+    index = {job.id: at for at, job in enumerate(jobs)} if rows else {}
+    newest: dict[int, int] = {}
     for row in rows:
-        of_size[row.job_id, row.gpus] = row.progress_per_j
-        newest[row.job_id] = max(newest.get(row.job_id, (-1, 0.0)), (row.generation, row.progress_per_j))
-    base = [of_size.get((job.id, job.min_gpus), np.nan) for job in jobs]
-    now = [of_size.get((job.id, job.gpus), np.nan) if job.gpus else newest.get(job.id, (0, np.nan))[1] for job in jobs]
-    return np.array(base, dtype=np.float64), np.array(now, dtype=np.float64)
+        at = index.get(row.job_id)
+        if at is None:
+            continue
+        job = jobs[at]
+        if row.gpus == job.min_gpus:
+            base[at] = row.progress_per_j
+        if row.gpus == job.gpus or (not job.gpus and row.generation > newest.get(at, -1)):
+            newest[at] = row.generation
+            now[at] = row.progress_per_j
+    return base, now

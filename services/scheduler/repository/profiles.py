@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -40,11 +39,13 @@ ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
     energy_mape = excluded.energy_mape, detail = excluded.detail, fitted_at = excluded.fitted_at
 """
 
-TABLES = """
+TABLES = f"""
 SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
        coalesce(time_mape + energy_mape, 0) AS power_error
   FROM setting_profiles
- WHERE kind = ANY($1::text[]) AND jsonb_array_length(gpus) > 0 ORDER BY fitted_at
+ WHERE jsonb_array_length(gpus) > 0
+   AND kind IN (SELECT {KIND} FROM jobs j WHERE j.state IN ('queued', 'starting', 'running', 'preempting'))
+ ORDER BY fitted_at
 """
 
 JOB = f"""
@@ -202,9 +203,9 @@ async def store(connection: Connection, profile: NewProfile) -> None:
     await connection.execute(STORE, *profile)
 
 
-async def tables(connection: Connection, kinds: Sequence[str]) -> list[TableRow]:
-    """Return the tables of kinds of jobs, the one fitted last comes last."""
-    return await fetch_rows(connection, TableRow, TABLES, list(kinds))
+async def tables(connection: Connection) -> list[TableRow]:
+    """Return the tables of the kinds of jobs that wait or hold devices; the one fitted last comes last."""
+    return await fetch_rows(connection, TableRow, TABLES)
 
 
 async def job(connection: Connection, job_id: str) -> ProfiledJob | None:

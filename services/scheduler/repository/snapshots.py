@@ -263,7 +263,7 @@ async def cluster(
         measured=[record[0] for record in await connection.fetch(MEASURED)],
         hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
-        tables=await profiles.tables(connection, sorted({row.kind for row in jobs})),
+        tables=await profiles.tables(connection),
     )
 
 
