@@ -24,7 +24,7 @@ STATEMENT = re.compile(
 BUILDERS = {"select", "insert", "update", "delete", "text", "tuple_"}
 ROW = re.compile(r"(\w+_)?rows?")
 STRICT = {f"services/{room}" for room in ("core", "contracts", "kit", "db", "scheduler", "serving", "learning")}
-TYPED = ("services.scheduler",)
+TYPED = ("services.scheduler", "services.serving", "services.kit", "services.simulator", "optimizer_service")
 
 
 PENDING = ("services.telemetry",)

@@ -31,7 +31,7 @@ from services.serving.controller.probes import Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
 from services.serving.repository import Queries, ServingRepository
-from services.serving.repository.instances import ControlledPool, InstanceRows, PlanInForce
+from services.serving.repository.instances import ControlledPool, InstanceRows, NewInstance, PlanInForce
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -223,25 +223,11 @@ class Controller:
         await _write(rows, writes)
 
     async def _make(self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, changes: Difference) -> None:
-        made: list[dict[str, Any]] = []
-        for at, request_class in changes.make:
-            terms = pool.blueprint.terms(at)
-            if terms is None:  # gone from the spec, and the plan is of an earlier one
-                continue
-            made.append(
-                {
-                    "id": new_id("instance"),
-                    "pool": pool.name,
-                    "tenant_id": pool.tenant_id,
-                    "plan_id": pool.plan_id,
-                    "place": at[0],
-                    "mode": at[1],
-                    "partition": plan.partition,
-                    "request_class": request_class,
-                    "terms": terms.model_dump(mode="json"),
-                    "state": InstanceState.WANTED.value,
-                }
-            )
+        made: list[NewInstance] = []
+        for (place, mode), request_class in changes.make:
+            terms = pool.blueprint.terms((place, mode))
+            if terms is not None:  # else it is gone from the spec, and the plan is of an earlier one
+                made.append(NewInstance(new_id("instance"), pool, place, mode, plan.partition, request_class, terms))
         if made:
             await rows.add(made)
             log.info("instances.wanted", pool=pool.name, count=len(made))

@@ -19,7 +19,7 @@ from services.db.tables.pools import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.backoff import Life
 from services.serving.controller.diff import Combination
-from services.serving.instances import LEFT_AS_PLANNED, Blueprint, Instance, InstanceJob, read_terms
+from services.serving.instances import LEFT_AS_PLANNED, Blueprint, Instance, InstanceJob, InstanceTerms, read_terms
 from services.serving.repository.pools import PoolRecord
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
@@ -70,6 +70,19 @@ class ControlledPool:
     plan_id: str | None
     is_deleted: bool
     changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewInstance:
+    """An instance that the plan in force wants."""
+
+    id: str
+    pool: ControlledPool
+    place: str
+    mode: str
+    partition: str
+    request_class: str
+    terms: InstanceTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +144,26 @@ class InstanceRows:
             query = update(pool_instances).where(c.id == bindparam("row_id"), c.state == bindparam("row_state"))
             await self._connection.execute(query.values({name: bindparam(f"new_{name}") for name in columns}), rows)
 
-    async def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add instances."""
-        await self._connection.execute(insert(pool_instances), rows)
+    async def add(self, instances: Sequence[NewInstance]) -> None:
+        """Add instances that are wanted."""
+        await self._connection.execute(
+            insert(pool_instances),
+            [
+                {
+                    "id": each.id,
+                    "pool": each.pool.name,
+                    "tenant_id": each.pool.tenant_id,
+                    "plan_id": each.pool.plan_id,
+                    "place": each.place,
+                    "mode": each.mode,
+                    "partition": each.partition,
+                    "request_class": each.request_class,
+                    "terms": each.terms.model_dump(mode="json"),
+                    "state": InstanceState.WANTED.value,
+                }
+                for each in instances
+            ],
+        )
 
     async def page(
         self, pool: PoolRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
