@@ -125,6 +125,8 @@ class _Planned:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         def out_of_time(number: int, frame: FrameType | None) -> None:
+            if not self._answer.exists():
+                self._answer.write_text(f"{item.nodeid} (out of time)")
             pytest.fail("out of time", pytrace=False)
 
         signal.signal(signal.SIGALRM, out_of_time)

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from tests.mutation.mutants import Mutant
 from tests.mutation.results import Result
 from tests.mutation.selection import CoverageMap
+from tests.mutation.worker import OUT_OF_TIME
 
 WORKER_FILES = ("worker.py", "mutation_hooks.py")
 TIMES = 5.0
@@ -77,7 +78,7 @@ def run(
     *,
     workers: int,
     budget_s: float,
-    seconds_more: float = 10.0,
+    seconds_more: float = 30.0,
     report: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Try mutants and return their results, in the order given; what killed one also runs on unchanged code.
@@ -89,8 +90,8 @@ def run(
         workers: How many at a time.
         budget_s: How long the tests of one mutant may take altogether, by the map; what does not fit is not run, so
             that a mutant that only they would notice counts as a survivor.
-        seconds_more: What a test may take beyond `TIMES` what it took for the map, before a mutant counts as killed
-            because it never ends.
+        seconds_more: What a test may take beyond `TIMES` what it took for the map. A mutant that one takes longer on is
+            judged again alone, with three times as long, and counts as killed if it does not end then.
         report: Called with each result as it comes, from any thread.
     """
     with ExitStack() as stack:
@@ -100,16 +101,15 @@ def run(
             stack.callback(worker.close)
             free.put(worker)
 
-        def judge(mutant: Mutant, source: str, unfit: Set[str] = frozenset()) -> Result:
+        def judge(mutant: Mutant, source: str, unfit: Set[str] = frozenset(), longer: float = 1.0) -> Result:
             chosen = [test for test in tests.tests_for(mutant, budget_s) if test not in unfit]
-            return on_a_worker(mutant, source, chosen)
+            return on_a_worker(mutant, source, chosen, longer)
 
-        def on_a_worker(mutant: Mutant, source: str, chosen: Sequence[str]) -> Result:
+        def on_a_worker(mutant: Mutant, source: str, chosen: Sequence[str], longer: float = 1.0) -> Result:
             worker = free.get()
             try:
-                return worker.judge(
-                    mutant, source, {test: seconds_more + TIMES * tests.seconds(test) for test in chosen}
-                )
+                limits = {test: longer * (seconds_more + TIMES * tests.seconds(test)) for test in chosen}
+                return worker.judge(mutant, source, limits)
             finally:
                 free.put(worker)
 
@@ -120,6 +120,11 @@ def run(
 
         with ThreadPoolExecutor(workers) as threads:
             results = list(threads.map(judge_and_report, wanted))
+
+        # A machine that was busy may be why a test took so long: such a mutant is judged again, alone.
+        for at, result in enumerate(results):
+            if (result.killed_by or "").endswith(OUT_OF_TIME):
+                results[at] = judge(*wanted[at], longer=3.0)
 
         # A test that fails on unchanged code as well has killed nothing.
         unfit: set[str] = set()

@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 MEMORY_BYTES = 8 * 2**30
 GRACE_S = 30.0
 _SECONDS = itertools.count(1_000_000_000)
-OUT_OF_TIME = "out of time"
+OUT_OF_TIME = "(out of time)"
 
 
 def main() -> None:
