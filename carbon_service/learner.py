@@ -13,17 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from carbon_service.providers.protocol import DAY_S, Feed, Point
 from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
 from carbon_service.zones import Source
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.kit.logging import Log
 from services.kit.tasks import repeat
 
 log = Log(__name__)
-Floats = NDArray[np.float64]
 
 GRID_HOUR_S = 3600.0
 LEAST_INTERVAL_S = 30.0

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

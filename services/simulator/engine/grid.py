@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 from services.simulator.workload import CarbonTrace, ForecastKind
 
-Floats = NDArray[np.float64]
 DAY_S = 86_400.0
 
 

@@ -11,14 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.policies.asrpt.virtual_machine import VirtualJob, VirtualMachine
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def least_total_completion_s(submitted_s: Floats, shortest_s: Floats, gpus: Ints, cluster_gpus: int) -> float:

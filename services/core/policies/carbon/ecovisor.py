@@ -16,7 +16,8 @@ from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Preemption, rank, waiting
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.snapshot import QUEUED, Floats, Ints, Snapshot
+from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.domain.arrays import Floats, Ints
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 
