@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ class Gateway:
         self._client = httpx.Client(
             base_url=self.url, headers={"authorization": f"Bearer {key or api_key()}"}, timeout=timeout_s
         )
+        weakref.finalize(self, self._client.close)  # for the commands that leave it to the end of the process
 
     def close(self) -> None:
         """Close the connections."""
