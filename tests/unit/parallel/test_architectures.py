@@ -71,6 +71,9 @@ def test_layers_are_called_as_their_sources_call_them() -> None:
     stem, mixed = [f"stem{at}" for at in range(1, 6)], ["mixed5"] * 3 + ["mixed6a"] + ["mixed6"] * 4 + ["mixed7a"]
     assert names("inception-v3") == [*stem, *mixed, "mixed7", "mixed7", "fc"]
     assert names("bert-large") == ["embedding", *(f"layer{at}" for at in range(1, 25)), "pooler"]
+    assert names("xlnet-large") == ["embedding", *["layer"] * 24]
+    assert names("t5-11b") == ["embedding", *["encoder"] * 24, *["decoder"] * 24]
+    assert names("gpt-6.7b") == ["embedding", *["layer"] * 32]
 
 
 @pytest.mark.parametrize(
