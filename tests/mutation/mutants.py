@@ -14,8 +14,10 @@ from tests.mutation import sql
 
 UNTOUCHED_CALLS = frozenset({"len", "isinstance", "cast", "TypeVar", "NewType"})
 """Calls left alone: mutmut's own rule for the first two; the others only tell the type checker something."""
-TEXT_ARGUMENTS = frozenset({"description", "title", "summary", "paper", "help"})
+TEXT_ARGUMENTS = frozenset({"description", "title", "summary", "paper", "help", "detail"})
 """Keyword arguments whose value is text for people."""
+WORDS_OF_A_SENTENCE = 4
+"""A string of so many words that is no SQL is text for people, too."""
 LOGGERS = frozenset({"log", "logger"})
 
 
@@ -64,8 +66,9 @@ class MutatedFile:
     """A source file and all its mutants.
 
     Left out by rule: imports, annotations, type aliases, decorators, docstrings, `__all__`, calls in
-    `UNTOUCHED_CALLS`, log calls, what a `raise` is given, arguments in `TEXT_ARGUMENTS`, `if TYPE_CHECKING`,
-    `__repr__` and `__str__`. Strings of SQL get the operators of `sql` instead of mutmut's for strings.
+    `UNTOUCHED_CALLS`, log calls, what a `raise` is given, text for people (arguments in `TEXT_ARGUMENTS`,
+    sentences), `if TYPE_CHECKING`, `__repr__` and `__str__`. Strings of SQL get the operators of `sql` instead of
+    mutmut's for strings.
     """
 
     def __init__(self, root: Path, path: str) -> None:
@@ -165,6 +168,8 @@ class _Visitor(cst.CSTVisitor):
         for kind, operator in mutation_operators:
             if isinstance(node, kind):
                 for mutated in operator(node):
+                    if _only_changes_text(node, mutated):
+                        continue
                     self._add(operator.__name__.removeprefix("operator_").replace("_", " "), node, mutated)
 
     def _add(self, operator: str, node: cst.CSTNode, mutated: cst.CSTNode) -> None:
@@ -218,6 +223,17 @@ def _left_out(node: cst.CSTNode, top: bool) -> bool:
             return True
         case _:
             return False
+
+
+def _only_changes_text(node: cst.CSTNode, mutated: cst.CSTNode) -> bool:
+    """Whether the difference is a sentence, or an argument that is text for people, dropped or replaced."""
+    if isinstance(node, cst.SimpleString):
+        return node.raw_value.count(" ") >= WORDS_OF_A_SENTENCE - 1
+    if not (isinstance(node, cst.Call) and isinstance(mutated, cst.Call)):
+        return False
+    left = set(map(id, mutated.args))
+    changed = [argument for argument in node.args if id(argument) not in left]
+    return any(argument.keyword and argument.keyword.value in TEXT_ARGUMENTS for argument in changed)
 
 
 def _names(statement: cst.CSTNode) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def test_text_for_people_and_for_type_checkers_is_left_alone(tmp_path: Path) -> 
     (tmp_path / "quiet.py").write_text(
         '"""Doc."""\nfrom typing import cast\n__all__ = ["f"]\nFloats = list[float]\n\n\ndef f(x: "int | None"):\n'
         '    """Doc."""\n    log.info("said", x=1)\n    raise ValueError("not " + "this")\n\n\n@cache(size=3)\n'
-        "def g(x):\n    return len(cast(int, x))\n"
+        "def g(x):\n    return len(cast(int, x))\n\n\ndef h():\n    yield 'It runs on GPUs.'\n    f(detail='x')\n"
     )
     assert MutatedFile(tmp_path, "quiet.py").mutants == []
 
