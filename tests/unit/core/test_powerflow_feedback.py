@@ -12,6 +12,7 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
+from services.core.domain.ids import JobId
 from services.core.policies.powerflow.memory import PowerflowMemory
 from services.core.policies.registry import build_policy
 from tests.support.builders import a_job, a_node, a_snapshot
@@ -68,3 +69,18 @@ def test_without_a_limit_nothing_is_corrected() -> None:
     policy = build_policy("powerflow", {})
     memory = run_cycle(policy, cluster(9_000.0), PowerflowMemory()).memory
     assert policy.load(policy.dump(memory)).correction == 1.0
+
+
+def test_memory_is_stored_as_releases_read_it() -> None:
+    policy = build_policy("powerflow", {})
+    stored = {"targets": {"a": 2}, "measured": {"b": 1_700_000_060.0}, "profiled": {"a": [1, 2]}, "correction": 1.1}
+    memory = PowerflowMemory(
+        targets={JobId("a"): 2},
+        measured={JobId("b"): 1_700_000_060.0},
+        profiled={JobId("a"): (1, 2)},
+        correction=1.1,
+    )
+
+    assert policy.dump(memory) == stored
+    assert policy.load(stored) == memory
+    assert policy.load({}) == policy.initial() == PowerflowMemory({}, {}, {}, 1.0)

@@ -86,6 +86,8 @@ def test_the_clusters_intensity_is_the_mean_by_gpus() -> None:
     assert cluster_intensity(a_snapshot([], nodes, curve=flat_curve(100), more_curves=[flat_curve(300)])) == 250
     assert cluster_intensity(a_snapshot([], [], curve=flat_curve(100), more_curves=[flat_curve(300)])) == 100
     assert cluster_intensity(a_snapshot([], nodes[:1], curve=flat_curve(70))) == 70
+    unused = [flat_curve(300), flat_curve(900)]  # a zone that no node is in
+    assert cluster_intensity(a_snapshot([], nodes, curve=flat_curve(100), more_curves=unused)) == 250
 
 
 @pytest.mark.parametrize(
