@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.core.domain.errors import DomainError
 from services.core.parallel.architectures import ARCHITECTURES, architecture
 from services.core.parallel.graph import JobGraph, Stage, data_parallel
-from services.core.parallel.planner import plan_layout
+from services.core.parallel.planner import MAX_GPUS, plan_layout
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,36 @@ def test_large_models_take_the_published_layout(name: str, gpus: int, shape: tup
     assert (len(stages), stages[0].tensor_parallel, stages[0].replicas) == shape
 
 
+@pytest.mark.parametrize(("gpus", "replicas"), [(4, 1), (MAX_GPUS, MAX_GPUS // 4)])
+def test_a_stage_takes_its_layers_time_and_memory(gpus: int, replicas: int) -> None:
+    """Each tensor group of four has a mini-batch of 16; backward takes twice as long as forward."""
+    model = architecture("gpt-6.7b")
+    (stage,) = plan_layout(model, gpus, 16).stages
+
+    assert (stage.replicas, stage.tensor_parallel, stage.output_bytes) == (replicas, 4, 0)
+    flops = sum(layer.forward_flops for layer in model.layers)
+    assert stage.forward_s == pytest.approx(flops * 16 / 4 / 50e12)
+    assert stage.backward_s == pytest.approx(2 * stage.forward_s)
+    assert stage.parameter_bytes == 2 * model.parameters
+    assert stage.tensor_bytes == 2 * 16 * replicas * sum(layer.tensor_sums for layer in model.layers)
+
+
+def test_stages_send_their_last_layers_outputs_on() -> None:
+    model = architecture("gpt-175b")
+    *sending, last = plan_layout(model, 96).stages
+
+    assert {stage.output_bytes for stage in sending} == {2 * 16 * 512 * 12_288}
+    assert last.output_bytes == 0
+    assert sum(stage.parameter_bytes for stage in (*sending, last)) == 2 * model.parameters
+    assert plan_layout("vgg19", 1).stages[0].tensor_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("gpt-5", 8), "no model"),
         (("vgg19", 0), "1 to"),
+        (("gpt-6.7b", MAX_GPUS + 1), "1 to"),
         (("vgg19", 8, 0), "at least one sample"),
         (("resnet152", 16, None, 3), "tensor groups of 3"),
     ],
