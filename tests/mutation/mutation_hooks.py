@@ -6,6 +6,7 @@
 It imports nothing of the project: it must be there before what it measures is imported.
 """
 
+import faulthandler
 import functools
 import json
 import os
@@ -115,7 +116,8 @@ class _Planned:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._seconds: dict[str, float] = plan["tests"]
-        self._answer = Path(plan["answer"])
+        self._answer, self._running = Path(plan["answer"]), Path(plan["running"])
+        self._dump = Path(os.devnull).open("w")  # noqa: SIM115  as long as the process lives
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -129,12 +131,18 @@ class _Planned:
                 self._answer.write_text(f"{item.nodeid} (out of time)")
             pytest.fail("out of time", pytrace=False)
 
+        seconds = self._seconds[item.nodeid]
         signal.signal(signal.SIGALRM, out_of_time)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds[item.nodeid])
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        # A solver's own loop never comes back to Python for the alarm: then the process ends, and has said where.
+        self._running.write_text(f"{item.nodeid} (out of time)")
+        faulthandler.dump_traceback_later(2 * seconds + 1, exit=True, file=self._dump)
         try:
             return (yield)
         finally:
+            faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self._running.unlink()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self._answer.exists():

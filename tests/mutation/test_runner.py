@@ -17,6 +17,7 @@ from tests.mutation.selection import CoverageMap
 TOY = '''"""A toy."""
 
 from functools import cache
+from itertools import repeat
 
 LIMIT = 3
 
@@ -37,12 +38,16 @@ def three():
     return 3
 
 
+def ones():
+    return sum(repeat(1, 3))
+
+
 def endless(value: int) -> int:
     while value > 0:
         value -= 1
     return value
 '''
-TESTS = """from toy.limits import capped, endless, three
+TESTS = """from toy.limits import capped, endless, ones, three
 
 
 def test_below():
@@ -55,6 +60,10 @@ def test_above():
 
 def test_ends():
     assert endless(2) == 0
+
+
+def test_ones():
+    assert ones() == 3
 
 
 def test_three():
@@ -95,7 +104,7 @@ def test_the_map_says_which_tests_execute_a_line(tests: CoverageMap) -> None:
     line = {text.strip(): number for number, text in enumerate(TOY.splitlines(), 1)}
     both = {"tests/test_limits.py::test_below", "tests/test_limits.py::test_above"}
 
-    assert len(tests.names) == 5
+    assert len(tests.names) == 6
     assert tests.executing("toy/limits.py", line["if value > LIMIT:"], line["if value > LIMIT:"]) == both
     assert tests.executing("toy/limits.py", line["return LIMIT"], line["return LIMIT"]) == {
         "tests/test_limits.py::test_above"
@@ -119,6 +128,13 @@ def test_what_tests_notice_is_killed_and_what_they_do_not_survives(results: list
         ("endless", "value -= 1", "value = 1"): "test_ends (out of time)",
         ("endless", "1", "2"): "",
         ("three", "3", "4"): "test_three_again",
+        ("ones", "sum(repeat(1, 3))", "sum(None)"): "test_ones",
+        ("ones", "repeat(1, 3)", "repeat(None, 3)"): "test_ones",
+        ("ones", "repeat(1, 3)", "repeat(1, None)"): "test_ones",
+        ("ones", "repeat(1, 3)", "repeat(3)"): "test_ones (out of time)",  # in C, where no alarm is heard
+        ("ones", "repeat(1, 3)", "repeat(1, )"): "test_ones (out of time)",
+        ("ones", "1", "2"): "test_ones",
+        ("ones", "3", "4"): "test_ones",
     }
 
 
@@ -126,10 +142,10 @@ def test_the_share_and_its_interval_are_those_of_the_mutants(results: list[Resul
     write(tmp_path / "results.json", results)
     results = read(tmp_path / "results.json")
 
-    assert share(results) == 7 / 11
-    assert table(results).splitlines()[-1] == "| **all** | 11 | 7 | 63.6 % | 35.4 to 84.8 % |"
+    assert share(results) == 14 / 18
+    assert table(results).splitlines()[-1] == "| **all** | 18 | 14 | 77.8 % | 54.8 to 91.0 % |"
     assert survivors(results).count("\n -> ") == 4
-    assert "toy/limits.py:16 untested [number, 0 tests]\n    1\n -> 2" in survivors(results)
+    assert "toy/limits.py:17 untested [number, 0 tests]\n    1\n -> 2" in survivors(results)
 
 
 def test_the_sources_are_left_as_they_were(root: Path, results: list[Result]) -> None:
@@ -158,8 +174,8 @@ def test_a_new_test_is_mapped_without_running_the_others(root: Path, tests: Cove
         new.unlink()
 
     runs = [json.loads(file.read_text()) for file in sorted(tests.folder.glob("runs/*/tests.*.json"))]
-    assert [len(ran) for ran in runs] == [5, 1]
-    assert tests.executing("toy/limits.py", 16, 16) == {"tests/test_more.py::test_more"}
+    assert [len(ran) for ran in runs] == [6, 1]
+    assert tests.executing("toy/limits.py", 17, 17) == {"tests/test_more.py::test_more"}
 
 
 def test_a_sample_is_the_same_for_the_same_seed(root: Path) -> None:

@@ -59,9 +59,10 @@ def _judge(work: dict[str, Any]) -> dict[str, Any]:
 def _run(tests: dict[str, float]) -> str | None:
     """Return what failed: a test's id, or a word for what went wrong; None if all passed."""
     here = Path(f".mutation-{os.getpid()}")
-    answer, plan, output = (here.with_suffix(end) for end in (".answer", ".plan", ".out"))
+    answer, running, plan, output = (here.with_suffix(end) for end in (".answer", ".running", ".plan", ".out"))
     answer.unlink(missing_ok=True)
-    plan.write_text(json.dumps({"tests": tests, "answer": str(answer.resolve())}))
+    running.unlink(missing_ok=True)
+    plan.write_text(json.dumps({"tests": tests, "answer": str(answer.resolve()), "running": str(running.resolve())}))
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -77,8 +78,8 @@ def _run(tests: dict[str, float]) -> str | None:
         os._exit(code)
     status = _wait(child, GRACE_S + sum(tests.values()))
     _end_leftovers()
-    if answer.exists():
-        return answer.read_text()
+    if answer.exists() or running.exists():
+        return (answer if answer.exists() else running).read_text()
     if status is None:
         return OUT_OF_TIME
     if os.waitstatus_to_exitcode(status) in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
