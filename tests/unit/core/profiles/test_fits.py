@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import controls, example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.controls import ControlKind
@@ -55,7 +55,7 @@ def test_noise_is_averaged_out_and_owned_up_to(seed: int) -> None:
     assert 0.8 < np.mean((fresh.seconds_per_iteration > low) & (fresh.seconds_per_iteration < high)) < 0.98
 
 
-@controls(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.tuples(*[st.floats(0.001, 0.05)] * 2, st.floats(1e-5, 1e-3), st.floats(0.1, 10)),
     st.floats(1, 4),

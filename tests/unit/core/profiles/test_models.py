@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import controls, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.profiles.energy import EnergyParameters, energy_j, powers
@@ -43,7 +43,7 @@ def test_full_overlap_nears_the_longest_part() -> None:
     assert step.iter_s == pytest.approx(max(step.io_s, step.grad_s, step.sync_s), rel=0.08)
 
 
-@controls(deadline=None)
+@settings(deadline=None)
 @given(speeds, st.integers(1, 64), st.floats(1, 512), st.integers(1, 8))
 def test_more_clock_is_never_slower_nor_is_less_work(
     p: ThroughputParameters, gpus: int, batch: float, nodes: int
@@ -56,7 +56,7 @@ def test_more_clock_is_never_slower_nor_is_less_work(
     assert (np.diff(by_batch) >= -1e-9 * by_batch[:-1]).all()
 
 
-@controls(deadline=None)
+@settings(deadline=None)
 @given(draws, st.floats(1, 512))
 def test_power_does_not_fall_at_the_breaking_point(p: EnergyParameters, batch: float) -> None:
     drawn = powers(p, batch, np.linspace(200, 2_500, 200))
