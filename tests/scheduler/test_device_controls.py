@@ -91,6 +91,8 @@ async def test_a_gang_is_set_with_the_plan_that_starts_it(world: World, setter: 
         {"revision": 1, "power_limit_w": 150.0, "clock_mhz": 1_200, "measure": False, "slice_s": 0.0}
     ] * 2
     assert await world.events(job) == ["starting", "set"]
+    (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.set'")
+    assert event["data"]["reason"] == "least_cost"
     (plan,) = await world.fetch("SELECT actions FROM plans ORDER BY round DESC LIMIT 1")
     assert {"action": "set_clock", "job_id": job, "reason": "least_cost", "clock_mhz": 1_200} in plan["actions"]
 

@@ -22,6 +22,7 @@ from services.kit.identity import identity_headers
 from services.scheduler import loop
 from services.scheduler.learning.learned import learn
 from services.scheduler.learning.measuring import Point, Sweep, sweep_after
+from services.scheduler.repository import measurements
 from services.scheduler.repository.profiles import PointRow
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
@@ -362,3 +363,39 @@ def test_an_unknown_batch_is_the_familys_usual_one_and_an_unknown_family_a_middl
     assert len({round(scales(family, 0.0), 6) for family in FAMILIES}) == len(FAMILIES), "a family makes a difference"
     named = get_args(get_args(JobSpec.model_fields["family"].annotation)[0])
     assert {*named, ANY_FAMILY} == set(FAMILIES)
+
+
+async def test_a_measurement_is_locked_only_where_it_stands(world: World, policy: Profiler) -> None:
+    """A scheduler that was paused must not step what another has stepped or ended, whatever else is under way."""
+    await settable(world, "n1", "n2")
+    _, one = await started(world, 2)
+    _, other = await started(world, 2, kind="bert")
+    await world.scheduler.turn()
+    async with world.database.transaction() as connection:
+        gangs = {found.allocation_id: found.position for found in await measurements.running(connection)}
+        assert gangs == {one: 0, other: 0}
+        assert await measurements.lock(connection, one, 0)
+        assert not await measurements.lock(connection, one, 1)
+        assert not await measurements.lock(connection, "job_gone.1", 0)
+        await measurements.end(connection, one, "done", "")
+        assert not await measurements.lock(connection, one, 0)
+        assert await measurements.lock(connection, other, 0)
+
+
+async def test_what_is_under_way_has_its_gangs_controls_and_the_batch_of_its_job(
+    world: World, policy: Profiler
+) -> None:
+    await settable(world, "n1", "n2")
+    _, gang = await started(world, 4, global_batch=128)
+    await world.scheduler.turn()
+    await works(world, gang, {"n1": 2, "n2": 2})
+    await slice_over(world)
+    await world.scheduler.turn()
+
+    async with world.database.connection() as connection:
+        (found,) = await measurements.running(connection)
+
+    assert found.spec_batch == 32
+    assert (found.gang.id, found.gang.power_limit_w, found.gang.clock_mhz) == (gang, 357.0, None)
+    assert (found.gang.job_id, found.gang.shares, found.gang.settings_refused) == (found.job_id, found.shares, {})
+    assert found.position == 1

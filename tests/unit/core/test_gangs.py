@@ -33,6 +33,14 @@ def test_between_sizes_a_table_is_linear_and_outside_the_nearest_per_gpu() -> No
     assert a_table((2,)).at(np.array([1, 2]))[1].tolist() == [[100.0, 200.0], [200.0, 400.0]]
 
 
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("field", ["speed", "power_w"])
+def test_a_speed_or_a_power_is_finite_and_above_nothing(field: str, wrong: float) -> None:
+    values = np.array([[0.5, 1.0], [0.7, wrong], [1.0, 2.0]])
+    with pytest.raises(DomainError, match="finite and above 0"):
+        replace(a_table(), **{field: values})
+
+
 def test_many_tables_at_once_say_what_each_says() -> None:
     sizes = [(1, 2, 4), (2, 8), (1, 2, 4), (3,)]
     tables = [replace(a_table(each), speed=a_table(each).speed * (1 + at)) for at, each in enumerate(sizes)]

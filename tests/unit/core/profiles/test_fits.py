@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
+from services.core.profiles.fitting import noise_of
 from services.core.profiles.judging import folds, mape
 from services.core.profiles.learn import fit_energy, fit_throughput
 from services.core.profiles.observations import Observations, PointError
@@ -178,3 +179,14 @@ def test_points_that_do_not_vary_or_do_not_belong_together_are_refused() -> None
     with pytest.raises(PointError, match="times off") as caught:
         fit_throughput(replace(points, seconds_per_iteration=wrong))
     assert caught.value.row == 7
+
+
+def test_noise_is_the_typical_error_for_the_points_that_are_to_spare() -> None:
+    """A fit of five parameters to ten points follows half of their noise; one wild point hardly counts."""
+    error = np.array([0.1, -0.1] * 5)
+
+    assert noise_of(error, 0) == pytest.approx(0.14826)
+    assert noise_of(error, 5) == pytest.approx(0.14826 * 2**0.5)
+    assert noise_of(error, 40) == pytest.approx(0.14826 * 10**0.5)
+    assert noise_of(np.append(error, 50.0), 0) == pytest.approx(0.14826)
+    assert noise_of(np.zeros(10), 5) == 1e-6

@@ -8,6 +8,7 @@ import pytest
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
+from services.core.profiles.capped import CappedModel
 from services.core.profiles.judging import mape
 from services.core.profiles.models import EnergyModel
 from services.core.profiles.observations import Observations, PointError
@@ -137,6 +138,30 @@ def test_a_hungrier_job_than_believed_draws_more_everywhere() -> None:
     assert list(shape.values()) == pytest.approx([1.0] * len(shape))
     assert list(ratios.values()) == pytest.approx([ratios["a_hg"]] * len(ratios))
     assert ratios["a_hg"] > 1.2
+
+
+def test_a_hungrier_job_than_believed_draws_more_under_every_limit() -> None:
+    """A job that is slower than believed at one limit, and draws twice of what is believed of it beside idling."""
+    before = JobProfile.of("V100", "vision", ControlKind.POWER_LIMIT)
+    step_s, energy_j = before.foreseen(1.0, 64.0, 250.0, 1.0)
+    slow = Observations.of(
+        [1.5 * step_s],
+        local_batch=[64.0],
+        control=[250.0],
+        energy_j_per_iteration=[1.5 * 1.25 * energy_j],
+        axis=ControlKind.POWER_LIMIT,
+    )
+
+    model = before.observe(slow).model
+
+    assert isinstance(model, CappedModel)
+    believed, found = before.model.named(), model.named()
+    for name in ("beta_grad", "kappa_grad", "theta_sync_local", "theta_sync_node"):  # which one point does not tell
+        assert found[name] == pytest.approx(1.5 * believed[name])
+    for name in ("alpha_w", "sync_w"):
+        assert found[name] == pytest.approx(1.25 * believed[name])
+    assert 1.25 * believed["beta_w"] <= found["beta_w"] < 1.5 * believed["beta_w"]
+    assert (found["gamma1"], found["gamma2"]) == (believed["gamma1"], believed["gamma2"])
 
 
 def test_nonsense_is_refused_and_changes_nothing() -> None:
