@@ -14,12 +14,14 @@ from services.contracts.jobs import JobSpec
 from services.core.cycle.plan import Plan, ProfileControls
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.controls import ControlKind
+from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
 from services.kit.identity import identity_headers
 from services.scheduler import loop
+from services.scheduler.learning import learned
 from services.scheduler.learning.learned import learn
 from services.scheduler.learning.measuring import Point, Sweep, sweep_after
 from services.scheduler.repository import measurements
@@ -399,3 +401,27 @@ async def test_what_is_under_way_has_its_gangs_controls_and_the_batch_of_its_job
     assert (found.gang.id, found.gang.power_limit_w, found.gang.clock_mhz) == (gang, 357.0, None)
     assert (found.gang.job_id, found.gang.shares, found.gang.settings_refused) == (found.job_id, found.shares, {})
     assert found.position == 1
+
+
+async def test_a_kind_that_cannot_be_fitted_is_stored_with_the_reason_and_not_tried_again(
+    world: World, policy: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise DomainError("the points do not belong together")
+
+    await settable(world, "n1")
+    await started(world, 2)
+    await world.scheduler.turn()
+    await works(world, await world.allocation((await world.fetch("SELECT id FROM jobs"))[0]["id"]), {"n1": 2})
+    await slice_over(world)
+    await world.scheduler.turn()
+    await world.fetch("UPDATE setting_measurements SET state = 'cut' RETURNING 1")
+    monkeypatch.setattr(learned, "learn", refuses)
+
+    assert await learned.refit(world.database)
+    assert not await learned.refit(world.database), "nothing is new since"
+
+    (row,) = await world.fetch("SELECT * FROM setting_profiles")
+    assert (row["kind"], row["gpu_model"], row["setting"]) == ("default/resnet", BOARD.name, "power_limit")
+    assert (row["detail"], row["points"]) == ("the points do not belong together", 1)
+    assert (row["gpus"], row["speed"], row["time_mape"]) == ([], [], None)

@@ -322,6 +322,21 @@ async def test_operators_power_nodes_over_http_and_are_noted(make: Any) -> None:
         assert [row["action"] for row in rows] == ["node.sleep", "node.pin_awake", "node.unpin"]
 
 
+async def test_an_operator_wakes_a_node_that_is_off_and_who_is_awake_is_left_so(make: Any) -> None:
+    async with make() as world:
+        await world.node("n1")
+        await asleep(world, "n1")
+        async with client(world) as api:
+            woken = await api.post("/v1/nodes/n1/wake")
+            twice = await api.post("/v1/nodes/n1/wake")
+        assert (woken.status_code, woken.json()["state"]) == (200, "waking")
+        assert twice.json()["state"] == "waking"
+        await heard(world, "n1")
+        await becomes(world, "n1", "on")
+        rows = await world.fetch("SELECT action FROM audit_log ORDER BY sequence")
+        assert [row["action"] for row in rows] == ["node.sleep", "node.wake"]
+
+
 async def test_without_a_hook_nobody_can_be_powered(world: World) -> None:
     await world.node("n1")
     async with client(world) as api:
