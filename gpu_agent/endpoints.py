@@ -59,7 +59,9 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
     """Take a job's word on how far it is; the token in the path is the job's own."""
     report = parse_report(await request.body())
     if report is None or report.done is None:
-        raise ProblemError(422, ProblemCode.INVALID_REQUEST, 'The body must be like {"done": 120}, a number from 0 on.')
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, 'The body must be like {"done": 120}, a number of at least 0.'
+        )
     if not agent.gangs.post_progress(token, report):
         raise not_found("running job that posts its progress")
     return Response(status_code=204)

@@ -31,33 +31,33 @@ class AgentSettings(SharedSettings):
         default_factory=lambda: secrets.token_hex(32),
         min_length=16,
         validation_alias="WATTSHIFT_SERVICE_TOKEN",
-        description="Callers with it may read logs. An agent that is not given it lets nobody in.",
+        description="Callers with this token may read logs; an agent without it refuses all callers.",
     )
     join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
 
     node_id: Name = Field(default_factory=_host_name)
     own_zone: Name | None = Field(
-        None, validation_alias="GPU_AGENT_ZONE", description="Grid zone of this node; the cluster's own if not given."
+        None, validation_alias="GPU_AGENT_ZONE", description="Grid zone of this node; by default the cluster's."
     )
     labels: dict[str, str] = Field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = Field(8070, ge=1, le=65_535)
-    address: str = Field("127.0.0.1", description="How other hosts reach this one.")
-    state_dir: Path | None = Field(None, description="By default the node's folder beneath the data folder.")
+    address: str = Field("127.0.0.1", description="Address at which other hosts reach this one.")
+    state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
     driver: Literal["auto", "nvml", "simulated"] = "auto"
     simulated_gpus: int = Field(4, ge=1, le=1_024)
     simulated_model: str = "A100-SXM4-40GB"
-    simulated_boot: str = Field("", description="Another value is another boot of the simulated host.")
+    simulated_boot: str = Field("", description="A new value means that the simulated host has booted again.")
     probe_controls: bool = Field(
-        True, description="Find out whether settings are permitted by setting the power limit that is in force."
+        True, description="Find out whether controls are permitted by setting the power limit that is in force."
     )
     containers: Literal["auto", "off"] = "auto"
 
-    tick_s: float = Field(0.25, gt=0, le=5, description="How often ranks and their progress are looked at.")
+    tick_s: float = Field(0.25, gt=0, le=5, description="How often ranks and their progress are checked.")
     sample_interval_s: float = Field(1.0, gt=0, le=60)
     energy_interval_s: float = Field(2.0, gt=0, le=600)
-    retry_s: float = Field(1.0, gt=0, le=60, description="Pause after a call to the control plane or Redis failed.")
+    retry_s: float = Field(1.0, gt=0, le=60, description="Pause after a failed call to the control plane or Redis.")
 
     host_power: Literal["auto", "rapl", "modelled"] = "auto"
     cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = Field(
@@ -66,16 +66,17 @@ class AgentSettings(SharedSettings):
     )
     static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
 
-    run_as: str = Field("", description="User that jobs run as, where the agent is root; empty for the agent's own.")
+    run_as: str = Field("", description="User that jobs run as if the agent is root; empty for the agent's own user.")
     stop_ranks_on_exit: bool = Field(
-        False, description="End the ranks with the agent instead of leaving them to the next."
+        False, description="End the ranks with the agent instead of leaving them to the next agent."
     )
     exit_grace_s: float = Field(6.0, ge=0, le=3_600)
     log_stream_bytes: int = Field(256 * 2**20, ge=2**20, description="Output kept per rank and stream while it runs.")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)
     pass_environment: Annotated[list[str], NoDecode] = Field(
-        default_factory=list[str], description="Further variables of the agent's that jobs get, separated by commas."
+        default_factory=list[str],
+        description="Further variables of the agent's environment that jobs get, separated by commas.",
     )
 
     @model_validator(mode="before")

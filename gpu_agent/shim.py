@@ -241,7 +241,7 @@ class _Shim:
         elif self._told:
             self._end("host", now + self._spec.grace_s, "the process that supervises the rank was told to end")
         if now >= self._lease.warn_at(self._spec.grace_s):
-            self._end("lease", now + self._spec.grace_s, "the lease ran out: no word from the control plane")
+            self._end("lease", now + self._spec.grace_s, "the lease expired: no contact with the control plane")
         if now >= min(self._kill_at, self._lease.deadline):
             self._ended_by_force()
 
@@ -254,7 +254,7 @@ class _Shim:
 
     def _ended_by_force(self) -> None:
         if self._code is None and not self._detail:
-            self._detail = "it outlived its grace and was killed"
+            self._detail = "it outlived its grace period and was killed"
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:

@@ -80,7 +80,7 @@ class Spool:
         except OSError as error:
             if not self.problem:
                 log.error("spool.not_written", error=str(error))
-            self.problem = f"energy cannot be written down: {error}"
+            self.problem = f"energy readings cannot be stored: {error}"
         while len(self._pending) > _MOST_PENDING:
             lost = self._pending.popleft()
             self._count(lost, -1)

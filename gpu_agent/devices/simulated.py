@@ -102,7 +102,7 @@ class SimulatedDriver:
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the power within the board's range."""
         if not self._model.lowest_limit_w <= limit_w <= self._model.peak_w:
-            raise NotSupportedError(f"{self._model.name} takes limits of {self._model.lowest_limit_w:g} W and more")
+            raise NotSupportedError(f"{self._model.name} accepts limits of {self._model.lowest_limit_w:g} W and more")
         self._change(index, limit_w=limit_w)
 
     def reset_power_limit(self, index: int) -> None:

@@ -23,7 +23,7 @@ EXIT_UNAVAILABLE = 5
 
 
 class CliError(Exception):
-    """Something to tell the user in one line, the exit code that goes with it, and the problem's code if it is one."""
+    """A failure: one line for the user, its exit code, and the problem's code if there is one."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED, code: ProblemCode | None = None) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def api_key() -> str:
 
 
 class Gateway:
-    """Calls the public API; every failure is a ``CliError`` with a sentence a person can act on."""
+    """Calls the public API; every failure is a ``CliError`` with a sentence that says what to do."""
 
     def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
         self.url = url or gateway_url()
@@ -101,7 +101,7 @@ class Gateway:
 
     @contextmanager
     def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
-        """Open an answer that goes on for as long as the server likes."""
+        """Open an answer that continues until the server ends it."""
         try:
             with self._client.stream(
                 "GET", path, params=_given(params), timeout=httpx.Timeout(10, read=None)
@@ -134,7 +134,7 @@ class Gateway:
 
     def _unreachable(self, error: Exception) -> CliError:
         reason = str(error) or type(error).__name__
-        return CliError(f"the control plane at {self.url} does not answer ({reason}); is it up?", EXIT_UNAVAILABLE)
+        return CliError(f"the control plane at {self.url} does not answer ({reason}); is it running?", EXIT_UNAVAILABLE)
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:

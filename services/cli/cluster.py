@@ -21,7 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     nodes = typer.Typer(
-        help="Show the cluster's nodes, take one out of service, or power it.", invoke_without_command=True
+        help="Show the cluster's nodes, take one out of service, or power it down or up.", invoke_without_command=True
     )
     nodes.callback()(list_nodes)
     nodes.command("drain")(drain)
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _ZoneOrCommand(typer.core.TyperGroup):
-    """``carbon [ZONE]`` is ``carbon show [ZONE]``: what is no command's name is a zone's."""
+    """``carbon [ZONE]`` means ``carbon show [ZONE]``: a word that names no command names a zone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
@@ -75,19 +75,19 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def drain(node: str) -> None:
-    """Let what runs on a node end, and start nothing more there."""
+    """Drain a node: its running jobs continue, and nothing new starts there."""
     Gateway().call("POST", f"/v1/nodes/{node}/drain")
     console.print(f"{node} is draining")
 
 
 def resume(node: str) -> None:
-    """Give a drained node work again."""
+    """Return a drained node to service."""
     Gateway().call("POST", f"/v1/nodes/{node}/resume")
-    console.print(f"{node} takes work again")
+    console.print(f"{node} is back in service")
 
 
 def power_words(node: dict[str, Any]) -> list[str]:
-    """Return what a node's line says of it beside its state: drained, powered how, pinned."""
+    """Return what is shown beside a node's state: draining, power state, pinned."""
     power = node["power"]
     words = ["[yellow]draining[/]"] if node["draining"] else []
     if power["state"] != "on":
@@ -135,7 +135,7 @@ def sparkline(values: list[float]) -> str:
 
 
 def carbon(
-    zone: Annotated[str | None, typer.Argument(help="Grid zone; all zones when left out.")] = None,
+    zone: Annotated[str | None, typer.Argument(help="Grid zone; all zones if omitted.")] = None,
     signal: Annotated[str | None, typer.Option(help="average_direct, average_lifecycle or marginal.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -194,7 +194,7 @@ def set_policy(
     param: Annotated[list[str] | None, typer.Option("--param", "-p", help="key=value; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a policy in force from the next round on."""
+    """Choose the policy that decides from the next round on."""
     answer = Gateway().call("PUT", "/v1/policies/active", body={"name": name, "parameters": parameters_of(param or [])})
     if as_json:
         output.print_json(answer)
@@ -238,11 +238,11 @@ def report(
     console.print(shown)
     metered = found["metered_gpu_energy_j"]
     gap = abs(total["gpu_energy_j"] - metered) / metered if metered else 0.0
-    console.print(f"[dim]GPU energy by the devices' own counters: {output.energy(metered)}, {gap:.4%} apart[/]")
+    console.print(f"[dim]GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}[/]")
 
 
 def check(as_json: AsJson = False) -> None:
-    """Hold the live system against its own rules; exit 1 if one is broken."""
+    """Check that the live system is consistent; exit 1 if a rule is broken."""
     found = Gateway().get("/v1/invariants")
     if as_json:
         output.print_json(found)

@@ -27,7 +27,7 @@ from services.core.domain.units import J_PER_KWH
 WORKLOAD = Path(__file__).parents[2] / "examples" / "workload.json"
 
 GRID_S_PER_S = 900
-"""A recorded day of the grid passes in 96 s: the workload sees its dirty hours and its green ones."""
+"""A recorded day of the grid passes in 96 s: the workload sees both dirty and green hours."""
 
 ROUND_S = 5
 """In grid time this is 75 minutes; the paper's round is 30."""
@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     exit_after: Annotated[
-        bool, typer.Option("--exit", help="End after the workload, exit 0 if every job did.")
+        bool, typer.Option("--exit", help="Stop after the workload; exit 0 if every job succeeded.")
     ] = False,
     folder: local.DataDir = None,
     nodes: local.Nodes = None,
@@ -81,7 +81,7 @@ def demo(
 
 @dataclass
 class View:
-    """The jobs of one run, and what was seen of them so far."""
+    """The jobs of one run, and their states so far."""
 
     gateway: Gateway
     job_ids: list[str]
@@ -196,7 +196,7 @@ class View:
         )
         invariants = self.gateway.get("/v1/invariants")
         broken = [entry["name"] for entry in invariants["invariants"] if not entry["holds"]]
-        console.print("ledger and rules: " + ("[red]" + ", ".join(broken) + "[/]" if broken else "[green]all hold[/]"))
+        console.print("consistency: " + ("[red]" + ", ".join(broken) + "[/]" if broken else "[green]all hold[/]"))
         return invariants["holds"] and len(jobs) == len(self.job_ids) and all(j["state"] == "succeeded" for j in jobs)
 
     def _print_shift(self, jobs: list[Any]) -> None:

@@ -31,16 +31,16 @@ def experiment(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder of the results, of several files one folder each in it; a second run does what is missing."
+            help="Folder for the results, with one folder per file if there are several; a second run completes it."
         ),
     ],
     page: Annotated[
-        Path | None, typer.Option(help="A Markdown page whose marked tables are made from all results in OUT.")
+        Path | None, typer.Option(help="A Markdown page whose marked tables are filled from all results in OUT.")
     ] = None,
     workers: Annotated[
-        str, typer.Option(help="Processes at once; or celery: the installation's workers, by REDIS_URL.")
+        str, typer.Option(help="Number of processes; or celery, for the installation's workers at REDIS_URL.")
     ] = str(max((os.cpu_count() or 2) - 1, 1)),
-    as_json: Annotated[bool, typer.Option("--json", help="The comparison as one JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as one JSON list.")] = False,
 ) -> None:
     """Run experiments: every policy on every trace, zone, signal and seed; each leaves results.csv and report.html."""
     from redis.exceptions import RedisError

@@ -34,9 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def export(
     out: Annotated[str, typer.Option(help="A file, .csv or .parquet; - is standard output, as CSV.")],
-    start: Annotated[str | None, typer.Option(help="Jobs submitted from this moment on: ISO 8601, UTC.")] = None,
-    end: Annotated[str | None, typer.Option(help="Jobs submitted before this moment.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Operators: only this tenant's jobs.")] = None,
+    start: Annotated[str | None, typer.Option(help="Only jobs submitted at or after this time: ISO 8601, UTC.")] = None,
+    end: Annotated[str | None, typer.Option(help="Only jobs submitted before this time.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="For operators: only this tenant's jobs.")] = None,
 ) -> None:
     """Write past jobs, as they ran, to a file that `simulate training --jobs FILE --format wattshift` replays."""
     period = {"start": _moment(start, "--start"), "end": _moment(end, "--end"), "tenant": tenant}
@@ -48,7 +48,7 @@ def export(
             count += len(page)
             unfinished += sum(row["ended_at"] is None for row in page)
             status.update(f"{count} jobs")
-    still = f"; {unfinished} have not ended yet, which a replay leaves out" if unfinished else ""
+    still = f"; {unfinished} have not ended yet; a replay leaves them out" if unfinished else ""
     told.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}", highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""``wattshift fit``: learn how fast a job runs and what it draws from points that were measured."""
+"""``wattshift fit``: learn from measured points how fast a job runs and how much power it draws."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ FileArgument = Annotated[
     Path,
     typer.Argument(help=f"CSV with columns gpus, local_batch, clock_mhz (or power_limit_w), nodes, {TIME}, {ENERGY}."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 class Form(StrEnum):
-    """Of the model: PowerFlow's, or ours for power limits."""
+    """Form of the model: PowerFlow's, or ours for power limits."""
 
     PAPER = "paper"
     CAPPED = "capped"
 
 
-FormOption = Annotated[Form, typer.Option(help="The paper's form, or ours for power limits, which needs energies.")]
+FormOption = Annotated[
+    Form, typer.Option(help="Form of the model: the paper's, or ours for power limits, which needs energies.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +55,7 @@ def _fit() -> None:
 
 @group.command()
 def throughput(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOption = False) -> None:
-    """Fit step times over GPUs, batch, clock and nodes; columns that are not there are held fixed."""
+    """Fit step times over GPUs, batch, clock and nodes; parameters of missing columns are not fitted."""
     from services.core.profiles.capped import fit_capped
     from services.core.profiles.learn import fit_throughput
 
@@ -81,10 +83,10 @@ def energy(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOptio
 
 
 def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list[int]]:
-    """Return the points of a CSV file, and the line each stands on.
+    """Return the points of a CSV file, and the line of each.
 
     Raises:
-        CliError: There is no such file, a needed column is missing, or a line cannot be; it names the line.
+        CliError: There is no such file, a needed column is missing, or a line is impossible; the message names it.
     """
     from services.core.domain.controls import ControlKind
     from services.core.profiles.observations import COLUMN_OF, Observations
@@ -102,10 +104,10 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
     if missing:
         raise CliError(f"{file}, line 1: no column {', '.join(missing)} (found: {', '.join(header)})", EXIT_USAGE)
     if len(set(header)) < len(header):
-        raise CliError(f"{file}, line 1: a column stands there twice", EXIT_USAGE)
+        raise CliError(f"{file}, line 1: a column is there twice", EXIT_USAGE)
     if len(axes) > 1:
         raise CliError(
-            f"{file}, line 1: clock_mhz and power_limit_w are both there; keep the one that was set", EXIT_USAGE
+            f"{file}, line 1: clock_mhz and power_limit_w are both there; keep the one that was controlled", EXIT_USAGE
         )
     axis = axes[0] if axes else ControlKind.CLOCK
     names = [name for name in (*CONFIGURATION, COLUMN_OF[axis], *needed) if name in header]

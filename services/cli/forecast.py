@@ -1,4 +1,4 @@
-"""``wattshift carbon forecast``: what lies ahead of a grid, learned from a file of its past."""
+"""``wattshift carbon forecast``: a grid's future carbon intensity, learned from a file of its past."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ DAY_H = 24
 
 def forecast(
     zone: Annotated[str, typer.Option(help="The zone to forecast; the file may hold others.")],
-    history: Annotated[Path, typer.Option(help="A CSV in Electricity Maps' columns, packed or not.")],
+    history: Annotated[Path, typer.Option(help="A CSV file with Electricity Maps' columns, gzipped or not.")],
     at: Annotated[
-        str | None, typer.Option(help="The moment of forecasting, ISO 8601 (UTC); the end of the file if not given.")
+        str | None,
+        typer.Option(help="Time at which the forecast is made, ISO 8601 (UTC); by default the end of the file."),
     ] = None,
     hours: Annotated[int, typer.Option(help="How far ahead, 1 to 168.")] = 96,
     signal: Annotated[
-        str, typer.Option(help="direct or lifecycle; marginal of WattTime's and PJM's files.")
+        str, typer.Option(help="direct or lifecycle; marginal for files of WattTime and PJM.")
     ] = "direct",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """Forecast carbon intensity, with quantiles, from a file of a grid's past; needs no control plane."""
     import numpy as np

@@ -1,4 +1,4 @@
-"""Commands on jobs: submit, look, steer."""
+"""Commands on jobs: submit, inspect, control."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def list_jobs(
     label: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this label, key=value; may be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Newest jobs to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs to show, newest first.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -159,7 +159,7 @@ def job_table(jobs: list[Any]) -> Table:
 
 
 def show_job(job: JobArgument, as_json: AsJson = False) -> None:
-    """Show a job: where it stands, why, and what it has cost."""
+    """Show a job: its state, the reason, its energy and its emissions."""
     gateway = Gateway()
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     prediction = _prediction(gateway, job)
@@ -199,12 +199,12 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
     newest = next((each for each in profile["in_force"] if each["current"]), None)
     if newest is None or (newest["power_limit_w"], newest["clock_mhz"]) != (watts, clock):
         return asked
-    told = f", the devices say {min(newest['enforced_w']):g} W" if newest["enforced_w"] else ""
+    told = f", {min(newest['enforced_w']):g} W as read back from the devices" if newest["enforced_w"] else ""
     return f"{asked} (in force since {newest['since']}{told})"
 
 
 def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
-    """Return what was predicted of a job; None where nothing was."""
+    """Return the prediction for a job; None if there is none."""
     try:
         return gateway.get(f"/v1/predictions/{job}")
     except CliError as error:
@@ -224,7 +224,7 @@ def _prediction_words(prediction: dict[str, Any] | None) -> str:
             f"jobs of its group ({prediction['low_gpu_s']:.0f} to {prediction['high_gpu_s']:.0f})"
         )
     actual = prediction["actual_gpu_s"]
-    return told if actual is None else f"{told}; it came to {actual:.0f}"
+    return told if actual is None else f"{told}; actual {actual:.0f}"
 
 
 def _profile_words(profile: dict[str, Any]) -> str:
@@ -233,13 +233,13 @@ def _profile_words(profile: dict[str, Any]) -> str:
         f"{curve['gpu_model']}: {curve['values'][0]:g} to {curve['values'][-1]:g} {units[curve['setting']]}, "
         f"measured on {', '.join(map(str, curve['measured_gpus']))} GPUs; "
         f"error {curve['time_mape']:.1%} in time, {curve['energy_mape']:.1%} in energy"
-        + ("" if curve["batch_known"] else "; other sizes by a usual batch, as it does not say its own")
+        + ("" if curve["batch_known"] else "; other sizes assume a usual batch, because the job does not state its own")
         if curve["values"]
         else f"{curve['gpu_model']}: {curve['detail']}"
         for curve in profile["curves"]
     ]
     for newest in profile["measurements"][:1]:
-        at = f"{newest['position'] + 1} of {len(newest['settings'])} settings"
+        at = f"{newest['position'] + 1} of {len(newest['settings'])} values"
         lines.append(f"{newest['state']}, {at}  {newest['detail']}" if newest["state"] != "done" else newest["detail"])
     return "\n".join([f"of {profile['kind']}", *filter(None, lines)]) if any(lines) else "nothing was measured"
 
@@ -254,11 +254,11 @@ def _progress_words(job: dict[str, Any]) -> str:
 
 def logs(
     job: JobArgument,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Standard error instead of standard output.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    generation: Annotated[int | None, typer.Option(help="Of an earlier gang of the job.")] = None,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
+    generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
 ) -> None:
-    """Print what a job wrote."""
+    """Print a job's output."""
     gateway = Gateway()
     stream = "stderr" if stderr else "stdout"
     path = f"/v1/jobs/{job}/logs"

@@ -1,4 +1,4 @@
-"""Commands on the installation of this machine: up, down, status; and what the demonstration needs of it."""
+"""Commands on the installation of this machine: up, down, status; and what the demonstration needs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ from services.standalone.process import StackError
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="Folder of all state; WATTSHIFT_DATA_DIR, or .wattshift in the checkout."),
+    typer.Option(
+        "--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift in the checkout."
+    ),
 ]
 Nodes = Annotated[
     str | None, typer.Option(help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; 2x4 by default.")
 ]
-Port = Annotated[int | None, typer.Option(help="Port of the public API; 8000 by default, or a free one when taken.")]
+Port = Annotated[
+    int | None, typer.Option(help="Port of the public API; by default 8000, or a free one if that is taken.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,15 +70,13 @@ def print_admin_key(key_file: Path, is_first_start: bool) -> None:
 
 def down(
     folder: DataDir = None,
-    erase: Annotated[
-        bool, typer.Option("--erase", help="Then remove the data folder, and the database with it.")
-    ] = False,
+    erase: Annotated[bool, typer.Option("--erase", help="Also remove the data folder and the database.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Erase without asking.")] = False,
 ) -> None:
-    """Stop the control plane on this machine; its data stays, unless it is to be erased."""
+    """Stop the control plane on this machine; its data is kept unless --erase is given."""
     where = folder or data_dir()
     if erase and not yes:
-        typer.confirm(f"Remove {where} with all jobs, energy and carbon that it knows of?", abort=True)
+        typer.confirm(f"Remove {where} with all its jobs and its records of energy and carbon?", abort=True)
     try:
         was_running = stack.down(where)
         if erase:
@@ -122,7 +124,7 @@ class StopAskedError(Exception):
 
 
 class Stop:
-    """Set by Ctrl-C or SIGTERM; whoever waits for something in the meantime waits here."""
+    """Set by Ctrl-C or SIGTERM; waiting for anything else in the meantime goes through it."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -24,7 +24,7 @@ for room in (local, jobs, cluster, serving, export, simulate, fit, plan, demo):
 
 
 def main() -> None:
-    """Run one command; an expected failure is one line on standard error and an exit code that means something."""
+    """Run one command; an expected failure prints one line on standard error and has an exit code of its own."""
     try:
         app()
     except CliError as error:

@@ -35,17 +35,19 @@ def _plan() -> None:
 @group.command()
 def placement(
     job: Annotated[Path | None, typer.Argument(help="The job as JSON: stages, a model, or a parameter size.")] = None,
-    servers: Annotated[str, typer.Option(help="Free GPUs of each server, with commas between: 4,1,1.")] = "",
+    servers: Annotated[str, typer.Option(help="Free GPUs of each server, separated by commas, such as 4,1,1.")] = "",
     model: Annotated[str | None, typer.Option(help="A common model instead of a file, such as vgg19.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs of that model's gang.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Its mini-batch, samples; the paper's if not given.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs for that model.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Mini-batch of that model, samples; by default the paper's.")
+    ] = None,
     method: Annotated[str, typer.Option(help="heavy-edge, refined or ilp.")] = "refined",
-    inter_gbps: Annotated[float, typer.Option(help="Between servers, gigabits per second.")] = 10.0,
-    intra_gbytes: Annotated[float, typer.Option(help="Within a server, gigabytes per second.")] = 300.0,
+    inter_gbps: Annotated[float, typer.Option(help="Bandwidth between servers, gigabits per second.")] = 10.0,
+    intra_gbytes: Annotated[float, typer.Option(help="Bandwidth within a server, gigabytes per second.")] = 300.0,
     server_gpus: Annotated[int, typer.Option(help="GPUs of a whole server; they share its NIC evenly.")] = 8,
-    solver: Annotated[str, typer.Option(help="Of method ilp: highs, cbc or gurobi.")] = "highs",
-    time_limit_s: Annotated[float, typer.Option(help="Of method ilp.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    solver: Annotated[str, typer.Option(help="Solver of method ilp: highs, cbc or gurobi.")] = "highs",
+    time_limit_s: Annotated[float, typer.Option(help="Time limit of method ilp, seconds.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place a distributed training job on free GPUs so that its iterations are short."""
     from services.core.parallel.iteration import Network
@@ -56,7 +58,7 @@ def placement(
         graph = _graph(job, model, gpus, batch)
         network = Network(inter_gbps * 1e9 / 8, intra_gbytes * 1e9, server_gpus)
         if max(free) > server_gpus:
-            raise DomainError(f"a server has {server_gpus} GPUs (--server-gpus), so that {max(free)} cannot be free")
+            raise DomainError(f"a server has {server_gpus} GPUs (--server-gpus), so {max(free)} cannot be free")
         began_s = time.perf_counter()
         mapper = Mapper(graph, network)
         found = mapper.map(free, method, backend=solver, time_limit_s=time_limit_s)
@@ -74,9 +76,9 @@ def _servers(text: str) -> list[int]:
     try:
         free = [int(part) for part in text.split(",")]
     except ValueError:
-        raise CliError(f"--servers {text!r} is no list of free GPUs; write such as 4,1,1", EXIT_USAGE) from None
+        raise CliError(f"--servers {text!r} is not a list of free GPUs such as 4,1,1", EXIT_USAGE) from None
     if min(free) < 0:
-        raise CliError("a server has no fewer than 0 free GPUs", EXIT_USAGE)
+        raise CliError("a server cannot have fewer than 0 free GPUs", EXIT_USAGE)
     return free
 
 
@@ -86,14 +88,14 @@ def _graph(job: Path | None, model: str | None, gpus: int | None, batch: int | N
     from services.contracts.parallel import placement_job
 
     if (job is None) == (model is None):
-        raise CliError("name a JOB.json, or a --model with its --gpus", EXIT_USAGE)
+        raise CliError("give a JOB.json, or a --model with its --gpus", EXIT_USAGE)
     if job is None:
         if gpus is None:
             raise CliError("--model needs --gpus", EXIT_USAGE)
         document: Any = {"model": model, "gpus": gpus} | ({} if batch is None else {"batch": batch})
     else:
         if gpus is not None or batch is not None:
-            raise CliError("--gpus and --batch go with --model; a file says them itself", EXIT_USAGE)
+            raise CliError("--gpus and --batch need --model; a file contains them already", EXIT_USAGE)
         document = json_document(job)
     try:
         return placement_job(document).graph()

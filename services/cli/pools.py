@@ -21,7 +21,7 @@ ANY = "any"
 WHY = {
     "no_mode": "no mode keeps its limits",
     "gpus": "all GPUs together could not serve it",
-    "gpus_shared": "the GPUs do not suffice for it and the other classes",
+    "gpus_shared": "there are not enough GPUs for it and the other classes",
 }
 
 
@@ -30,19 +30,22 @@ def pools(
     objective: Annotated[str | None, typer.Option(help="carbon, energy or cost.")] = None,
     solver: Annotated[str | None, typer.Option(help="highs, cbc or gurobi.")] = None,
     negative_rates: Annotated[
-        str | None, typer.Option(help="frugal: no instance that could be dropped; paper: literally.")
+        str | None,
+        typer.Option(help="frugal: start no instance that could be dropped; paper: take negative rates literally."),
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="Only this one; any: choose, whatever the file says.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Use only this partition; any: choose among all, whatever the file says.")
+    ] = None,
     gap: Annotated[
         float | None,
-        typer.Option(help="Stop this close to the bound. [default: the optimum, 1 % where that takes long]"),
+        typer.Option(help="Stop within this share of the bound. [default: the optimum, or 1 % if that takes long]"),
     ] = None,
-    time_limit_s: Annotated[float | None, typer.Option(help="For solving. [default: 60]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    time_limit_s: Annotated[float | None, typer.Option(help="Time limit for solving, seconds. [default: 60]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Plan pools of LLM instances: how many, where, in which mode, for which class of requests.
 
-    Options stand above what the file says.
+    Options take precedence over the file.
     """
     from services.contracts.pools import pools_result
     from services.core.policies.freesh.pool_planning import plan_pools
@@ -87,7 +90,7 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
     document = json_document(file)
     if not isinstance(document, dict):
-        raise CliError(f"{file} is no JSON object", EXIT_USAGE)
+        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
     try:
         return PoolsRequest.model_validate(document | given)
     except ValidationError as error:
@@ -122,7 +125,7 @@ def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_
         why = WHY[unserved.reason]
         console.print(f"[red]{unserved.request_class}: {unserved.qps:.3g} requests/s are not served: {why}[/]")
     if result.full:
-        console.print("no room left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
+        console.print("no GPUs left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
     for what, changes in (("start", result.starts), ("stop", result.stops)):
         if changes and has_running:
             console.print(f"{what}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))

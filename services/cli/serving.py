@@ -102,13 +102,13 @@ def set_pool(
     file: Annotated[Path, typer.Argument(help="The pool's spec as JSON; docs/pools.md describes it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make a pool, or replace its spec; the same spec again changes nothing.
+    """Create a pool, or replace its spec; the same spec again changes nothing.
 
     {python} in a mode's command stands for the Python of this installation and {examples} for the folder of examples.
     """
     spec = json_document(file)
     if not isinstance(spec, dict):
-        raise CliError(f"{file} is no JSON object", EXIT_USAGE)
+        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
     pool = Gateway().call("PUT", f"/v1/pools/{name}", body=_with_commands_filled(spec))
     _print_answer(pool, f"{name} is at revision {pool['revision']}, {_mode(pool)}", as_json)
 
@@ -124,7 +124,7 @@ def set_mode(
 
 
 def delete(name: PoolArgument, as_json: AsJson = False) -> None:
-    """Drain a pool; once its last instance has ended it is gone."""
+    """Delete a pool: its instances are drained, and it is gone once the last one has ended."""
     pool = Gateway().call("DELETE", f"/v1/pools/{name}")
     left = sum(pool["instances"].values())
     _print_answer(pool, f"{name} is being deleted; {left} instances to drain", as_json)
@@ -132,7 +132,9 @@ def delete(name: PoolArgument, as_json: AsJson = False) -> None:
 
 def plan_now(
     name: PoolArgument,
-    wait: Annotated[bool, typer.Option(help="Wait for what becomes of it; exit 1 if nothing does.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Wait for the outcome; exit 1 unless the plan is applied or proposed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a pool now; --wait shows the plan."""
@@ -156,11 +158,11 @@ def plan_now(
 
 def list_plans(
     name: PoolArgument,
-    outcome: Annotated[list[str] | None, typer.Option(help="Only those that became this; may be repeated.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Newest plans to show.")] = 20,
+    outcome: Annotated[list[str] | None, typer.Option(help="Only plans with this outcome; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many plans to show, newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show a pool's plans, newest first, and what became of them."""
+    """Show a pool's plans and their outcomes, newest first."""
     found = Gateway().pages(f"/v1/pools/{name}/plans", limit, outcome=outcome or None)
     if as_json:
         output.print_json(found)
@@ -177,7 +179,7 @@ def list_plans(
 
 def accept(
     name: PoolArgument,
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="The proposal's id.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Id of the proposed plan.")],
     as_json: AsJson = False,
 ) -> None:
     """Carry out a plan that was proposed."""
@@ -187,8 +189,8 @@ def accept(
 
 def list_instances(
     name: PoolArgument,
-    everything: Annotated[bool, typer.Option("--all", help="Those that ended too.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Newest instances to show.")] = 500,
+    everything: Annotated[bool, typer.Option("--all", help="Include instances that have ended.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="How many instances to show, newest first.")] = 500,
     as_json: AsJson = False,
 ) -> None:
     """Show a pool's instances, newest first."""
@@ -205,14 +207,18 @@ def list_instances(
 def report(
     name: PoolArgument,
     file: Annotated[Path, typer.Argument(help="CSV with the columns arrived_at, input_tokens and output_tokens.")],
-    source: Annotated[str, typer.Option(help="Who saw these requests: of two sources both count.")] = "file",
-    since: Annotated[str | None, typer.Option(help="Leave out what arrived before: ISO 8601, or seconds.")] = None,
+    source: Annotated[
+        str, typer.Option(help="Who saw these requests; those of several sources are added up.")
+    ] = "file",
+    since: Annotated[
+        str | None, typer.Option(help="Leave out requests that arrived before this time: ISO 8601, or seconds.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report the requests of a log, as the past that demand is predicted from.
+    """Report the requests of a log; demand is predicted from them.
 
-    arrived_at is ISO 8601 (UTC without an offset) or seconds of UTC. The log has to have all requests between its first
-    and its last. Reporting it again changes nothing.
+    arrived_at is ISO 8601 (UTC without an offset) or seconds of UTC. The log must contain all requests between its
+    first and its last. Reporting it again changes nothing.
     """
     windows = _read_log(file, since)
     gateway, received = Gateway(), {"windows": 0, "requests": 0}
@@ -246,14 +252,14 @@ def _read_log(file: Path, since: str | None) -> Windows:
                 except (ValueError, TypeError, OverflowError):
                     line = ",".join(str(row[column]) for column in LOG_COLUMNS)
                     raise CliError(
-                        f"{file}, line {rows.line_num}: no time and two lengths: {line}", EXIT_USAGE
+                        f"{file}, line {rows.line_num}: expected a time and two lengths, got {line}", EXIT_USAGE
                     ) from None
                 if arrived_s >= since_s:
                     found.setdefault(start_s, array("q")).extend(lengths)
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CliError(f"{file} is no CSV: {error}", EXIT_USAGE) from None
+        raise CliError(f"{file} is not CSV: {error}", EXIT_USAGE) from None
     if not found:
         raise CliError(f"{file} has no requests" + (f" since {since}" if since else ""), EXIT_USAGE)
     return found

@@ -47,8 +47,10 @@ def training(
     cluster: Annotated[
         str, typer.Option(help="NODESxGPUS:MODEL, several separated by commas; such as 50x8:A100-SXM4-80GB.")
     ] = "32x2:RTX3090",
-    format: Annotated[str | None, typer.Option(help="Format of the job file; by its header if not given.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="How jobs behave; the trace's own if not given.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the job file; by default recognised by its header.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="How jobs behave; by default the trace's own recipe.")] = None,
     start: Annotated[str | None, typer.Option(help="Where simulated time begins: a date, UTC.")] = None,
     days: Annotated[float | None, typer.Option(help="Only jobs submitted within this many days of the start.")] = None,
     seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
@@ -58,15 +60,15 @@ def training(
     ] = None,
     signal: Annotated[str, typer.Option(help="direct or lifecycle intensity.")] = "direct",
     forecast: Annotated[
-        str, typer.Option(help="perfect, persistence, issued (of bundled zones), or a file of issued forecasts.")
+        str, typer.Option(help="perfect, persistence, issued (for bundled zones), or a file of issued forecasts.")
     ] = "perfect",
-    round_minutes: Annotated[float, typer.Option(help="Between active rounds.")] = 30.0,
-    passive_interval_s: Annotated[float, typer.Option(help="Least time between passive rounds.")] = 0.0,
+    round_minutes: Annotated[float, typer.Option(help="Time between active rounds.")] = 30.0,
+    passive_interval_s: Annotated[float, typer.Option(help="Shortest time between passive rounds.")] = 0.0,
     power_down_minutes: Annotated[
-        float | None, typer.Option(help="Switch nodes off that were idle for so long; never if not given.")
+        float | None, typer.Option(help="Switch off nodes that were idle for this long; by default never.")
     ] = None,
     node_mtbf_days: Annotated[
-        float | None, typer.Option(help="Mean time between failures of a node; none if not given.")
+        float | None, typer.Option(help="Mean time between failures of a node; by default no failures.")
     ] = None,
     host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
@@ -74,9 +76,11 @@ def training(
         str, typer.Option(help="consolidated, buddy, heavy-edge or refined, for policies that do not place.")
     ] = ("consolidated"),
     predictor: Annotated[
-        str, typer.Option(help="Of jobs' lengths: perfect; or, of jobs that recur, forest, mean, median.")
+        str, typer.Option(help="Predictor of job lengths: perfect; or, for recurring jobs, forest, mean or median.")
     ] = "perfect",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, or a list of several policies'.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, or a list for several policies.")
+    ] = False,
 ) -> None:
     """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
     from services.simulator.training import Inputs, OptionError, prepare
@@ -120,7 +124,7 @@ def training(
 
 
 def _check_files(sources: dict[str, str]) -> None:
-    """Refuse what is neither known by name nor a file."""
+    """Refuse names that are neither known nor files."""
     from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
     from services.simulator.readers.carbon import FORECASTS
 

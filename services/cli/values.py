@@ -1,4 +1,4 @@
-"""What is typed or read from a file: values of ``--param key=value``, and JSON documents."""
+"""Values of ``--param key=value``, typed or read from a file, and JSON documents."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 
 
 def json_document(file: Path) -> Any:
-    """Return what a JSON file says.
+    """Return the document in a JSON file.
 
     Raises:
-        CliError: the file cannot be read, or is no JSON.
+        CliError: the file cannot be read, or is not JSON.
     """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except ValueError as error:
-        raise CliError(f"{file} is no JSON: {error}", EXIT_USAGE) from None
+        raise CliError(f"{file} is not JSON: {error}", EXIT_USAGE) from None
 
 
 def filled(word: str) -> str:
@@ -32,10 +32,10 @@ def filled(word: str) -> str:
 
 
 def parameter_value(text: str) -> Any:
-    """Return what ``text`` stands for: JSON where it can be, text otherwise.
+    """Return the value of ``text``: as JSON if it is valid JSON, as text otherwise.
 
     ``@FILE`` reads a CSV file of two columns, such as a grid operator's cap: when (an hour of the day, UTC seconds, or
-    ISO 8601, taken for UTC without an offset) and a number; a header is skipped.
+    ISO 8601, which is UTC without an offset) and a number; a header is skipped.
 
     Raises:
         CliError: the file cannot be read, or a row of it.

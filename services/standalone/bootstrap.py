@@ -1,8 +1,9 @@
 """Make `.venv` from `requirements.lock`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
 
 It runs by its file path under the system's Python, before anything is installed, so it imports the standard library
-only. A stamp in `.venv` says what the environment was made from: a second run takes milliseconds; a changed lock,
-Python or checkout path makes it anew; so does a missing stamp, which is what an interrupted making leaves behind.
+only. A stamp in `.venv` says what the environment was made from. A second run takes milliseconds; the environment is
+made again if the lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was
+interrupted.
 """
 
 import argparse
@@ -23,8 +24,8 @@ PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "wattshift-stamp"
 ALL_TESTS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Most tests wait for processes: two at a time take half as long (three thrash two cores). The order is that of
-`tests/support/order.py`: what takes longest comes first, so that no worker is left alone with it at the end."""
+"""Most tests wait for processes: two at a time take half as long (three are too many for two cores). The order is that
+of `tests/support/order.py`: the longest come first, so that no worker is left alone with one at the end."""
 
 
 class SetupError(Exception):
@@ -45,8 +46,8 @@ def main(argv: Sequence[str]) -> NoReturn:
 def _run(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="run",
-        description="Set up Wattshift in .venv if need be, then start everything on this machine with work to show. "
-        "All options but --setup go to `wattshift demo`, which says more with `.venv/bin/wattshift demo --help`.",
+        description="Set up Wattshift in .venv if need be, then start everything on this machine with example work. "
+        "All options except --setup are passed to `wattshift demo`; see `.venv/bin/wattshift demo --help`.",
     )
     parser.add_argument("--setup", action="store_true", help="only set up")
     parser.add_argument("--exit", action="store_true", help="stop again when the demonstration is over")
@@ -63,15 +64,15 @@ def _test(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="test",
         description="Set up Wattshift in .venv if need be, then run ruff, and all tests but the slow ones with pyright "
-        "beside them. Other arguments go to pytest: whoever names tests gets those alone, without ruff and pyright.",
+        "beside them. Other arguments are passed to pytest; if they name tests, only those run, no ruff or pyright.",
     )
     parser.add_argument(
-        "--slow", action="store_true", help="also the slow tests, what part of the code the tests ran, and --mutants"
+        "--slow", action="store_true", help="also run the slow tests, measure coverage, and do --mutants"
     )
-    parser.add_argument("--chaos", action="store_true", help="also the long tests that kill processes")
-    parser.add_argument("--bench", action="store_true", help="the benchmarks instead (all, or those named)")
+    parser.add_argument("--chaos", action="store_true", help="also run the long tests that kill processes")
+    parser.add_argument("--bench", action="store_true", help="run the benchmarks instead (all, or those named)")
     parser.add_argument(
-        "--mutants", action="store_true", help="a mutation run instead (`python -m tests.mutation --help`)"
+        "--mutants", action="store_true", help="do a mutation run instead (`python -m tests.mutation --help`)"
     )
     options, rest = parser.parse_known_args(arguments)
     set_up()
@@ -91,7 +92,7 @@ def _test(arguments: list[str]) -> None:
 
 
 def set_up() -> None:
-    """Make `.venv` as the lock says, unless it is so already; safe to call from several processes at once.
+    """Make `.venv` as the lock says, unless that is done already; safe to call from several processes at once.
 
     Raises:
         SetupError: no ensurepip, the checkout is not writable, or the packages cannot be installed.
@@ -99,7 +100,7 @@ def set_up() -> None:
     if STAMP.is_file() and _stamp() == STAMP.read_text():
         return
     if not os.access(VENV if VENV.exists() else ROOT, os.W_OK):
-        raise SetupError(f"cannot write {VENV}; run this as its owner, or give yourself the right to write it")
+        raise SetupError(f"cannot write {VENV}; run this as its owner, or get write permission")
     with _one_at_a_time():
         made_from = STAMP.read_text().splitlines() if STAMP.is_file() else []
         wanted = _stamp().splitlines()

@@ -1,8 +1,8 @@
-"""The folder that holds everything an installation remembers.
+"""The folder with all state of an installation.
 
 lock         held by the running supervisor
 run.json     what runs now: addresses, process ids, states; for `status` and `down`
-secrets/     passwords and tokens, made once
+secrets/     passwords and tokens, created once
 postgres     the database (a link, where the database's user cannot reach this folder)
 valkey/      streams and task queues
 nodes/       one folder per simulated node's agent
@@ -27,7 +27,7 @@ State = Literal["starting", "running", "restarting", "stopping", "stopped", "fai
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """One process as it was when the state was read; `started_at_s` is UTC seconds, None before its first start."""
+    """One process at the time when its state was read; `started_at_s` is UTC seconds, None before its first start."""
 
     name: str
     state: State
@@ -58,7 +58,7 @@ class DataFolder:
         self._lock: int | None = None
 
     def make(self) -> None:
-        """Make the folder where it is missing.
+        """Make the folder if it is missing.
 
         Raises:
             StackError: it cannot be written.
@@ -73,11 +73,11 @@ class DataFolder:
             raise StackError(f"cannot use the data folder {self.path}: {error.strerror}") from error
 
     def is_one(self) -> bool:
-        """Return whether there is a folder at this path that an installation made."""
+        """Return whether the folder at this path was made by an installation."""
         return all((self.path / name).exists() for name in ("lock", "log", "secrets"))
 
     def open(self) -> None:
-        """Make the folder where it is missing and hold it until `close`.
+        """Make the folder if it is missing, and hold it until `close`.
 
         Raises:
             StackError: another supervisor holds it, or it cannot be written.
@@ -93,7 +93,7 @@ class DataFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Let another supervisor have the folder."""
+        """Release the folder for other supervisors."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -108,18 +108,18 @@ class DataFolder:
         return path.read_text()
 
     def write_status(self, status: StackStatus) -> None:
-        """Tell `status` and `down` what runs."""
+        """Write what runs, for `status` and `down`."""
         write_whole(self.path / "run.json", json.dumps(asdict(status), indent=1))
 
     def status(self) -> StackStatus:
-        """Return what the supervisor wrote last, or `stopped` if it does not live any more."""
+        """Return what the supervisor wrote last, or `stopped` if it no longer runs."""
         status = self.last_status()
         if status.pid is None or not lives(status.pid, status.started_at_s):
             return StackStatus(state="failed" if status.state == "failed" else "stopped")
         return status
 
     def last_status(self) -> StackStatus:
-        """Return what the last supervisor wrote, be it alive or dead."""
+        """Return what the last supervisor wrote, whether or not it still runs."""
         try:
             written = json.loads((self.path / "run.json").read_text())
             written["processes"] = tuple(ProcessStatus(**process) for process in written["processes"])
@@ -131,7 +131,7 @@ class DataFolder:
 
 
 def lives(pid: int, started_at_s: float | None) -> bool:
-    """Return whether `pid` still is the process that started then: process ids are given again."""
+    """Return whether `pid` is still the process that started then: process ids are reused."""
     try:
         process = psutil.Process(pid)
         return (
@@ -143,7 +143,7 @@ def lives(pid: int, started_at_s: float | None) -> bool:
 
 
 def write_whole(path: Path, text: str, *, durably: bool = False) -> None:
-    """Write a file whole or not at all, also when killed in the middle; only its owner can read it."""
+    """Write a file completely or not at all, even if killed in the middle; only its owner can read it."""
     draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -2,9 +2,9 @@
 
     python -m services.standalone.node_power DATA_DIR on|off NODE
 
-is what a scheduler with ``SCHEDULER_NODE_POWER=command`` runs here unless it is given commands of its own. It writes
-down what is wanted (``power/NODE`` in the data folder) and returns once the supervisor has done it. A node that comes
-back counts as a machine that has booted: the simulated devices drew nothing meanwhile.
+is what a scheduler with ``SCHEDULER_NODE_POWER=command`` runs here, unless other commands are configured. It stores the
+request (``power/NODE`` in the data folder) and returns once the supervisor has carried it out. A node that comes back
+counts as a machine that has booted: its simulated devices drew nothing in the meantime.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """Whether a node is to run, and how often it was powered up again."""
+    """Whether a node is to run, and how often it has been powered up again."""
 
     on: bool = True
     boots: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells an agent that its host is not the one of an earlier boot."""
+        """The variables that tell an agent that its host has booted again."""
         return {"GPU_AGENT_SIMULATED_BOOT": str(self.boots)} if self.boots else {}
 
 
@@ -45,7 +45,7 @@ def commands(folder: DataFolder) -> dict[str, str]:
 
 
 def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
-    """Return what was last asked for, by node."""
+    """Return the last requests, by node."""
     found: dict[str, Wanted] = {}
     for path in _folder(folder).glob("[!.]*"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # somebody else's file
@@ -54,7 +54,7 @@ def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
 
 
 def write_wanted(folder: DataFolder, node_id: str, on: bool) -> None:
-    """Ask for a node to run or not; what is asked for already is not asked for again."""
+    """Request that a node runs or not; a request that was already made is not repeated."""
     before = read_wanted(folder).get(node_id, Wanted())
     if before.on != on:
         _folder(folder).mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ def write_wanted(folder: DataFolder, node_id: str, on: bool) -> None:
 
 
 async def follow(folder: DataFolder, set_running: Callable[[str, Wanted], Awaitable[None]]) -> None:
-    """Carry out what is asked for until cancelled; all nodes run at first."""
+    """Carry out requests until cancelled; all nodes run at first."""
     done: dict[str, Wanted] = {}
     while True:
         for node_id, wanted in (await asyncio.to_thread(read_wanted, folder)).items():
@@ -73,7 +73,7 @@ async def follow(folder: DataFolder, set_running: Callable[[str, Wanted], Awaita
 
 
 def power(folder: DataFolder, node_id: str, on: bool) -> str:
-    """Have a node powered and wait for it; return what went wrong, or nothing."""
+    """Have a node powered up or down, and wait for it; return what went wrong, or nothing."""
     name = f"agent-{node_id}"
     deadline = time.monotonic() + WITHIN_S
     if name not in {process.name for process in folder.status().processes}:
@@ -92,7 +92,7 @@ def _folder(folder: DataFolder) -> Path:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     match sys.argv[1:]:
         case [path, ("on" | "off") as word, node_id]:
             sys.exit(power(DataFolder(path), node_id, word == "on") or 0)

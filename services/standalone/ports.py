@@ -1,4 +1,4 @@
-"""Choose ports nobody else listens on."""
+"""Choose ports on which no other process listens."""
 
 import random
 import socket
@@ -39,7 +39,7 @@ class Ports:
         raise StackError("no free port was found")
 
     def release(self) -> None:
-        """Let others have the ports."""
+        """Release the ports."""
         while self._claims:
             self._claims.pop().close()
 

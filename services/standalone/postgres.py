@@ -1,4 +1,4 @@
-"""PostgreSQL from its wheel: make the database once, start the server in the foreground, on TCP with a password.
+"""PostgreSQL from its wheel: create the database once, start the server in the foreground, on TCP with a password.
 
 The wheel's own starter is not used: as root it adds a system user and opens every parent folder to others.
 """
@@ -43,11 +43,11 @@ def url(password: str, port: int, database: str = DATABASE) -> str:
 
 
 def prepare(folder: Path, *, password: str, port: int) -> Process:
-    """Make the database in `folder` unless it is there, and return the server to start.
+    """Create the database in `folder` if it is not there, and return the server to start.
 
-    What a killed call left behind is made anew, what a killed server left behind is cleared away. The caller holds
-    the data folder, so no server of ours runs here. Started by root, the server runs as `nobody`, from places that
-    user can reach: `folder` becomes a link to /var/lib/wattshift where its parents are closed to others.
+    A database left unfinished by a killed call is made again, and leftovers of a killed server are removed. The caller
+    holds the data folder, so no server of ours runs here. Started by root, the server runs as `nobody`, from places
+    that this user can reach: `folder` becomes a link to /var/lib/wattshift if its parents are closed to others.
 
     Raises:
         StackError: the database is of another major version, or cannot be made.
@@ -77,7 +77,7 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
 
 
 def remove(folder: Path) -> None:
-    """Remove the database in `folder`, wherever it lies; no server of it runs."""
+    """Remove the database in `folder`, wherever its files are; its server must not run."""
     shutil.rmtree(folder.resolve(), ignore_errors=True)
     if folder.is_symlink():
         folder.unlink()
@@ -107,7 +107,7 @@ def _open_to_others(path: Path) -> bool:
 
 
 def _shared_folder() -> Path:
-    """Return a folder of root's own that every user can pass through."""
+    """Return a folder that belongs to root and that every user can pass through."""
     for path in (Path("/var/lib/wattshift"), Path("/var/tmp/wattshift")):
         try:
             path.mkdir(mode=0o755, exist_ok=True)
@@ -145,7 +145,7 @@ def _place(folder: Path, account: Account | None) -> None:
     if folder.exists():
         return
     if folder.is_symlink():
-        raise StackError(f"the database that {folder} names is gone: {folder.readlink()}")
+        raise StackError(f"the database that {folder} links to is gone: {folder.readlink()}")
     if account is None or _open_to_others(folder.parent):
         folder.mkdir(mode=0o700)
     else:
@@ -182,14 +182,14 @@ def _finish(command: list[str | Path], folder: Path, account: Account | None, te
     del options["stdin"]
     done = subprocess.run(words, input=text, text=True, check=False, **options)
     if done.returncode != 0:
-        raise StackError(f"PostgreSQL could not make its database in {folder}: {done.stdout.strip()[-1000:]}")
+        raise StackError(f"PostgreSQL could not create its database in {folder}: {done.stdout.strip()[-1000:]}")
 
 
 def _check_version(data: Path) -> None:
     made_by = (data / "PG_VERSION").read_text().strip()
     if made_by != _wheel().version.split(".")[0]:
         raise StackError(
-            f"the database in {data} was made by PostgreSQL {made_by}, but {_wheel().version} is installed"
+            f"the database in {data} was created by PostgreSQL {made_by}, but {_wheel().version} is installed"
         )
 
 

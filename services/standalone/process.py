@@ -1,4 +1,4 @@
-"""One process to be run: how it is started, how one sees that it is ready, how it is stopped."""
+"""One process to be run: how it is started, how readiness is detected, how it is stopped."""
 
 import ctypes
 import http.client
@@ -16,7 +16,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class StackError(Exception):
-    """The installation cannot do what was asked; the message is for the person who asked."""
+    """The installation cannot do what was asked; the message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class Process:
         environment: The whole environment of the process.
         folder: Working folder.
         is_ready: Blocks up to two seconds, never raises. Without one a process counts as ready once it was started.
-        port: Where it listens, for people to read.
-        account: Whom it runs as, where that is not the caller.
-        stop_signal: Asks it to end in good order.
+        port: Where it listens, for display.
+        account: The user it runs as, if that is not the caller.
+        stop_signal: Asks it to shut down cleanly.
         stop_within_s: How long it may take for that before it is killed.
-        owns_its_group: Its process group dies with it. Not so for an agent, which finds its jobs again after a restart.
+        owns_its_group: Its process group is killed with it. False for an agent, which finds its jobs again on restart.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Process:
     def popen_options(self, output: int | None = None) -> dict[str, Any]:
         """Return the keyword arguments `subprocess.Popen` takes beside the command.
 
-        Start the process from the main thread, or one that lives as long: on Linux it dies with the thread that
+        Start the process from the main thread, or from one that lives as long: on Linux it dies with the thread that
         started it, so that a killed supervisor leaves nothing behind.
 
         Args:

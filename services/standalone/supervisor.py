@@ -1,4 +1,4 @@
-"""Keep processes running: start them stage by stage, start again what dies, stop in reverse order."""
+"""Keep processes running: start them stage by stage, restart those that die, stop them in reverse order."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ HEALTHY_AFTER_S = 5.0
 """A process that ran this long is started again at once; one that keeps dying waits twice as long each time."""
 
 EARLY_ENDS = 5
-"""A process that ends this often before it was ever ready will not become ready."""
+"""A process that ends this often before it was ever ready is given up."""
 
 PROBE_EVERY_S = 0.05
 ROTATE_EVERY_S = 5.0
@@ -34,7 +34,7 @@ class Supervisor:
     def __init__(
         self, log_folder: Path, *, on_change: Callable[[], None] = lambda: None, start_within_s: float = 90.0
     ) -> None:
-        """Make a supervisor of nothing.
+        """Make a supervisor without processes.
 
         Args:
             log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
@@ -52,7 +52,7 @@ class Supervisor:
         return tuple(child.status() for stage in self._stages for child in stage)
 
     async def start(self, *stages: Sequence[Process]) -> None:
-        """Start further stages at once and return when all of them are ready; only their stopping has an order.
+        """Start further stages at once and return when all of them are ready; only stopping them has an order.
 
         Raises:
             StackError: a process is not ready in time or keeps ending; `stop` then still has to be called.
@@ -77,9 +77,9 @@ class Supervisor:
         """Stop one of the processes, or start it again; returns before it is ready.
 
         Args:
-            name: Which one; a name that there is not changes nothing.
+            name: Which one; an unknown name changes nothing.
             running: Whether it is to run.
-            environment: What its environment has besides from now on.
+            environment: Additional environment variables from now on.
         """
         for child in (child for stage in self._stages for child in stage if child.name == name):
             if not running:
@@ -91,7 +91,7 @@ class Supervisor:
         """Run a process that ends by itself, such as a migration.
 
         Raises:
-            StackError: it failed; the message ends with what it wrote last.
+            StackError: it failed; the message ends with its last output.
         """
         child = _Child(process, self._log_folder, self._on_change)
         try:
@@ -102,7 +102,7 @@ class Supervisor:
             await child.end()
 
     async def stop(self) -> None:
-        """Stop everything, the last stage first; what does not end in its time is killed."""
+        """Stop everything, the last stage first; processes that do not end in time are killed."""
         for stage in reversed(self._stages):
             await asyncio.gather(*(child.stop() for child in stage))
         if self._rotation:
@@ -176,7 +176,7 @@ class _Child:
         self._become("stopped")
 
     async def end(self) -> None:
-        """Kill the process if it lives, and what it leaves behind: a Celery worker's pool, for one."""
+        """Kill the process if it runs, and what it leaves behind, such as a Celery worker's pool."""
         if self._running is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -188,7 +188,7 @@ class _Child:
         self._running = None
 
     def last_words(self) -> str:
-        """Return the end of what the process wrote: a person needs to read that first."""
+        """Return the last lines of the process's output, which a person needs to read first."""
         return self._log.read_bytes()[self._log_began :].decode(errors="replace").strip()[-1000:]
 
     async def _keep_running(self) -> None:
@@ -197,7 +197,7 @@ class _Child:
         while True:
             began_s = time.monotonic()
             try:
-                ended = f"status {await self._run_once()}; it wrote last: {self.last_words()}"
+                ended = f"status {await self._run_once()}; its last output: {self.last_words()}"
             except OSError as error:  # no such program, no memory, no room for the log
                 ended = str(error)
             if not self.ready.done():

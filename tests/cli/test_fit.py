@@ -96,7 +96,7 @@ def test_limits_may_be_fitted_in_a_form_in_which_they_bind(tmp_path: Path, capsy
         (11, 4, "97.3", "line 11: seconds_per_iteration is 97.3, .* times off"),
         (4, 3, "1,1", "line 4: 7 cells under 6 columns"),
         (1, 4, "time", "line 1: no column seconds_per_iteration"),
-        (1, 3, "gpus", "line 1: a column stands there twice"),
+        (1, 3, "gpus", "line 1: a column is there twice"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_own(

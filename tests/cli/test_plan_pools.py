@@ -56,7 +56,7 @@ def test_what_is_not_served_is_said(capsys: pytest.CaptureFixture[str], tmp_path
     shown = capsys.readouterr().out
     assert "infeasible" in shown
     assert "requests/s are not served" in shown
-    assert "no room left: A100 in loc1, H100 in loc1" in shown
+    assert "no GPUs left: A100 in loc1, H100 in loc1" in shown
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ async def test_a_server_left_behind_is_stopped_before_another_starts(folder: Pat
 def test_a_database_of_another_major_version_is_left_alone(folder: Path, port: int) -> None:
     server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
     (server.folder / "PG_VERSION").write_text("9\n")
-    with pytest.raises(StackError, match="made by PostgreSQL 9"):
+    with pytest.raises(StackError, match="created by PostgreSQL 9"):
         postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
 
 
