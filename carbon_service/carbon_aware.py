@@ -253,7 +253,7 @@ def _windows(known: Knowledge, location: str, start_s: float, end_s: float, wind
     """Return the means of the windows that begin with each step and end by ``end_s``."""
     steps = known.steps(known.now_s, known.now_s + _reach_s(known))
     if not steps:
-        detail = f"There is no forecast for {known.source.key.zone} at that time, nor history to make one of."
+        detail = f"There is no forecast for {known.source.key.zone} at that time, nor enough history to make one."
         raise ProblemError(501, ProblemCode.NO_FORECAST, detail)
     starts_s = np.array([max(step.start_s, start_s) for step in steps if step.end_s > start_s], dtype=np.float64)
     starts_s = starts_s[starts_s + window_s <= end_s + 1e-6]

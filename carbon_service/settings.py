@@ -23,15 +23,13 @@ class Settings(SharedSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8010, ge=0, le=65535)
-    zones: Words = Field(default=("US-CAL-CISO",), min_length=1, description="Zones to know, separated by commas.")
+    zones: Words = Field(default=("US-CAL-CISO",), min_length=1, description="Zones to serve, separated by commas.")
     providers: Pairs = Field(
         default={},
         description="Where each zone's values come from, `zone=provider,...`; a zone not named is `recorded`. "
         "`zone=a+b` takes different signals from two providers.",
     )
-    default_signal: Signal = Field(
-        default=Signal.AVERAGE_DIRECT, description="What is meant where a request names no signal."
-    )
+    default_signal: Signal = Field(default=Signal.AVERAGE_DIRECT, description="Signal of requests that name none.")
     location_aliases: Pairs = Field(
         default={}, description="Other names of zones in the Carbon Aware API, `eastus=US-MIDA-PJM,...`."
     )
@@ -45,8 +43,12 @@ class Settings(SharedSettings):
         "other speeds 2021-08-01T00:00Z. A restart goes on where the replay was unless this or the speed changed.",
     )
 
-    learn_forecasts: bool = Field(default=True, description="Forecast from each zone's own history; else persistence.")
-    backfill_s: float = Field(default=90 * 86_400, ge=0, le=366 * 86_400, description="First history, grid seconds.")
+    learn_forecasts: bool = Field(
+        default=True, description="Learn forecasts from each zone's own history; if false, use persistence."
+    )
+    backfill_s: float = Field(
+        default=90 * 86_400, ge=0, le=366 * 86_400, description="History fetched at the first start, grid seconds."
+    )
     retention_s: float = Field(default=730 * 86_400, ge=86_400, description="Age past which values are deleted.")
     max_points: int = Field(default=200_000, ge=1_000, description="Most points kept per zone and signal.")
     max_forecasts: int = Field(default=5_000, ge=10, description="Most forecasts kept per zone and signal.")

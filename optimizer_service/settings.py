@@ -23,9 +23,9 @@ class OptimizerSettings(WorkSettings):
     carbon_timeout_s: float = Field(default=10, gt=0)
 
     train_interval_s: float = Field(default=3_600, gt=0, description="Least time between trainings of job lengths.")
-    train_look_s: float = Field(default=30, gt=0, description="How often it is looked whether one is due.")
+    train_look_s: float = Field(default=30, gt=0, description="How often the worker checks whether one is due.")
     train_min_jobs: int = Field(default=10, ge=1, description="Jobs that must have succeeded since the last one.")
-    train_max_jobs: int = Field(default=600_000, ge=1, description="History of a training: the newest so many.")
+    train_max_jobs: int = Field(default=600_000, ge=1, description="Most jobs that a training uses, the newest ones.")
     models_kept: int = Field(
         default=48, ge=1, description="Models of job lengths that are kept, beside the active one."
     )

@@ -29,7 +29,7 @@ NODES = (
         Role.OPERATOR,
         Upstream.TELEMETRY,
         "nodes",
-        "Let a drained node take work again",
+        "Return a drained node to service",
         answer=nodes.Node,
     ),
     Route(
@@ -102,7 +102,7 @@ REPORTS = (
         Role.OPERATOR,
         Upstream.TELEMETRY,
         "footprint",
-        "Check the live system against its own rules",
+        "Check that the live system is consistent",
         answer=reports.InvariantReport,
     ),
 )

@@ -118,7 +118,7 @@ class Access:
                     raise not_found("key")
                 return
             if [key.key_id for key in valid if key.role is Role.ADMIN] == [key_id]:
-                raise ProblemError(409, ProblemCode.CONFLICT, "This is the last admin key; make another one first.")
+                raise ProblemError(409, ProblemCode.CONFLICT, "This is the last admin key; create another one first.")
             await repository.revoke_key(key_id)
             await write_audit(connection, caller, "key.revoked", key_id)
 

@@ -126,7 +126,7 @@ def as_problem(error: Exception) -> ProblemError:
             return ProblemError(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
         case _:
             return ProblemError(
-                500, ProblemCode.INTERNAL, "An internal error occurred; the log has it under the request id."
+                500, ProblemCode.INTERNAL, "An internal error occurred; the log contains it under the request id."
             )
 
 

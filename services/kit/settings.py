@@ -19,7 +19,9 @@ class SharedSettings(BaseSettings):
     database_url: str = Field("", validation_alias="DATABASE_URL")
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     service_token: str = Field(
-        min_length=16, validation_alias="WATTSHIFT_SERVICE_TOKEN", description="Secret the services know each other by."
+        min_length=16,
+        validation_alias="WATTSHIFT_SERVICE_TOKEN",
+        description="Secret by which the services recognise each other.",
     )
     carbon_url: str = Field("http://127.0.0.1:8010", validation_alias="WATTSHIFT_CARBON_URL")
     admission_url: str = Field("http://127.0.0.1:8020", validation_alias="WATTSHIFT_ADMISSION_URL")

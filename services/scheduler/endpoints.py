@@ -228,7 +228,9 @@ async def read_prediction(job_id: Name, caller: Caller, service: Service) -> Job
     if row is None or not (caller.is_operator or caller.tenant_id == row.tenant_id):
         raise not_found("job")
     if row.predicted_at is None or row.group_id is None or row.gpu_s is None:
-        why = "It had ended before." if JobState(row.state).is_final else "That is done when it first waits for GPUs."
+        why = (
+            "It had already ended." if JobState(row.state).is_final else "It is predicted when it first waits for GPUs."
+        )
         raise ProblemError(409, ProblemCode.CONFLICT, f"The length of this job was not predicted. {why}")
     columns = {name: value for name, value in row._asdict().items() if name in JobPrediction.model_fields}
     derived = {

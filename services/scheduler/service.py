@@ -67,7 +67,7 @@ class SchedulerService:
                 return
             for is_refused, why in (
                 (node.pinned, "It is pinned awake."),
-                (node.busy, "Gangs hold its GPUs; drain it and wait for their end."),
+                (node.busy, "Gangs hold its GPUs; drain it and wait until they end."),
                 (node.state == PowerState.WAKING, "It is being woken."),
                 (not node.heard, "It sends no heartbeats."),
             ):
@@ -87,7 +87,7 @@ class SchedulerService:
             if node.state == PowerState.WAKING or (node.state == PowerState.ON and node.heard):
                 return
             if node.state == PowerState.GOING_DOWN:
-                raise PowerRefusedError("It is being powered down; ask again when it is off, or pin it awake.")
+                raise PowerRefusedError("It is being powered down; try again when it is off, or pin it awake.")
             await node_power.add(connection, node_id)
             sources = (PowerState.OFF, PowerState.FAILED, PowerState.ON)
             await node_power.wake(connection, [node_id], *BY_OPERATOR, sources=sources)
@@ -106,7 +106,7 @@ class SchedulerService:
         await rounds.next_version(connection)
         node = await node_power.powered(connection, node_id)
         if node is None:
-            raise PowerRefusedError("There is no such node any more.")
+            raise PowerRefusedError("The node no longer exists.")
         return node
 
     async def job(self, job_id: str) -> ProfiledJob | None:

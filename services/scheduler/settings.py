@@ -22,15 +22,17 @@ class SchedulerSettings(SharedSettings):
     port: int = Field(8030, ge=0, le=65_535)
     pool_size: int = Field(6, ge=2, le=100, description="Connections to the database.")
 
-    policy: str = Field("green", description="Policy of a new installation; afterwards operators change it by the API.")
+    policy: str = Field(
+        "green", description="Policy of a new installation; afterwards operators change it through the API."
+    )
     round_interval_s: float = Field(1_800, gt=0, description="Between active rounds; GREEN's is 30 minutes.")
-    passive_interval_s: float = Field(0.2, ge=0, description="Least time between passive rounds.")
+    passive_interval_s: float = Field(0.2, ge=0, description="Shortest time between passive rounds.")
     tick_s: float = Field(
-        1.0, gt=0, le=60, description="How often the scheduler looks for itself when nothing wakes it."
+        1.0, gt=0, le=60, description="How often the scheduler checks by itself when nothing wakes it."
     )
 
     lease_margin_s: float = Field(
-        5.0, ge=0, description="How long after a node's lease is over its gangs are taken to be gone."
+        5.0, ge=0, description="How long after the end of a node's lease its gangs are considered gone."
     )
     start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
     start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")
@@ -53,7 +55,9 @@ class SchedulerSettings(SharedSettings):
     inter_gbps: float = Field(
         10, gt=0, description="A node's NIC, gigabits per second; for placement by a job's layout."
     )
-    intra_gbytes: float = Field(300, gt=0, description="Between GPUs of a node, gigabytes per second; for the same.")
+    intra_gbytes: float = Field(
+        300, gt=0, description="Between GPUs of a node, gigabytes per second; for the same purpose."
+    )
 
     control_curves: Path | None = Field(
         None,
@@ -61,19 +65,21 @@ class SchedulerSettings(SharedSettings):
         description="File of measured speed and power by power limit and clock, for policies that set them.",
     )
     power_interval_s: float = Field(
-        10, gt=0, description="Between looks at the cluster's draw while the policy has a power limit; each is a round."
+        10, gt=0, description="Time between checks of the cluster's power while the policy limits it; each is a round."
     )
     power_settle_s: float = Field(
         5,
         ge=0,
-        description="How long after a change the draw says nothing: agents must have heard, acted and reported.",
+        description="How long after a change measured power is ignored, until agents have acted and reported.",
     )
     measures_controls: bool = Field(
         True,
         validation_alias="SCHEDULER_MEASURES_SETTINGS",
-        description="Whether policies may have gangs run at each power limit or clock in turn, to be measured.",
+        description="Whether policies may measure gangs by running them at each power limit or clock in turn.",
     )
-    measured_settings: int = Field(8, ge=2, le=64, description="How many values those are, the default included.")
+    measured_settings: int = Field(
+        8, ge=2, le=64, description="At how many values gangs are measured, the default included."
+    )
 
     node_power: Literal["none", "command", "ipmi"] = Field("none", description="How nodes are powered down and woken.")
     node_power_on_command: tuple[str, ...] = Field(
@@ -81,16 +87,19 @@ class SchedulerSettings(SharedSettings):
     )
     node_power_off_command: tuple[str, ...] = ()
     node_power_file: Path | None = Field(
-        None, description="TOML file of the nodes' management controllers, for ipmi; it names secrets and holds none."
+        None,
+        description="TOML file of the nodes' management controllers, for ipmi; it refers to secrets but contains none.",
     )
     node_power_time_limit_s: float = Field(
         300, gt=0, description="How long one command, or one IPMI request, may take."
     )
     node_down_timeout_s: float = Field(
-        300, gt=0, description="A node that still sends heartbeats so long after its hook succeeded stays on."
+        300, gt=0, description="A node that still sends heartbeats this long after its hook succeeded stays on."
     )
     node_wake_timeout_s: float = Field(
-        600, gt=0, description="The hook of a node that sends no heartbeat so long after it succeeded runs again."
+        600,
+        gt=0,
+        description="If a node sends no heartbeat for this long after its hook succeeded, the hook runs again.",
     )
     node_power_attempts: int = Field(
         3, ge=1, le=100, description="How often a hook runs before its node counts as failed."
@@ -98,14 +107,18 @@ class SchedulerSettings(SharedSettings):
     node_power_backoff_s: float = Field(
         10, gt=0, description="Before a hook that failed is run again; doubled each time, five minutes at most."
     )
-    node_max_wakes: int = Field(4, ge=1, description="Nodes that boot at once: the inrush a supply has to bear.")
-    node_min_on_s: float = Field(600, ge=0, description="Least time between waking and powering down by a plan.")
-    node_min_off_s: float = Field(60, ge=0, description="Least time a node stays off; gangs that need it wait.")
-    node_standby_w: float = Field(0, ge=0, description="Draw of a node that is off, for the ledger.")
-    node_boot_w: float = Field(0, ge=0, description="Draw of a node that boots, for the ledger.")
+    node_max_wakes: int = Field(
+        4, ge=1, description="Most nodes that boot at once, to limit the inrush on the power supply."
+    )
+    node_min_on_s: float = Field(600, ge=0, description="Shortest time between waking and powering down by a plan.")
+    node_min_off_s: float = Field(60, ge=0, description="Shortest time that a node stays off; gangs that need it wait.")
+    node_standby_w: float = Field(0, ge=0, description="Power of a node that is off, for the ledger.")
+    node_boot_w: float = Field(0, ge=0, description="Power of a node that boots, for the ledger.")
 
     plans_kept: int = Field(20_000, ge=1, description="Rounds kept for operators to read.")
-    record_dir: Path | None = Field(None, description="Every active round is written here, to be replayed.")
+    record_dir: Path | None = Field(
+        None, description="Folder for a file of each active round, so that it can be replayed."
+    )
 
     @field_validator("placement")
     @classmethod

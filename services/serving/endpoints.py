@@ -67,7 +67,7 @@ async def read_pool(pool: PoolName, caller: Caller, pools: Known, response: Resp
     "/{pool}",
     responses={
         201: {"model": Pool, "description": "It is new."},
-        412: {"model": Problem, "description": "`conflict`: it is not, or no longer, as `If-Match` says."},
+        412: {"model": Problem, "description": "`conflict`: its `ETag` is not the one in `If-Match`."},
         **DELETED,
     },
 )
@@ -120,7 +120,10 @@ async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Know
     "/{pool}/plans/{plan_id}/apply",
     responses={
         **NOT_FOUND,
-        409: {"model": Problem, "description": "`invalid_transition`: no proposal; `conflict`: an outdated one."},
+        409: {
+            "model": Problem,
+            "description": "`invalid_transition`: it is not a proposal; `conflict`: it is outdated.",
+        },
     },
 )
 async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:

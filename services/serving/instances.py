@@ -23,13 +23,13 @@ class InstanceReason(StrEnum):
     REFUSED = "refused"
     """Its job was refused."""
     JOB_MISSING = "job_missing"
-    """Its job is not there any more."""
+    """Its job no longer exists."""
     NOT_READY = "not_ready"
     """It did not answer within ``ready_timeout_s``."""
     UNHEALTHY = "unhealthy"
     """It was silent for ``unhealthy_timeout_s``."""
     NOT_NEEDED = "not_needed"
-    """The plan in force has no use for it."""
+    """The plan in force does not need it."""
     TERMS_CHANGED = "terms_changed"
     """The pool was changed: another one takes its place."""
     POOL_DELETED = "pool_deleted"
@@ -39,8 +39,8 @@ class InstanceReason(StrEnum):
 SENTENCES = {
     InstanceReason.LOADING: "Its process runs and does not answer yet.",
     InstanceReason.ADMISSION_UNAVAILABLE: "Its job could not be submitted yet; that is tried again.",
-    InstanceReason.JOB_MISSING: "Its job is not there any more.",
-    InstanceReason.NOT_NEEDED: "The plan in force has no use for it.",
+    InstanceReason.JOB_MISSING: "Its job no longer exists.",
+    InstanceReason.NOT_NEEDED: "The plan in force does not need it.",
     InstanceReason.TERMS_CHANGED: "The pool was changed: another instance takes its place.",
     InstanceReason.POOL_DELETED: "Its pool is being deleted.",
 }

@@ -44,7 +44,7 @@ class ServingSettings(WorkSettings):
     traffic_max_age_s: float = Field(
         default=600,
         gt=0,
-        description="Silence of all reporters after which their reports no longer predict anything.",
+        description="How long all reporters may be silent before their reports no longer predict demand.",
         validation_alias=_renamed("TRAFFIC_MAX_AGE_S"),
     )
 
@@ -57,19 +57,19 @@ class ServingSettings(WorkSettings):
     plan_lead_s: float = Field(
         default=120,
         ge=0,
-        description="How long before that, for solving and for starting instances.",
+        description="How long before each half hour planning begins, for solving and starting instances.",
         validation_alias=_renamed("PLAN_LEAD_S"),
     )
     plan_late_s: float = Field(
         default=300,
         gt=0,
-        description="How long after its beginning a plan's answer is late.",
+        description="How long after the beginning of its half hour a plan's answer is late.",
         validation_alias=_renamed("PLAN_LATE_S"),
     )
     plan_look_s: float = Field(
         default=2,
         gt=0,
-        description="How often the planner looks for pools that are due and for plans that are answered.",
+        description="How often the planner checks for pools that are due and for answered plans.",
         validation_alias=_renamed("PLAN_LOOK_S"),
     )
     plan_retry_s: float = Field(
@@ -84,7 +84,7 @@ class ServingSettings(WorkSettings):
     instance_look_s: float = Field(
         default=1,
         gt=0,
-        description="How often the controller looks at the instances of pools.",
+        description="How often the controller checks the instances of pools.",
         validation_alias=_renamed("INSTANCE_LOOK_S"),
     )
     instance_probe_s: float = Field(

@@ -165,7 +165,7 @@ class SimulatorService:
             raise OptionError("start", str(error)) from error
         found = {"jobs": await self._sources.past_jobs(caller, start_s, end_s, self._settings.max_jobs)}
         if not found["jobs"].data:
-            raise OptionError("jobs", "no job was submitted here in the days asked for")
+            raise OptionError("jobs", "no job was submitted here in the requested days")
         if wants_grid:
             zone = str(request.carbon)
             if not re.fullmatch(NAME_PATTERN, zone):

@@ -113,7 +113,7 @@ class JobProfile:
 
     def __post_init__(self) -> None:
         if not self.true:
-            raise DomainError(f"profile {self.name} says nothing of any GPU model")
+            raise DomainError(f"profile {self.name} has no GPU model")
         if not (self.host_power_w >= 0 and self.checkpoint_s >= 0 and self.restart_s >= 0):
             raise DomainError(f"profile {self.name} has a negative power or duration")
 
@@ -252,7 +252,7 @@ class ClusterSpec:
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3}):([\w.-]+)\s*", part)
             if match is None:
-                raise DomainError(f"{part!r} is no node group; write NODESxGPUS:MODEL, such as 32x2:RTX3090")
+                raise DomainError(f"{part!r} is not a node group of the form NODESxGPUS:MODEL, such as 32x2:RTX3090")
             count, gpus, name = int(match[1]), int(match[2]), match[3]
             if not count or not gpus:
                 raise DomainError(f"{part!r} has no GPU")

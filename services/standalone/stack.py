@@ -325,7 +325,7 @@ def erase(data_dir: Path | str | None = None) -> None:
     """
     folder = DataFolder(data_dir or default_data_dir())
     if not folder.is_one():
-        raise StackError(f"{folder.path} is no data folder; nothing was removed")
+        raise StackError(f"{folder.path} is not a data folder; nothing was removed")
     folder.open()
     try:
         postgres.remove(folder.path / "postgres")

@@ -22,7 +22,7 @@ class TelemetrySettings(SharedSettings):
     pool_size: int = Field(8, ge=1, le=100, description="Connections to the database.")
 
     heartbeat_interval_s: float = Field(2.0, gt=0, le=600, description="How often nodes are asked to report.")
-    lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without a word.")
+    lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without contact.")
 
     pue: float = Field(
         1.0, ge=1, le=10, allow_inf_nan=False, description="Energy of the facility per energy of its devices."
@@ -37,7 +37,7 @@ class TelemetrySettings(SharedSettings):
     retention_s: float | None = Field(
         None,
         ge=86_400,
-        description="Age past which raw ledger lines are folded into one line per day, node and owner; "
+        description="Age past which raw ledger lines are combined into one line per day, node and owner; "
         "by default they are kept for ever.",
     )
-    retention_interval_s: float = Field(3_600.0, gt=0, description="How often that is done.")
+    retention_interval_s: float = Field(3_600.0, gt=0, description="How often old lines are combined.")

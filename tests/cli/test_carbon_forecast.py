@@ -83,9 +83,9 @@ def test_the_signal_is_the_column(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("rows", "header", "arguments", "message"),
     [
         ([], HEADER, (), "no value can be used"),
-        (rows_of(30), "a,b,c", (), "is no carbon file we know"),
+        (rows_of(30), "a,b,c", (), "is not a known carbon file"),
         (rows_of(30), HEADER, ("--zone", "YY"), "another zone"),
-        (rows_of(30), HEADER, ("--at", "yesterday"), "--at is no date and time"),
+        (rows_of(30), HEADER, ("--at", "yesterday"), "--at is not a date and time"),
         (rows_of(30), HEADER, ("--at", "2021-06-01T00:00Z"), "nothing before the moment"),
         (rows_of(30), HEADER, ("--at", "2022-06-01T00:00Z"), "more than a week before"),
         (rows_of(30), HEADER, ("--hours", "0"), "1 to 168 h ahead"),

@@ -32,7 +32,7 @@ def test_an_experiment_leaves_a_table_and_a_page(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("text", "message"), [("zones = 3", "traces is a list"), ("x", "is no TOML")])
+@pytest.mark.parametrize(("text", "message"), [("zones = 3", "traces must be a list"), ("x", "is not TOML")])
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
     ran = CliRunner().invoke(app, ["simulate", "experiment", str(tmp_path / "bad.toml"), "--out", str(tmp_path)])

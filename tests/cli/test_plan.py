@@ -73,7 +73,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], job: Path) -> No
 @pytest.mark.parametrize(
     ("content", "arguments", "complaint", "code"),
     [
-        (None, ["--servers", "4"], "name a JOB.json", 2),
+        (None, ["--servers", "4"], "give a JOB.json", 2),
         (None, ["--model", "vgg19", "--servers", "4"], "--model needs --gpus", 2),
         (None, ["--model", "vgg20", "--gpus", "4", "--servers", "4"], "no model 'vgg20'", 2),
         (None, ["--model", "vgg19", "--gpus", "8", "--servers", "4,3"], "needs 8 GPUs, the servers have 7", 2),

@@ -48,10 +48,10 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         (["--policy", "green", "--param", "nu=1"], "sets no parameter", 2),
         (["--policy", "fifo", "--jobs", "nowhere.csv"], "no job trace", 3),
         (["--policy", "fifo", "--carbon", "XX"], "no grid", 3),
-        (["--policy", "fifo", "--carbon", "GB", "--start", "1999-01-01"], "known from", 2),
-        (["--policy", "fifo", "--cluster", "2by2"], "no node group", 2),
+        (["--policy", "fifo", "--carbon", "GB", "--start", "1999-01-01"], "known only from", 2),
+        (["--policy", "fifo", "--cluster", "2by2"], "not a node group", 2),
         (["--policy", "fifo", "--recipe", "soup"], "unknown recipe", 2),
-        (["--policy", "fifo", "--jobs", __file__], "no job trace we know", 2),
+        (["--policy", "fifo", "--jobs", __file__], "not a known job trace", 2),
         (["--policy", "fifo", "--signal", "smoke"], "unknown signal", 2),
     ],
 )

@@ -176,7 +176,7 @@ async def test_a_job_that_reports_nothing_keeps_the_default_and_is_left_alone(wo
 
     assert await world.events(job) == ["starting", "profiling", "running", "profiling_failed"]
     (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
-    assert event["data"]["detail"] == "It has reported no progress twice within 240 s."
+    assert event["data"]["detail"] == "It did not report progress twice within 240 s."
     assert await world.state(job) == "running"
     assert not await world.fetch("SELECT FROM setting_profiles")
 
@@ -236,7 +236,7 @@ async def test_a_job_that_reports_too_rarely_keeps_the_default_and_its_event_say
     assert (await set_of(world, gang))[:2] == (None, None)
     assert await world.events(job) == ["starting", "profiling", "running", "profiling_failed"]
     (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
-    assert event["data"]["detail"] == "It reports progress every 20 s: too rarely for a second value."
+    assert event["data"]["detail"] == "It reports progress every 20 s: too rarely to measure a second value."
 
 
 async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: World, policy: Profiler) -> None:
@@ -254,7 +254,7 @@ async def test_a_refusal_ends_the_measurement_with_the_devices_own_words(world: 
 
     assert (await set_of(world, gang))[0] is None
     (event,) = await world.fetch("SELECT data FROM job_events WHERE type = 'job.profiling_failed'")
-    assert event["data"]["detail"] == "Its devices refuse: n1: device 0: it takes root"
+    assert event["data"]["detail"] == "Its devices refused: n1: device 0: it takes root"
 
 
 async def test_a_gang_that_ends_meanwhile_leaves_what_was_seen(world: World, policy: Profiler) -> None:

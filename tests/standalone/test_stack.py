@@ -249,7 +249,7 @@ def test_what_is_erased_takes_its_database_along(folder: Path, tmp_path: Path) -
 def test_only_a_data_folder_is_erased(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(StackError, match="no data folder"):
+        with pytest.raises(StackError, match="not a data folder"):
             erase(path)
     assert (tmp_path / "thesis.tex").exists()
 

@@ -80,7 +80,7 @@ class WorkQueue:
             raise ProblemError(
                 429,
                 ProblemCode.QUOTA_EXCEEDED,
-                f"{self._max_pending} {self._what}s of yours are queued or running; wait for one to end, or cancel it.",
+                f"{self._max_pending} {self._what}s of your tenant are queued or running; wait or cancel one.",
                 headers={"Retry-After": "5"},
             ) from error
         if submitted.is_new:

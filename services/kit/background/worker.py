@@ -88,7 +88,7 @@ class Worker:
         try:
             answer = self._answer_or_failure(work)
         except SoftTimeLimitExceeded:
-            answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It ran past its time limit.")
+            answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It exceeded its time limit.")
         finally:
             renewal.cancel()
         self._write(work_id, claim, answer, time.monotonic() - began_s)

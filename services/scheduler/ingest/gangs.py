@@ -150,16 +150,20 @@ def _end_of(gang: Gang) -> End:
     by_itself = all(share.ended_by is EndedBy.ITSELF and share.exit_code == 0 for share in gang.shares)
     exited_well = all(share.exit_code == 0 and not share.lost for share in gang.shares)
     if by_itself or (exited_well and gang.work_done):
-        return End(JobState.SUCCEEDED, EndReason.FINISHED, "All of it exited with status 0.", exit_code=0)
+        return End(JobState.SUCCEEDED, EndReason.FINISHED, "All its processes exited with status 0.", exit_code=0)
     if gang.cancel_requested:
         return End(JobState.CANCELLED, EndReason.CANCELLED, "Cancelled by its owner.", _exit_code(gang))
     match gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares]):
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
-            return _paused(gang, reason, "Stopped with its grace; it goes on from its checkpoint.", preempted=True)
+            return _paused(
+                gang, reason, "Stopped with its grace period; it will continue from its checkpoint.", preempted=True
+            )
         case EndReason.NODE_LOST as reason:
-            return _paused(gang, reason, "A node it ran on was lost; it goes on from its checkpoint.", preempted=False)
+            return _paused(
+                gang, reason, "A node it ran on was lost; it will continue from its checkpoint.", preempted=False
+            )
         case EndReason.START_FAILED as reason:
-            detail = _detail(gang) or "It did not come to run in time."
+            detail = _detail(gang) or "It did not start running in time."
             if gang.failed_starts + 1 < gang.start_attempts:
                 return _paused(gang, reason, detail, preempted=False)
             return End(JobState.FAILED, reason, f"{detail} Tried {gang.start_attempts} times.", _exit_code(gang))

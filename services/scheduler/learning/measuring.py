@@ -40,7 +40,7 @@ REPORTS = 3.0
 report, which may come half as often at its value."""
 SHARE = 0.8
 """Of the rest, what is measured; the nodes need what is left to set their devices and to report."""
-TOO_RARE = "It reports progress every {:.0f} s: too rarely for a second value."
+TOO_RARE = "It reports progress every {:.0f} s: too rarely to measure a second value."
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) 
     if measurement.allocation_state in ("stopping", "ended"):
         return End("cut", "The gang has ended.")
     if measurement.control in measurement.settings_refused:
-        return End("failed", f"Its devices refuse: {measurement.settings_refused[measurement.control]}")
+        return End("failed", f"Its devices refused: {measurement.settings_refused[measurement.control]}")
     if measurement.allocation_state != "running":
         return None
     if measurement.elapsed_s is None:
@@ -191,7 +191,7 @@ def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) 
     if measurement.elapsed_s < (measurement.window_s if measurement.position else LONGEST_S):
         return None
     if point is None and measurement.position == 0:
-        return End("failed", f"It has reported no progress twice within {LONGEST_S:g} s.")
+        return End("failed", f"It did not report progress twice within {LONGEST_S:g} s.")
     return Next(point)
 
 

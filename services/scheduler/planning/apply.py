@@ -120,11 +120,11 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
         return
     startable = {job.id: job for job in await gangs.startable(connection, [start.job_id for start in starts])}
     if len(startable) < len(starts):
-        raise StalePlanError("a job is not waiting any more")
+        raise StalePlanError("a job no longer waits")
     wanted = {share.node_id for start in starts for share in start.placement.shares}
     hosts = {host.id: host for host in await gangs.hosts(connection, sorted(wanted))}
     if len(hosts) < len(wanted):
-        raise StalePlanError("a node takes no work any more")
+        raise StalePlanError("a node no longer accepts work")
     asleep = {host.id for host in hosts.values() if host.power != PowerState.ON}
     await node_power.wake(connection, asleep, *WOKEN)
     taken: dict[str, set[int]] = {}
@@ -181,7 +181,7 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
         return
     running = await gangs.stoppable(connection, [preempt.job_id for preempt in preempts])
     if len(running) < len(preempts):
-        raise StalePlanError("a job does not run any more")
+        raise StalePlanError("a job no longer runs")
     reasons = {preempt.job_id: preempt.reason for preempt in preempts}
     for gang in running:
         reason = reasons[JobId(gang.job_id)]
@@ -210,7 +210,7 @@ async def _power(connection: Connection, nodes: Sequence[PowerNode]) -> None:
             named = [node_id for node_id, why in reasons.items() if why is reason]
             change = node_power.wake if on else node_power.power_down
             if len(await change(connection, named, reason.value, SENTENCES[reason])) < len(named):
-                raise StalePlanError("a node cannot be powered so any more")
+                raise StalePlanError("a node's power can no longer be changed as planned")
 
 
 def _control_fields(control: Control) -> Json:

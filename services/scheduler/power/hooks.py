@@ -73,7 +73,7 @@ class NoHook:
         Raises:
             HookError: always.
         """
-        raise HookError("SCHEDULER_NODE_POWER is none: nobody can power the node")
+        raise HookError("SCHEDULER_NODE_POWER is none: the node cannot be powered up or down")
 
 
 class CommandHook:

@@ -121,11 +121,11 @@ class Plans:
             if locked is not None and locked.pool.plan_id == plan_id:
                 return
             if locked is None or not _is_for(plan, locked):
-                detail = f"Pool {plan.pool} was changed after this plan was made; have it planned anew."
+                detail = f"Pool {plan.pool} was changed after this plan was made; plan the pool again."
                 raise ProblemError(409, ProblemCode.CONFLICT, detail)
             if plan.outcome is not PlanOutcome.PROPOSED:
                 what = plan.outcome or plan.state
-                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, f"The plan is no proposal: it is {what}.")
+                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, f"The plan is not a proposal: it is {what}.")
             if _is_older(plan, locked):
                 raise ProblemError(409, ProblemCode.CONFLICT, "A newer plan is in force.")
             await queries.plans.decide(plan, PlanOutcome.APPLIED)

@@ -21,7 +21,7 @@ class Foresight:
 
     def __init__(self, workload: Workload, predictor: Predictor, retrain_s: float) -> None:
         if workload.recurrence is None:
-            raise DomainError("this trace says nothing of jobs that recur: nothing can be predicted from it")
+            raise DomainError("this trace does not say which jobs recur, so nothing can be predicted from it")
         self._predictor = predictor
         self._retrain_s = retrain_s
         self._recurrence = workload.recurrence

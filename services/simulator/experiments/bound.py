@@ -104,7 +104,7 @@ def bound_of(
     problem = CarbonBoundProblem(grid.curve.cut(begin_s, end_s), np.array(gpus), work, idle_power_w=idle_w)
     if problem.cells > LARGEST:
         raise DomainError(
-            f"a bound of {problem.cells} unknowns is too large to solve: name a shorter horizon of shifting"
+            f"a bound of {problem.cells} unknowns is too large to solve: choose a shorter horizon of shifting"
         )
     return carbon_bound(problem)
 

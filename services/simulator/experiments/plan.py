@@ -154,7 +154,7 @@ def load_experiment(path: Path) -> Experiment:
     except FileNotFoundError as error:
         raise DomainError(f"there is no file {path}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DomainError(f"{path} is no TOML: {error}") from error
+        raise DomainError(f"{path} is not TOML: {error}") from error
     known = {"name", "cluster", "zones", "signals", "seeds", "baseline", "traces", "policies", "options"}
     unknown = sorted(set(content) - known - {"bound_horizons_h"})
     if unknown:
@@ -164,7 +164,7 @@ def load_experiment(path: Path) -> Experiment:
     labels = [choice.label for choice in choices]
     baseline = str(content.get("baseline", labels[0]))
     if baseline not in labels or len(set(labels)) != len(labels):
-        raise DomainError(f"{path}: every policy has its own label, and the baseline is one of them")
+        raise DomainError(f"{path}: every policy must have its own label, and the baseline must be one of them")
     return Experiment(
         name=str(content.get("name", path.stem)),
         cluster=str(content.get("cluster", "32x2:RTX3090")),
@@ -182,13 +182,13 @@ def load_experiment(path: Path) -> Experiment:
 def _list(content: dict[str, Any], key: str, path: Path) -> list[Any]:
     value = content.get(key)
     if not isinstance(value, list) or not value:
-        raise DomainError(f"{path}: {key} is a list that is not empty")
+        raise DomainError(f"{path}: {key} must be a list that is not empty")
     return cast("list[Any]", value)
 
 
 def _of(kind: type[T], value: object, where: str) -> T:
     if not isinstance(value, dict):
-        raise DomainError(f"{where}: each is a table")
+        raise DomainError(f"{where}: each must be a table")
     table = cast("dict[str, Any]", value)
     names = {each.name for each in fields(kind)}
     unknown = sorted(set(table) - names)

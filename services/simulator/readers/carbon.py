@@ -79,7 +79,7 @@ def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTra
     end_s = data_end_s if days is None else begin_s + days * DAY_S
     if begin_s < times[0] or end_s > data_end_s:
         first, last = (np.datetime64(int(moment), "s") for moment in (times[0], data_end_s))
-        raise TraceFormatError(f"{grid.zone} is known from {first} to {last} only; pick start and days within")
+        raise TraceFormatError(f"{grid.zone} is known only from {first} to {last}; choose start and days within that")
     inside = np.flatnonzero((times >= begin_s - DAY_S) & (times < end_s))
     before = int(np.searchsorted(times, begin_s - DAY_S, side="right")) - 1
     low = max(before, 0) if before >= 0 else int(inside[0])

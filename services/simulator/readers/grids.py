@@ -54,7 +54,7 @@ def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Col
         ends = ("(direct)",) if signal is Signal.AVERAGE_DIRECT else ("(life cycle)", "(lca)")
         value = next((name for name in family if name.lower().endswith(ends)), "")
         if signal is Signal.MARGINAL or not value:
-            raise TraceFormatError(f"a file of Electricity Maps holds no {signal.value} intensity; pick another signal")
+            raise TraceFormatError(f"a file of Electricity Maps has no {signal.value} intensity; pick another signal")
         found = next((lower[key] for key in lower if key.startswith(("data estimated", "estimated"))), "")
         return Columns("electricity-maps", time, value, 1.0, signal, lower.get("zone id", ""), found)
     if "datetime" in lower and "carbon_intensity_production_avg" in lower:
@@ -65,7 +65,7 @@ def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Col
         return Columns("eso", time, value, 1.0, Signal.AVERAGE_DIRECT)
     if "oootime" in lower and len(header) > 1:
         value = column or header[1]
-        note = "WattTime export without a unit: taken for gCO2/kWh"
+        note = "WattTime export without a unit: assumed to be gCO2/kWh"
         return Columns("watttime", lower["oootime"], value, 1.0, Signal.MARGINAL, note=note)
     if "point_time" in lower and "value" in lower:
         note = "WattTime's lb CO2/MWh converted"
@@ -108,7 +108,7 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
     columns = columns_of(header, signal, column)
     if columns is None:
         raise TraceFormatError(
-            f"{path} is no carbon file we know (columns {', '.join(header[:6])}); known: Electricity Maps, ESO, "
+            f"{path} is not a known carbon file (columns {', '.join(header[:6])}); known: Electricity Maps, ESO, "
             "WattTime, PJM, or two columns of time and gCO2/kWh"
         )
     report = ReadReport(path.name, columns.format)
@@ -139,7 +139,7 @@ def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) 
             if not np.isfinite(value):
                 report.drop(line, "no value")
             elif time_s in found:
-                report.drop(line, "a moment that was there before")
+                report.drop(line, "a time that occurred before")
             else:
                 found[time_s] = value * columns.scale
                 estimated += row.get(columns.estimated, "").strip().lower() == "true"

@@ -29,7 +29,7 @@ def detect(path: Path) -> JobFormat:
     found = next((each for each in ALL if each.matches(head)), None)
     if found is None:
         begins = next((line for line in head if line.strip()), "")[:80]
-        raise TraceFormatError(f"{path} is no job trace we know (it begins {begins!r}); known: {', '.join(FORMATS)}")
+        raise TraceFormatError(f"{path} is not a known job trace (it begins {begins!r}); known: {', '.join(FORMATS)}")
     return found
 
 
@@ -93,7 +93,7 @@ def read_jobs(
 def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
     """Return the jobs at their place in simulated time, those outside of it left out (see ``read_jobs``)."""
     if days is not None and not (math.isfinite(days) and days > 0):
-        raise DomainError("days is a number above 0")
+        raise DomainError("days must be a number above 0")
     times = raw.submitted_s
     length_s = math.inf if days is None else days * DAY_S
     first_s = float(times[0])
@@ -106,10 +106,10 @@ def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
             origin_s = math.floor(first_s / DAY_S) * DAY_S if raw.absolute else 0.0
             times = times - origin_s + start_s
             if raw.absolute:
-                raw.report.note(f"moved by {(start_s - origin_s) / DAY_S:.2f} days onto the start asked for")
+                raw.report.note(f"moved by {(start_s - origin_s) / DAY_S:.2f} days to the requested start")
     inside = np.flatnonzero((times >= begin_s) & (times < begin_s + length_s))
     if not inside.size:
-        raise TraceFormatError("no job is submitted in the days asked for")
+        raise TraceFormatError("no job is submitted in the requested days")
     if inside.size < len(raw):
-        raw.report.note(f"{len(raw) - inside.size} jobs lie outside of the days asked for")
+        raw.report.note(f"{len(raw) - inside.size} jobs are outside the requested days")
     return replace(raw, submitted_s=times).take(inside)

@@ -43,7 +43,7 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
     except FileNotFoundError as error:
         raise TraceFormatError(f"there is no file {path}") from error
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, IsADirectoryError) as error:
-        raise TraceFormatError(f"{path} is no readable text: {error}") from error
+        raise TraceFormatError(f"{path} is not readable text: {error}") from error
 
 
 def _table_of(path: Path) -> io.StringIO:
@@ -58,7 +58,7 @@ def _table_of(path: Path) -> io.StringIO:
     try:
         pyarrow.csv.write_csv(pyarrow.parquet.read_table(path), lines)
     except pyarrow.ArrowException as error:
-        raise TraceFormatError(f"{path} is no readable Parquet table: {error}") from error
+        raise TraceFormatError(f"{path} is not a readable Parquet table: {error}") from error
     return io.StringIO(lines.getvalue().decode())
 
 
@@ -115,7 +115,7 @@ def number(text: str, column: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{column} is no number") from None
+        raise ValueError(f"{column} is not a number") from None
 
 
 def whole(text: str, column: str) -> int:
@@ -126,7 +126,7 @@ def whole(text: str, column: str) -> int:
     """
     value = number(text, column)
     if not value.is_integer():
-        raise ValueError(f"{column} is no whole number")
+        raise ValueError(f"{column} is not a whole number")
     return int(value)
 
 
@@ -139,5 +139,5 @@ def utc_s(text: str, column: str = "time") -> float:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{column} is no date and time") from None
+        raise ValueError(f"{column} is not a date and time") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

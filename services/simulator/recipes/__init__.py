@@ -21,8 +21,8 @@ RECIPES: dict[str, Recipe] = {
             Recipe(f"a-srpt-{share}", f"the same, {share} % on one GPU", recurrent(share / 100))
             for share in (80, 60, 40, 20, 0)
         ),
-        Recipe("plain", "rigid gangs as the trace has them, one power for all", plain),
-        Recipe("measured", "rigid gangs, each job's own measured power", measured),
+        Recipe("plain", "rigid gangs as in the trace, the same power for all", plain),
+        Recipe("measured", "rigid gangs, each job with its own measured power", measured),
         Recipe("sia", "jobs that name the application they train", sia),
     )
 }

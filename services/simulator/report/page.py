@@ -67,10 +67,10 @@ def render(name: str, baseline: str, results: Sequence[Result], bounds: Sequence
     parts["By size of job"] = _sizes(results, baseline)
     turned = _turned(results, baseline)
     if turned:
-        parts["What turning one thing does"] = turned
+        parts["Effect of a single parameter"] = turned
     if bounds:
         parts["The least carbon any schedule could have reached"] = [_bounds(bounds, results, baseline)]
-    parts["What went in"] = _inputs(results)
+    parts["Inputs"] = _inputs(results)
     ids = {title: f"part{at}" for at, title in enumerate(parts)}
     links = "".join(f'<a href="#{ids[title]}">{escape(title)}</a>' for title in parts)
     body = [f"<h1>{escape(name)}</h1>", _intro(baseline, results), f"<nav>{links}</nav>"]
@@ -87,7 +87,7 @@ def _intro(baseline: str, results: Sequence[Result]) -> str:
     traces = dict.fromkeys(place_of(result)[0] for result in results)
     seeds = {place_of(result)[3] for result in results}
     unfinished = sum(result["summary"]["jobs"] - result["summary"]["completed"] for result in results)
-    warning = f" <b>{unfinished} jobs did not end; their energy is in, their completion time is not.</b>"
+    warning = f" <b>{unfinished} jobs did not end; their energy is counted, their completion time is not.</b>"
     return (
         f'<p class="note">{len(results)} simulations on {escape(", ".join(clusters))}; traces: '
         f"{escape(', '.join(traces))}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Figures are taken against "

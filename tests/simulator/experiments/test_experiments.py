@@ -78,10 +78,10 @@ def test_a_file_lists_its_cells_the_baseline_first(file: Path) -> None:
     ("change", "message"),
     [
         (("name =", "nam ="), "unknown key 'nam'"),
-        (('zones = ["GB"]', "zones = []"), "zones is a list"),
-        (('baseline = "Tiresias (LAS)"', 'baseline = "x"'), "baseline is one of them"),
+        (('zones = ["GB"]', "zones = []"), "zones must be a list"),
+        (('baseline = "Tiresias (LAS)"', 'baseline = "x"'), "baseline must be one of them"),
         (("days = 0.08", "dayz = 0.08"), "unknown key 'dayz'"),
-        (("name =", "name"), "is no TOML"),
+        (("name =", "name"), "is not TOML"),
         (('policy = "green"', 'label = "x"'), "missing"),
     ],
 )

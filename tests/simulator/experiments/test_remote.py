@@ -138,5 +138,5 @@ def test_a_cell_that_breaks_is_told_and_tried_anew(
     with workers(1, fresh_database(postgres_url), redis_url, tmp_path):
         ((_, error),) = client.run([group], tmp_path)
 
-    assert "no job trace we know" in str(error)
+    assert "not a known job trace" in str(error)
     assert not broker.keys(f"{PREFIX}result:*")

@@ -80,7 +80,7 @@ def test_gaps_and_missing_values_are_reported_and_long_ones_refused(tmp_path: Pa
     assert "gap of 2.00 h after 2023-01-01T03:00:00: the value before it held over it" in trace.notes
     assert "gap of 3.00 h after 2023-01-01T08:00:00: the value before it held over it" in trace.notes
     assert any("no value (line 6)" in note for note in trace.notes)
-    assert any("a moment that was there before (line 11)" in note for note in trace.notes)
+    assert any("a time that occurred before (line 11)" in note for note in trace.notes)
     assert trace.curve.at(trace.curve.start_s + 4.5 * 3600) == 3.0
     with pytest.raises(TraceFormatError, match="too long to bridge"):
         read_carbon(write(tmp_path, EM + "2023-01-04 00:00:00,SE,1,2,False\n"))
@@ -91,7 +91,7 @@ def test_nothing_is_made_up_beyond_the_data(tmp_path: Path) -> None:
 
     with pytest.raises(TraceFormatError, match="known from 2023-01-01T00:00:00 to 2023-01-02T00:00:00 only"):
         read_carbon(file, start="2023-01-01", days=2)
-    with pytest.raises(TraceFormatError, match="is known from"):
+    with pytest.raises(TraceFormatError, match="is known only from"):
         read_carbon(file, start="2022-12-31", days=0.5)
 
 

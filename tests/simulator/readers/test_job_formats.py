@@ -67,7 +67,7 @@ def test_philly_is_sorted_and_repeated_rows_are_one_job(tmp_path: Path) -> None:
     assert raw.report.rows == 6
     assert raw.report.lines == {
         "the same as an earlier row in every cell": [4],
-        "duration is no number": [5],
+        "duration is not a number": [5],
         "no duration above 0 s": [6],
         "2 cells where the header has 5": [7],
     }
@@ -94,7 +94,7 @@ def test_pai_counts_hours_or_seconds(tmp_path: Path, rows: str, format: str | No
 
     assert raw.duration_s.tolist() == expected_s
     assert raw.gpus.tolist() == [0, 0]
-    assert "times taken for" in raw.report.notes[0]
+    assert "times are assumed to be in" in raw.report.notes[0]
 
 
 def test_sia_leaves_durations_open(tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_our_own_history_as_csv_and_as_json_lines(tmp_path: Path) -> None:
 
     assert (raw.ids, raw.duration_s.tolist()) == (("j1", "j2"), [1800.0, 3600.0])
     assert raw.energy_j[0] == 900_000
-    assert raw.report.lines == {"never started": [4], "submitted_at is no date and time": [5]}
+    assert raw.report.lines == {"never started": [4], "submitted_at is not a date and time": [5]}
     line = (
         '{"job_id": "x", "submitted_at": "2024-05-01T10:00:00Z", "started_at": "2024-05-01T10:00:00Z", '
         '"ended_at": "2024-05-01T10:01:00Z", "gpus": 2, "energy_j": null}\n'
     )
     raw = read_raw(write(tmp_path, line + "{broken\n"))
-    assert (raw.duration_s.tolist(), raw.gpus.tolist(), raw.report.lines) == ([60.0], [2], {"no JSON object": [2]})
+    assert (raw.duration_s.tolist(), raw.gpus.tolist(), raw.report.lines) == ([60.0], [2], {"not a JSON object": [2]})
 
 
 def test_a_resized_job_runs_its_gpu_time_on_its_last_gang(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_resized_job_runs_its_gpu_time_on_its_last_gang(tmp_path: Path) -> Non
     raw = read_raw(write(tmp_path, f"job_id,submitted_at,started_at,ended_at,gpus,run_s,gpu_s\n{rows}"))
 
     assert raw.duration_s.tolist() == [125.0, 200.0]
-    assert raw.report.notes == ["jobs that were resized run their GPU time on the gang they ended with"]
+    assert raw.report.notes == ["jobs that were resized run all their GPU time on their last gang"]
 
 
 def test_a_parquet_table_is_read_as_its_csv(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_parquet_table_is_read_as_its_csv(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(b"PAR1 and no more")
 
     assert read_raw(tmp_path / "jobs").ids == read_raw(write(tmp_path, HISTORY)).ids
-    with pytest.raises(TraceFormatError, match="no readable Parquet"):
+    with pytest.raises(TraceFormatError, match="not a readable Parquet"):
         read_raw(tmp_path / "broken")
 
 
@@ -187,7 +187,7 @@ def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize("text", ["", "colour,taste\n", "\x00\x01", "{}\n"])
 def test_what_no_format_knows_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(TraceFormatError, match="no job trace we know"):
+    with pytest.raises(TraceFormatError, match="not a known job trace"):
         read_raw(write(tmp_path, text))
 
 
@@ -198,5 +198,5 @@ def test_no_file_unknown_format_and_binary(tmp_path: Path) -> None:
         read_raw(write(tmp_path, PHILLY), "excel")
     file = tmp_path / "binary"
     file.write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(TraceFormatError, match="no readable text"):
+    with pytest.raises(TraceFormatError, match="not readable text"):
         read_raw(file)

@@ -124,7 +124,7 @@ async def test_the_past_of_this_installation(simulator: Installation) -> None:
     assert (refusal[0], refusal[2]) == (422, "/carbon")
     assert (await refused(simulator, {**body, "start": "2001-01-01"}))[2:] == (
         "/jobs",
-        "no job was submitted here in the days asked for",
+        "no job was submitted here in the requested days",
     )
 
 
@@ -212,7 +212,7 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
         ({"jobs": "/etc/passwd"}, "/jobs", "there is no job trace"),
         ({"carbon": "/etc/passwd"}, "/carbon", "there is no grid"),
         ({"forecast": "/etc/passwd"}, "/forecast", ""),
-        ({"jobs": {"text": "a,b\n1,2\n"}}, "/jobs", "no job trace we know"),
+        ({"jobs": {"text": "a,b\n1,2\n"}}, "/jobs", "not a known job trace"),
         ({"jobs": {"text": JOBS}, "format": "swf"}, "/jobs", ""),
         ({"jobs": {"name": "../x", "text": JOBS}}, "/jobs", ""),
         ({"jobs": {"gzip_base64": "aGVsbG8="}}, "/jobs", "not UTF-8 text"),
@@ -223,8 +223,8 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
         ({"days": 400}, "/days", "400 days are more"),
         ({"days": -1}, "/days", ""),
         ({"cluster": "999999x999:A100"}, "/cluster", "GPUs are more than a run may have (5000)"),
-        ({"cluster": "2by2"}, "/cluster", "no node group"),
-        ({"start": "soon"}, "/carbon", "start is no date"),
+        ({"cluster": "2by2"}, "/cluster", "not a node group"),
+        ({"start": "soon"}, "/carbon", "start is not a date"),
         ({"recipe": "soup"}, "/jobs", "unknown recipe"),
         ({"signal": "smoke"}, "/carbon", "unknown signal"),
         ({"jobs": "history", "days": None}, "", "needs start and days"),

@@ -69,7 +69,7 @@ class History:
         gpu_s = number(row.get("gpu_s", ""), "gpu_s")
         if not math.isnan(gpu_s):
             if not math.isclose(gpu_s, run_s * gpus, rel_tol=0.01):
-                jobs.report.note("jobs that were resized run their GPU time on the gang they ended with")
+                jobs.report.note("jobs that were resized run all their GPU time on their last gang")
             run_s = gpu_s / gpus
         submitted_s = utc_s(row["submitted_at"], "submitted_at")
         energy_j = number(row.get("energy_j", ""), "energy_j")
@@ -88,7 +88,7 @@ def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
         jobs.row()
         row = _object(text)
         if row is None:
-            jobs.drop(line, "no JSON object")
+            jobs.drop(line, "not a JSON object")
         elif missing := [column for column in COLUMNS if column not in row]:
             if jobs.report.rows == 1:
                 raise TraceFormatError(f"{jobs.report.source} is not of format wattshift: no {missing[0]!r}")

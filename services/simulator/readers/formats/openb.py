@@ -44,4 +44,4 @@ class Openb:
             else:
                 jobs.add(line, RawJob(row["name"], created_s, deleted_s - scheduled_s, gpus, row.get("qos", "")))
         if shares:
-            jobs.report.note(f"{shares} pods held a share of one GPU: counted as a whole one")
+            jobs.report.note(f"{shares} pods held a share of one GPU: counted as one whole GPU")

@@ -36,7 +36,9 @@ class Pai:
                 jobs.drop(line, str(error))
         fractions = any(not (arrival.is_integer() and length.is_integer()) for _, arrival, length in rows)
         hours = self.name == "pai-hours" or (self.name == "pai" and fractions)
-        jobs.report.note(f"times taken for {'hours' if hours else 'seconds'}; the file counts CPUs, not GPUs")
+        jobs.report.note(
+            f"times are assumed to be in {'hours' if hours else 'seconds'}; the file counts CPUs, not GPUs"
+        )
         unit_s = S_PER_HOUR if hours else 1.0
         for line, arrival, length in rows:
             jobs.add(line, RawJob(f"pai-{line}", arrival * unit_s, length * unit_s))

@@ -35,7 +35,7 @@ class Sacct:
         jobs.absolute = True
         for line, row in table(lines, COLUMNS, jobs.report, "|"):
             if not re.search(r"([+-]\d\d:?\d\d|Z)$", row["Submit"]):
-                jobs.report.note("times without a zone taken for UTC")
+                jobs.report.note("times without a zone are assumed to be in UTC")
             reason = _not_a_job(row)
             if reason:
                 jobs.drop(line, reason)

@@ -43,11 +43,13 @@ class Swf:
             jobs.row()
             if len(cells) != FIELDS:
                 if jobs.report.rows == 1:
-                    raise TraceFormatError(f"{jobs.report.source} is not of format swf: line {line} has not 18 fields")
+                    raise TraceFormatError(
+                        f"{jobs.report.source} is not of format swf: line {line} does not have 18 fields"
+                    )
                 jobs.drop(line, f"{len(cells)} fields instead of {FIELDS}")
                 continue
             self._row(line, cells, origin_s, jobs)
-        jobs.report.note("processors of the trace are taken for GPUs")
+        jobs.report.note("processors of the trace count as GPUs")
 
     def _row(self, line: int, cells: list[str], origin_s: float, jobs: Collector) -> None:
         try:
