@@ -1,13 +1,13 @@
-"""One per node: owns the devices and the running ranks, measures their energy, obeys the lease.
+"""The agent of a node: owns its devices and running ranks, measures their energy, obeys the lease.
 
 The agent may be killed at any moment: ranks run on under their shims, and the next agent finds them again.
 
 shim         the process between the agent and one rank; kills the rank when its lease runs out, agent or not
 ranks        the folder of one rank: files shared with its shim, start, stop, adoption, what a dead shim leaves behind
 gangs        which gangs this node runs: commands, generations, leases, states
-environment  what a job's process is told, and nothing else
+environment  the variables that a job's process gets
 containers   the command line that runs a job's image
-progress     how far a job is, from its progress file, its log or its posts
+progress     a job's progress, from its progress file, its log or its posts
 logs         a rank's output, read by offset and kept within a size
 devices/     the driver protocol; NVML and simulated devices
 host_power   the CPU's energy: measured by RAPL or modelled

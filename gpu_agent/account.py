@@ -1,4 +1,4 @@
-"""Whom jobs run as, on a host where the agent is root so that it may set clocks and limits."""
+"""The user that jobs run as, on a host where the agent is root so that it may set clocks and limits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Account:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what a login would set."""
+        """Return the variables that a login would set."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
     def own(self, path: Path) -> None:
-        """Give a file or folder to the account."""
+        """Make the account the owner of a file or folder."""
         os.chown(path, self.user_id, self.group_id, follow_symlinks=False)
 
 

@@ -1,4 +1,4 @@
-"""The loops that make a node of a host: heartbeats, commands, ranks, energy, and what is left over."""
+"""The loops that make a host a node: heartbeats, commands, ranks, energy, and clearing up."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = Log(__name__)
 _BATCH = 200
 _BACKLOG = 1_000
 _BACKLOG_INTERVAL_S = 30.0
-"""Interval while many wait to be delivered: a long absence of the control plane must not fill the disk."""
+"""Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
 _HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
 _REFUSED = frozenset({400, 413, 422})
@@ -124,7 +124,7 @@ class Agent:
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
 
     async def start(self) -> None:
-        """Take up what an earlier agent left, then begin."""
+        """Take over what an earlier agent left, then begin."""
         self.gangs.load()
         if self._account is not None:  # it has to pass through to its own files, and can list nothing on the way
             for folder in (self.settings.state_folder, self.gangs.folder):
@@ -143,7 +143,7 @@ class Agent:
         log.info("agent.started", node_id=self.settings.node_id, driver=self.driver.name, devices=len(self.devices))
 
     async def stop(self) -> None:
-        """End the agent; its ranks run on, or end with it if it is set up so."""
+        """End the agent; its ranks continue, or end with it if the settings say so."""
         await self._cancel("ranks", "commands")
         if self.settings.stop_ranks_on_exit:
             await self.gangs.stop_all(self.settings.exit_grace_s)
@@ -165,7 +165,7 @@ class Agent:
         """Return if the agent can do its work.
 
         Raises:
-            RuntimeError: It cannot, and why.
+            RuntimeError: It cannot; the message says why.
         """
         if not self.plane.is_registered:
             raise RuntimeError("the control plane does not know this node yet")
@@ -173,7 +173,7 @@ class Agent:
             raise RuntimeError(problem)
 
     def describe(self) -> dict[str, Any]:
-        """Return the agent's state for a person who looks for a fault."""
+        """Return the agent's state, for troubleshooting."""
         return {
             "node_id": self.settings.node_id,
             "boot_id": self.boot_id,
@@ -299,9 +299,9 @@ class Agent:
     # --- what the loops share
 
     async def _set_devices(self) -> bool:
-        """Set devices as their gangs are to have them; all to the defaults once the control plane is out of reach.
+        """Set devices as their gangs require; set all to the defaults once the control plane is out of reach.
 
-        An agent that has just started has no lease of its own yet; the gangs it found run by theirs.
+        An agent that has just started has no lease yet; the gangs that it found run under theirs.
         """
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
         return await self.controls.enforce([] if is_lost else self.gangs.orders())
@@ -341,7 +341,7 @@ class Agent:
         self._delivery_due.set()
 
     def _write_device_files(self) -> None:
-        """Tell programs that pace themselves by simulated devices how fast these are now."""
+        """Write the speed of simulated devices, for programs that pace themselves by it."""
         running = {gang.allocation_id: gang for gang in self.gangs if gang.holding}
         self._device_files = {name: text for name, text in self._device_files.items() if name in running}
         self._state_problem = ""
@@ -408,7 +408,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _take_state_folder(folder: Path) -> int:
-    """Hold the state folder for as long as this process lives; the agent before may take a moment to go."""
+    """Hold the state folder for as long as this process lives; the previous agent may take a moment to end."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = shim.clock() + _LOCK_PATIENCE_S

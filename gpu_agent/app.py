@@ -21,7 +21,7 @@ _MOST_BODY_BYTES = 64 * 1024
 
 
 def create_app(settings: AgentSettings) -> FastAPI:
-    """Return the agent as an app; it works from the app's start to its end."""
+    """Return the agent as an app; it runs from the app's start to its end."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,7 +52,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
 
 
 def hide_memory() -> None:
-    """Keep other processes of the same user, which jobs are, from reading this one's environment and its secrets."""
+    """Keep other processes of the same user, such as jobs, from reading this process's environment and secrets."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""Jobs with a container image: which engine there is, and the command line that runs the image."""
+"""Jobs with a container image: the available engine, and the command line that runs the image."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_argv(
         variables: What goes into the container.
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that are at the same path inside.
-        account: Whom the command runs as in the container; None leaves that to the image.
+        account: The user of the command in the container; None leaves that to the image.
     """
     argv = [
         engine.program,
@@ -92,19 +92,19 @@ def run_argv(
 
 
 def remove_argv(engine: Engine, start: StartGang) -> list[str]:
-    """Return the command that ends the container for good, whatever became of ``run``."""
+    """Return the command that removes the container, whether or not ``run`` has ended."""
     return [engine.program, "rm", "--force", container_name(start)]
 
 
 def env_file_text(variables: dict[str, str]) -> str:
-    """Return the variables as the engines' ``--env-file`` takes them."""
+    """Return the variables in the format of the engines' ``--env-file``."""
     return "".join(f"{name}={value}\n" for name, value in variables.items() if "\n" not in value)
 
 
 def container_variables(start: StartGang, variables: dict[str, str]) -> dict[str, str]:
-    """Return what goes into the container: the job's variables and the gang's.
+    """Return the variables of the container: the job's and the gang's.
 
-    The engine shows the container its own devices alone, counted from 0.
+    The engine shows the container only its own devices, counted from 0.
     """
     inside = start.spec.environment | variables
     return inside | {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(start.devices)))}

@@ -27,7 +27,7 @@ _UNAUTHENTICATED = 401
 
 
 class ControlPlane:
-    """Calls telemetry with the node's token, and registers for a new one when that is refused."""
+    """Calls telemetry with the node's token, and registers for a new token when the old one is refused."""
 
     def __init__(self, client: ServiceClient, join_token: str, registration: NodeRegistration) -> None:
         self._client = client
@@ -38,16 +38,16 @@ class ControlPlane:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the control plane knows this node, as far as this node knows."""
+        """Whether this node believes that the control plane knows it."""
         return self._credentials is not None
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """How often the control plane wants to hear from the node."""
+        """How often the control plane wants heartbeats from the node."""
         return self._credentials.heartbeat_interval_s if self._credentials else DEFAULT_HEARTBEAT_INTERVAL_S
 
     async def heartbeat(self, heartbeat: Heartbeat, timeout_s: float) -> HeartbeatReply:
-        """Tell what runs; return what may.
+        """Report what runs; return what may run.
 
         Raises:
             ProblemError: No answer, or a refusal.
@@ -63,7 +63,7 @@ class ControlPlane:
         return await self._call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
     async def _register(self) -> NodeCredentials:
-        """Make this node known; one call at a time, as a new token may end the one before."""
+        """Register this node; one call at a time, because a new token may invalidate the previous one."""
         async with self._registering:
             if self._credentials is None:
                 self._credentials = await self._client.call(

@@ -1,8 +1,8 @@
-"""Clocks and power limits that gangs have on their devices, remembered so that they can be taken back.
+"""Clocks and power limits of gangs on their devices, remembered so that they can be restored to the defaults.
 
-Every tick brings the devices to what the running gangs were set to and everything else to the defaults. What is about
-to be set is on disk before the device hears of it, and forgotten only once the device is back at its default; an agent
-that starts anew knows from there what an earlier one may have left.
+Every tick sets the devices of running gangs as ordered and all others to the defaults. A value is on disk before it is
+set on the device, and is forgotten only once the device is back at its default; from there an agent that restarts knows
+what an earlier one may have left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[ControlKind, int]
 
 @dataclass(frozen=True)
 class Order:
-    """What a gang that holds its devices here is to have them set to."""
+    """The controls for the devices that a gang holds on this node."""
 
     allocation_id: str
     devices: tuple[int, ...]
@@ -41,7 +41,7 @@ class Order:
 
     @property
     def values(self) -> dict[ControlKind, float]:
-        """What is to be set, by kind; a kind that is to be at its default is not in it."""
+        """The values to set, by kind; kinds that are to be at their default are left out."""
         asked = {LIMIT: self.settings.power_limit_w, CLOCK: self.settings.clock_mhz}
         return {kind: value for kind, value in asked.items() if value is not None}
 
@@ -65,19 +65,19 @@ class Controls:
 
     @property
     def in_force(self) -> bool:
-        """Whether anything is, or may be, set that is not the default."""
+        """Whether anything other than the default is, or may be, set."""
         return bool(self._put)
 
     def value(self, kind: ControlKind, index: int) -> float | None:
-        """Return what a device is set to; None at its default, or where only an earlier agent knew."""
+        """Return the value of a device; None at its default, or if only an earlier agent knew it."""
         return self._put.get((kind, index))
 
     def is_clean(self, devices: Iterable[int]) -> bool:
-        """Whether none of these devices carries anything from an earlier gang."""
+        """Whether none of these devices still has controls of an earlier gang."""
         return not any((kind, index) in self._put for kind in ControlKind for index in devices)
 
     def status(self, order: Order) -> ControlsStatus:
-        """Return what became of an order."""
+        """Return the outcome of an order."""
         refused = self._refused.get((order.allocation_id, order.settings.revision), {})
         reached = {
             kind: value
@@ -100,9 +100,9 @@ class Controls:
         return (status.power_limit_w, status.clock_mhz) == (wanted.power_limit_w, wanted.clock_mhz)
 
     async def enforce(self, orders: Sequence[Order]) -> bool:
-        """Bring every device to what the gangs' orders say; return whether that changed anything.
+        """Set every device as the gangs' orders say; return whether that changed anything.
 
-        A gang one of whose devices refuses a kind of setting runs on with all of them at that kind's default.
+        If a device of a gang refuses a kind of control, the gang continues with all its devices at that kind's default.
         """
         known = {(order.allocation_id, order.settings.revision) for order in orders}
         self._refused = {key: kinds for key, kinds in self._refused.items() if key in known}
@@ -131,7 +131,7 @@ class Controls:
                 self._found[key] = found.get(key) or (utc_now(), await asyncio.to_thread(self._limits_w, order.devices))
 
     def _limits_w(self, devices: Iterable[int]) -> list[float]:
-        """Return the limits that devices tell, of those that do."""
+        """Return the limits of the devices that report one."""
         told: list[float | None] = []
         for index in devices:
             with suppress(DeviceError):
@@ -139,7 +139,7 @@ class Controls:
         return [limit_w for limit_w in told if limit_w is not None]
 
     async def restore(self) -> None:
-        """Return every device to the defaults, where this agent or an earlier one has changed them."""
+        """Restore the defaults of every device that this agent or an earlier one has changed."""
         if self._put:
             async with self._lock:
                 await self._take_back({})
@@ -178,7 +178,7 @@ class Controls:
                 self._put[kind, index] = value
 
     async def _take_back(self, wanted: Mapping[Key, float | None]) -> None:
-        """Reset what is not wanted any more; what cannot be reset now is tried again."""
+        """Reset controls that are no longer wanted; those that cannot be reset now are tried again later."""
         unwanted = [key for key in self._put if key not in wanted]
         for key in sorted(unwanted):
             kind, index = key

@@ -36,7 +36,7 @@ async def read_logs(
     offset: Annotated[int, Query(description="Negative: from the end.")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST_LOG_BYTES)] = 64 * 1024,
 ) -> Response:
-    """Return a piece of a rank's output; headers say where it lies and whether more can come."""
+    """Return a piece of a rank's output; headers give its offset and whether more can come."""
     folder = agent.rank_folder(allocation_id)
     if folder is None:
         raise not_found("allocation on this node")
@@ -56,7 +56,7 @@ async def read_logs(
 
 @router.post(PROGRESS_PREFIX + "{token}", status_code=204)
 async def post_progress(agent: TheAgent, token: str, request: Request) -> Response:
-    """Take a job's word on how far it is; the token in the path is the job's own."""
+    """Store a job's report of its progress; the token in the path is the job's own."""
     report = parse_report(await request.body())
     if report is None or report.done is None:
         raise ProblemError(
@@ -69,5 +69,5 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
 
 @router.get("/v1/state")
 async def read_state(agent: TheAgent) -> dict[str, Any]:
-    """Return what the agent knows, for people who look for a fault."""
+    """Return the agent's state, for troubleshooting."""
     return agent.describe()

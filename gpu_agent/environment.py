@@ -1,4 +1,4 @@
-"""What a job's process is told. It starts from nothing: what the agent knows and does not pass here stays its own."""
+"""The environment of a job's process. It starts empty, so that nothing else of the agent's reaches a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSED = frozenset(
 
 @dataclass(frozen=True)
 class RankPaths:
-    """Where the rank finds what the agent and the job tell each other."""
+    """Paths of the files through which the agent and the job communicate."""
 
     checkpoint_dir: str
     progress_file: str
@@ -66,10 +66,10 @@ def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
 
 
 def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what of the agent's own environment its children get.
+    """Return the part of the agent's own environment that its children get.
 
     Args:
-        also_passed: Names of further variables that this site wants them to have.
+        also_passed: Names of further variables that they get on this site.
         own: The agent's environment.
     """
     names = PASSED | set(also_passed)

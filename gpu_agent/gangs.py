@@ -1,8 +1,8 @@
 """Which gangs this node runs. One gang here is one rank: the node's part of it, one command under one shim.
 
-A gang runs at most once. A command only says that a gang is wanted; it starts when a heartbeat's answer names it, and
-runs while answers go on naming it and the lease lasts. What a restarted agent must know is in the gang's folder,
-written before the command is acknowledged: a repeated or late command finds it and does nothing.
+A gang runs at most once. A command only says that a gang is wanted; the gang starts when a heartbeat's answer names it,
+and runs while answers continue to name it and the lease lasts. What a restarted agent must know is in the gang's
+folder, written before the command is acknowledged: a repeated or late command finds it and does nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 DEFAULT_LOAD = 0.9
-"""Load of a simulated device whose job does not say how busy it keeps it."""
+"""Load of a simulated device whose job does not report one."""
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SIGTERM_CODE, _REFUSED_CODE = -15, 126
 _LATEST_START = 0.2
-"""A gang is not started in the last part of a lease: it would only be ended again."""
+"""A gang is not started in the last part of a lease, because it would be ended again at once."""
 
 
 @dataclass
@@ -45,12 +45,12 @@ class Gang:
     """This node's part of a gang.
 
     Attributes:
-        start: Its command; None if only its end was ever asked for.
+        start: Its command; None if only its end was ever requested.
         named: Whether the last answer to a heartbeat that reported it named it; None before any did.
-        holding: Whether its devices are its own: from just before it starts until nothing of it is left.
+        holding: Whether it holds its devices: from just before it starts until nothing of it is left.
         launching: The start in progress.
         shim: The shim, if this agent started it.
-        settings: What its devices are to be set to; None if nobody ever said.
+        settings: Controls for its devices; None if there are none.
     """
 
     allocation_id: str
@@ -78,7 +78,7 @@ class Gang:
         return self.state is RankState.EXITED
 
     def status(self) -> RankStatus:
-        """Return what the control plane is told."""
+        """Return the status that is reported to the control plane."""
         report = self.progress.last if self.progress else None
         notes = [self.detail, self.progress.problem if self.progress else ""]
         return RankStatus(
@@ -106,13 +106,13 @@ class Gangs:
         is_billed: Callable[[str], bool] = lambda _: True,
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
     ) -> None:
-        """Make an empty register; ``load`` fills it from disk.
+        """Create an empty register; ``load`` fills it from disk.
 
         Args:
-            folder: Where gangs are remembered.
-            on_change: Called when the control plane should hear something at once.
-            is_billed: Whether all energy of an allocation that has ended is with the control plane.
-            is_clean: Whether devices are free of what an earlier gang had them set to; until then no gang starts there.
+            folder: Where gangs are stored.
+            on_change: Called when something should be reported to the control plane at once.
+            is_billed: Whether the control plane has all energy of an allocation that has ended.
+            is_clean: Whether devices are free of an earlier gang's controls; until then no gang starts there.
         """
         self.folder = folder / "allocations"
         self._generations = folder / "generations"
@@ -123,7 +123,7 @@ class Gangs:
         self._gangs: dict[str, Gang] = {}
         self._lease_s = 0.0
         self.deadline = float("-inf")
-        """When the lease that the last answer gave is over, on the clock of leases."""
+        """When the lease of the last answer is over, on the clock of leases."""
 
     def __iter__(self) -> Iterator[Gang]:
         return iter(list(self._gangs.values()))
@@ -133,7 +133,7 @@ class Gangs:
         return self._gangs.get(allocation_id)
 
     def load(self) -> None:
-        """Take up what an earlier agent of this node left: gangs that run, or are to be started or reported."""
+        """Load what an earlier agent of this node left: gangs that run, or are to be started or reported."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._generations.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
@@ -151,7 +151,7 @@ class Gangs:
     # --- commands: what they say is on disk when these return
 
     def accept(self, start: StartGang) -> None:
-        """Remember a gang to be started once an answer names it.
+        """Store a gang that is to start once an answer names it.
 
         Raises:
             OSError: It cannot be written down; the command must not be acknowledged.
@@ -198,9 +198,9 @@ class Gangs:
         self._on_change()
 
     def set(self, command: SetDevices) -> None:
-        """Remember what a gang's devices are to be set to; ``orders`` names it from now on.
+        """Store the controls for a gang's devices; ``orders`` has them from now on.
 
-        A gang that is over or not known needs nothing: its start always precedes its settings in the stream.
+        A gang that is over or unknown needs none: its start always precedes its controls in the stream.
 
         Raises:
             OSError: It cannot be written down; the command must not be acknowledged.
@@ -215,13 +215,13 @@ class Gangs:
         log.info("gang.set", allocation_id=command.allocation_id, **command.settings.model_dump())
 
     def orders(self) -> list[Order]:
-        """Return what the devices of gangs that hold them are to be set to."""
+        """Return the controls for the devices of gangs that hold them."""
         return [
             Order(gang.allocation_id, gang.devices, gang.settings) for gang in self if gang.holding and gang.settings
         ]
 
     def refuse(self, allocation_id: str, ended_by: EndedBy, code: int, detail: str) -> None:
-        """Remember that an allocation this node knows nothing of must not start here, and report it as ended."""
+        """Store that an allocation unknown to this node must not start here, and report it as ended."""
         if not _SAFE_ID.fullmatch(allocation_id) or (self.folder / allocation_id).exists():
             return
         folder = RankFolder(self.folder / allocation_id)
@@ -236,7 +236,7 @@ class Gangs:
         """Act on a heartbeat's answer.
 
         Args:
-            reported: The allocations that the heartbeat told of; the answer says nothing about any other.
+            reported: The allocations in the heartbeat; the answer says nothing about any other.
             named: The allocations that may run.
             sent_at: When the heartbeat was sent; the lease counts from then.
         """
@@ -268,7 +268,7 @@ class Gangs:
     # --- what goes on
 
     async def tick(self, on_owners: Callable[[dict[int, str]], Awaitable[None]]) -> None:
-        """Look at every rank, start what may start, forget what is settled.
+        """Check every rank, start what may start, forget what is settled.
 
         Args:
             on_owners: Called with each device's allocation when that has changed, before anything new is started.
@@ -307,7 +307,7 @@ class Gangs:
         return 0.0
 
     def post_progress(self, token: str, report: Report) -> bool:
-        """Take what the job with this token says; False if there is none that reports so."""
+        """Store a report of the job with this token; False if no job reports in this way."""
         for gang in self:
             if gang.holding and gang.progress and secrets.compare_digest(gang.token.encode(), token.encode()):
                 first = gang.progress.last is None
@@ -319,7 +319,7 @@ class Gangs:
         return False
 
     async def stop_all(self, grace_s: float) -> None:
-        """End every rank because the agent ends; returns when they are gone, or a little after the grace."""
+        """End every rank because the agent ends; return when they are gone, or a little after the grace period."""
         for gang in self:
             try:
                 self._stop(gang, EndedBy.AGENT, grace_s, "")
@@ -332,7 +332,7 @@ class Gangs:
             await asyncio.sleep(0.05)
 
     def _observe(self, gang: Gang) -> bool:
-        """Bring a gang up to date with its folder; True if the control plane should hear of it now."""
+        """Update a gang from its folder; True if that should be reported to the control plane now."""
         if gang.is_over:
             return False
         if gang.shim is not None and gang.shim.poll() is not None:
@@ -388,7 +388,7 @@ class Gangs:
             self._on_change()
 
     def _stop(self, gang: Gang, cause: EndedBy, grace_s: float, detail: str) -> None:
-        """Ask for a rank's end, or see to it that it never begins."""
+        """Request a rank's end, or make sure that it never begins."""
         if gang.is_over:
             return
         gang.detail = gang.detail or detail
@@ -420,7 +420,7 @@ class Gangs:
 
 
 def _read_gang(folder: RankFolder) -> Gang:
-    """Read a gang from its folder; a command this version cannot read is like none."""
+    """Read a gang from its folder; a command that this version cannot read counts as none."""
     try:
         written = orjson.loads((folder.path / COMMAND).read_bytes())
         start = StartGang.model_validate(written["command"]) if written["command"] else None

@@ -1,6 +1,7 @@
 """The energy of the host's CPUs: measured by RAPL where the host lets us, else modelled from their utilisation.
 
-Either way a part of it is activity, which belongs to whoever used the CPUs; the rest is there anyway and is nobody's.
+In both cases a part of it is due to activity and belongs to the ranks that used the CPUs; the rest is drawn anyway and
+belongs to none.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """CPU energy of a stretch of time, and how many joules of it each CPU second that was used counts for."""
+    """CPU energy of a period, and how many joules of it each used CPU second counts for."""
 
     total_j: float
     j_per_cpu_s: float
 
 
 class HostPower(Protocol):
-    """A source of CPU energy. Its counters run on while the agent is away, and are taken up again from ``state``."""
+    """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``."""
 
     source: EnergySource
 
@@ -43,11 +44,11 @@ class HostPower(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return what another process needs in order to go on from here."""
+        """Return what another process needs to continue from here."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from where another process stopped."""
+        """Continue from where another process stopped."""
         ...
 
 
@@ -55,9 +56,8 @@ class ModelledPower:
     """CPU power from utilisation.
 
     Args:
-        model: Watts of all CPUs by utilisation.
-        ranks_only: Count the node's ranks as all that runs: simulated nodes share one machine, and each would else
-            count everything on it.
+        model: Watts of all CPUs by utilisation. ranks_only: Count only the node's ranks: simulated nodes share one
+        machine, and each would otherwise count everything on it.
     """
 
     source = EnergySource.MODELLED
@@ -108,7 +108,7 @@ class RaplPower:
         self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        """Return the energy since the last call; a counter that has started over is taken to have done so once."""
+        """Return the energy since the last call; a counter that has wrapped is assumed to have done so once."""
         try:
             now_uj = self._read()
         except OSError as error:
@@ -139,7 +139,7 @@ class RaplPower:
 
 
 def host_power(kind: str, model: CpuPowerModel, *, simulated: bool) -> HostPower:
-    """Return the best source there is; ``auto`` measures where it can, on hosts that are not simulated."""
+    """Return the best source; ``auto`` measures where possible, on hosts that are not simulated."""
     if kind == "rapl" or (kind == "auto" and not simulated):
         try:
             return RaplPower(model)

@@ -1,4 +1,4 @@
-"""Commands from Redis: at least once, acknowledged when what they ask for is on disk."""
+"""Commands from Redis: delivered at least once, acknowledged when they are on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Inbox:
         """Why commands cannot be read now; empty if they can."""
 
     async def run(self) -> None:
-        """Carry out commands until cancelled; whatever goes wrong with Redis or the disk is tried again."""
+        """Carry out commands until cancelled; failures of Redis or the disk are retried."""
         while True:
             try:
                 await self._join()
@@ -55,7 +55,7 @@ class Inbox:
                 await asyncio.sleep(self._retry_s)
 
     async def _join(self) -> None:
-        """Make the group, from the stream's first entry on: one that Redis has lost, or not had yet."""
+        """Create the consumer group, from the stream's first entry on, if Redis has lost it or never had it."""
         try:
             await self._redis.xgroup_create(self._stream, AGENT_GROUP, id="0", mkstream=True)
         except ResponseError as error:
@@ -63,7 +63,7 @@ class Inbox:
                 raise
 
     async def _take_over(self) -> None:
-        """Carry out what was delivered to an earlier life of this agent and not acknowledged."""
+        """Carry out commands that an earlier agent received but did not acknowledge."""
         start = "0-0"
         while True:
             start, entries, *_ = await self._redis.xautoclaim(
@@ -86,7 +86,7 @@ class Inbox:
         """Carry out one command; it is on disk when this returns.
 
         Raises:
-            OSError: It cannot be written down: it stays unacknowledged and comes again.
+            OSError: It cannot be stored: it stays unacknowledged and is delivered again.
         """
         try:
             command = command_adapter.validate_json(text)
@@ -101,7 +101,7 @@ class Inbox:
             self._gangs.accept(command)
 
     def _refuse(self, text: str, error: str) -> None:
-        """A command nobody here understands, perhaps of a newer control plane: say so where it names its gang."""
+        """Report a command that this agent cannot read, perhaps of a newer control plane, if it names its gang."""
         log.error("command.unreadable", error=error, command=text[:500])
         try:
             command: Any = orjson.loads(text)

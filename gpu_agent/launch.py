@@ -1,4 +1,4 @@
-"""From a StartGang to what the shim runs."""
+"""Turn a StartGang into the command that the shim runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Launcher:
             that span hosts, and for jobs that move, all nodes must share it.
         agent_url: How a process on this host reaches the agent.
         pass_environment: Names of further variables of the agent's own that jobs get.
-        account: Whom jobs run as; None for the agent's own user.
+        account: The user that jobs run as; None for the agent's own user.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Launcher:
         return ""
 
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str) -> Launch:
-        """Return what to run; makes the job's folders.
+        """Return what to run, and make the job's folders.
 
         Raises:
             OSError: A folder cannot be made.

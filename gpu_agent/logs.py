@@ -22,14 +22,14 @@ class LogPiece:
 
     @property
     def next_offset(self) -> int:
-        """Where the next piece begins."""
+        """The offset at which the next piece begins."""
         return self.offset + len(self.data)
 
 
 def open_regular(path: Path) -> int | None:
-    """Open a file for reading that somebody else writes; None if it is missing, or something other than a file.
+    """Open a file that another process writes; None if it is missing or not a regular file.
 
-    A job may put what it likes where its files are expected: a pipe there must not make the agent wait.
+    A job may put anything where its files are expected: a pipe there must not block the agent.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -44,7 +44,7 @@ def open_regular(path: Path) -> int | None:
 def read_piece(path: Path, offset: int, limit: int) -> LogPiece:
     """Return up to ``limit`` bytes from ``offset``; a negative offset counts from the end.
 
-    Where older output was given up, the piece begins at what is left.
+    If older output was discarded, the piece begins at what is left.
     """
     descriptor = open_regular(path)
     if descriptor is None:
@@ -59,7 +59,7 @@ def read_piece(path: Path, offset: int, limit: int) -> LogPiece:
 
 
 def trim(path: Path, keep_bytes: int) -> bool:
-    """Give the older half back to the disk once a stream holds more than ``keep_bytes``; offsets stay as they are."""
+    """Discard the older half of a stream that has more than ``keep_bytes``; offsets stay as they are."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,7 +1,8 @@
 """Energy of devices and host, split by owner into intervals.
 
-Each sample's joules go to whoever holds the device at that moment. An interval ends by the clock and whenever a device
-changes hands, so it never mixes owners. What the devices' counters show over an interval is noted apart from the split.
+The joules of each sample go to the gang that holds the device at that moment. An interval ends by the clock and
+whenever a device gets another owner, so it never mixes owners. The readings of the devices' counters over an interval
+are stored apart from the split.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 LONGEST_GAP_S = 90.0
-"""Two power samples further apart do not say what happened between them: the energy is then marked as modelled."""
+"""If two power samples are further apart than this, the energy between them is marked as modelled."""
 _CLOCK_STEP_S = 1.0
 _SOURCES = (EnergySource.COUNTER, EnergySource.SAMPLED, EnergySource.SIMULATED, EnergySource.MODELLED)
 
@@ -68,11 +69,11 @@ class Meter:
 
     Args:
         static_w: Watts of what is neither GPU nor CPU; owners pay by their share of the devices.
-        boot_id: Names this life of the agent.
+        boot_id: Identifies this run of the agent.
         shim_pids: The root process of each allocation, for CPU time.
-        progress_of: How far an allocation is, None where it does not say.
+        progress_of: Progress of an allocation; None if it reports none.
         lock: Held while the driver is used.
-        boot: Tells boots of a simulated host apart.
+        boot: Identifies a boot of the simulated host.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Meter:
         self._sampled = self._opened = clock()
 
     def readings(self) -> list[DeviceReading]:
-        """Return what the devices last showed."""
+        """Return the devices' last readings."""
         return [
             DeviceReading(
                 index=device.info.index,
@@ -125,7 +126,7 @@ class Meter:
     def energy_j(self, devices: Collection[int], at: float) -> float:
         """Return the energy of these devices since this agent began, up to a moment near the last sample.
 
-        Between the two they are taken to have drawn what they did at the sample.
+        Between the two, their power is assumed to be that of the sample.
         """
         return sum(
             device.total_j + (device.power_w * (at - device.at) if device.at else 0.0)
@@ -137,9 +138,8 @@ class Meter:
         """Start measuring, with the time since an earlier agent stopped as the first interval.
 
         Args:
-            owners: Who holds which device now.
-            ended_at: When an allocation ended, None if it has not: the gap's energy of its devices is shared between it
-                and nobody by time, and marked as modelled.
+            owners: Who holds which device now. ended_at: When an allocation ended, None if it has not: the energy of
+            its devices in the gap is split by time between it and idle, and marked as modelled.
         """
         async with self._lock:
             if self._spool.state is not None and self._resume(self._spool.state):
@@ -165,7 +165,7 @@ class Meter:
             await self._close(self._owners)
 
     async def switch(self, owners: dict[int, str]) -> None:
-        """End the interval because devices change hands."""
+        """End the interval because devices get other owners."""
         async with self._lock:
             await self._sample()
             await self._close(owners)
@@ -241,7 +241,7 @@ class Meter:
             await self._spool.append(interval, self._state())
 
     def _interval(self, elapsed_s: float, cpu_s: dict[str, float]) -> EnergyInterval:
-        """Return what was used since the last interval, owner by owner."""
+        """Return the energy used since the last interval, by owner."""
         used_cpu_s = {name: max(total - self._cpu_s.get(name, 0.0), 0.0) for name, total in cpu_s.items()}
         self._cpu_s = cpu_s
         host = self._host.advance(elapsed_s, sum(used_cpu_s.values()))
@@ -283,7 +283,7 @@ class Meter:
         )
 
     def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
-        """Return when the interval began and ended by the calendar, which somebody may have set meanwhile."""
+        """Return when the interval began and ended by the calendar clock, which may have been set in between."""
         end_at, length = self._sampled_at, timedelta(seconds=elapsed_s)
         start_at = self._opened_at
         if abs((end_at - start_at - length).total_seconds()) > _CLOCK_STEP_S:
@@ -303,7 +303,7 @@ class Meter:
         }
 
     def _resume(self, state: dict[str, Any]) -> bool:
-        """Take up an earlier agent's counters; False after a restart of the host, which leaves none."""
+        """Resume an earlier agent's counters; False after a restart of the host, which resets them."""
         try:
             if state["kernel_boot"] != kernel_boot() + self._boot:
                 return False

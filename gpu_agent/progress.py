@@ -1,4 +1,4 @@
-"""How far a job is: from its progress file, from its log, or posted. Whatever a job writes, reading it stays cheap."""
+"""A job's progress: from its progress file, from its log, or posted. Reading is cheap, whatever a job writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRIKES = 3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job said last.
+    """A job's last report.
 
     ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step.
     """
@@ -44,7 +44,7 @@ class Report:
 
 
 def parse_report(line: bytes) -> Report | None:
-    """Return what one JSON line says, None if it says nothing that can be used."""
+    """Return the report in one JSON line; None if nothing in it can be used."""
     try:
         parsed: object = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -76,7 +76,7 @@ class FileReader:
         self._path = path
         self._seen: tuple[int, int] | None = None
         self.written_s = 0.0
-        """When what was read last was written, UTC seconds."""
+        """When the last report was written, UTC seconds."""
 
     def read(self) -> Report | None:
         """Return the newest report if the file has changed since the last call."""
@@ -115,7 +115,7 @@ class LogReader:
         self.written_s = 0.0
         """When the output was last written, UTC seconds."""
         self.problem = ""
-        """Why the pattern is not searched any more."""
+        """Why the pattern is no longer searched for."""
         try:
             self._pattern = re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
@@ -196,7 +196,7 @@ def search_within(pattern: re.Pattern[str], line: str, seconds: float) -> re.Mat
 
 
 class ProgressReader:
-    """A job's progress, by whatever source its spec names; the load of simulated devices comes from its file always."""
+    """A job's progress, from the source in its spec; the load of simulated devices always comes from its file."""
 
     def __init__(self, spec: Progress, progress_file: Path, stdout: Path) -> None:
         self._source = spec.source
@@ -204,16 +204,16 @@ class ProgressReader:
         self._log = LogReader(stdout, spec.pattern or "") if spec.source == "log" else None
         self.last: Report | None = None
         self.last_at = self._polled_at = clock()
-        """When it was made, by the agent's clock: between two looks, as the file's own time has it."""
+        """When the report was made, by the agent's clock: between two reads, according to the file's own time."""
         self.gpu_load: float | None = None
 
     @property
     def problem(self) -> str:
-        """What keeps progress from being known, empty if nothing does."""
+        """Why progress is unknown; empty if it is known."""
         return self._log.problem if self._log else ""
 
     def poll(self) -> bool:
-        """Look at file and log; True if the job got anywhere."""
+        """Read file and log; True if the job has made progress."""
         written = self._file.read()
         if written is not None and written.gpu_load is not None:
             self.gpu_load = written.gpu_load
@@ -226,7 +226,7 @@ class ProgressReader:
         return took
 
     def post(self, report: Report) -> bool:
-        """Take what the job has posted; True if the job reports that way."""
+        """Store what the job has posted; True if the job reports in this way."""
         if report.gpu_load is not None:
             self.gpu_load = report.gpu_load
         if self._source != "http":

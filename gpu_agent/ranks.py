@@ -1,4 +1,4 @@
-"""The folder of one rank: what the agent and the shim tell each other, and what an agent finds after a restart."""
+"""The folder of one rank: files through which the agent and the shim communicate, also after the agent restarts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Launch:
     """What a shim is to run.
 
     Attributes:
-        cleanup: A command for afterwards: it ends what the processes' end does not end.
-        make_dir: A folder to make first, as the user that the command runs as.
-        account: Whom the command runs as; None for the agent's own user.
+        cleanup: A command to run afterwards, which ends what does not end with the processes.
+        make_dir: A folder to make first, as the user of the command.
+        account: The user of the command; None for the agent's own user.
     """
 
     argv: list[str]
@@ -48,7 +48,7 @@ class Launch:
     account: Account | None = None
 
     def spec(self) -> bytes:
-        """Return it as the shim reads it."""
+        """Return it in the format that the shim reads."""
         entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
         entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
         entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
@@ -76,12 +76,12 @@ class RankFolder:
 
     @property
     def progress_file(self) -> Path:
-        """Where the job writes how far it is."""
+        """The file in which the job reports its progress."""
         return self.path / PROGRESS
 
     @property
     def device_file(self) -> Path:
-        """Where the job reads how fast its simulated devices are."""
+        """The file in which the job finds the speed of its simulated devices."""
         return self.path / DEVICES
 
     def stream(self, name: str) -> Path:
@@ -89,7 +89,7 @@ class RankFolder:
         return self.path / name
 
     def create(self, command: bytes) -> None:
-        """Make the folder with the command in it; on disk when this returns, whole or not at all."""
+        """Make the folder with the command in it; on disk when this returns, completely or not at all."""
         draft = self.path.with_name(f".{self.path.name}")
         draft.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace(draft / COMMAND, command)
@@ -122,10 +122,10 @@ class RankFolder:
         shim.write_lease(str(self.path / shim.LEASE), deadline, lease_s)
 
     def request_stop(self, cause: EndedBy, grace_s: float) -> None:
-        """Ask the shim to end the rank, durably; repeated, it may shorten the grace.
+        """Ask the shim durably to end the rank; a repeated request may shorten the grace period.
 
         Raises:
-            OSError: It cannot be written down. The rank is told all the same, with the grace of its spec.
+            OSError: The request cannot be stored. The shim is still signalled, with the grace period of its spec.
         """
         try:
             shim.write_facts(str(self.path / shim.STOP), {"cause": cause.value, "grace_s": grace_s})
@@ -136,7 +136,7 @@ class RankFolder:
                     os.kill(int(started["shim"]), signal.SIGTERM)
 
     def stop_requested(self) -> bool:
-        """Whether somebody has asked for the end."""
+        """Whether the end was requested."""
         return (self.path / shim.STOP).exists()
 
     def started(self) -> dict[str, str] | None:
@@ -144,7 +144,7 @@ class RankFolder:
         return shim.read_facts(str(self.path / shim.STARTED))
 
     def exit(self) -> Exit | None:
-        """Return how the rank ended, None while something of it is left or it has not run yet."""
+        """Return how the rank ended; None while anything of it runs, or before it has run."""
         facts = shim.read_facts(str(self.path / shim.EXITED))
         if facts is None:
             return None
@@ -157,7 +157,7 @@ class RankFolder:
         )
 
     def is_held(self) -> bool:
-        """Whether a shim lives here. To be asked of a started rank only: asking takes the lock for a moment."""
+        """Whether a shim runs here. Only for started ranks, because checking takes the lock for a moment."""
         descriptor = self._take_lock()
         if descriptor is None:
             return True
@@ -165,7 +165,7 @@ class RankFolder:
         return False
 
     def end_unstarted(self, code: int, ended_by: EndedBy, detail: str) -> bool:
-        """Write an end for a rank that has not started, so that it never will; False if a shim has it already."""
+        """Write an end for a rank that has not started, so that it never will; False if a shim already runs it."""
         descriptor = self._take_lock()
         if descriptor is None:
             return False
@@ -178,7 +178,7 @@ class RankFolder:
             os.close(descriptor)
 
     def end_after_dead_shim(self) -> None:
-        """Kill what a dead shim has left running and write down an end for it."""
+        """Kill what a dead shim has left running, and write an end for it."""
         descriptor = self._take_lock()
         if descriptor is None or self.exit() is not None:
             return
@@ -197,7 +197,7 @@ class RankFolder:
             os.close(descriptor)
 
     def keep_posted(self, report: bytes) -> None:
-        """Remember what the job posted, for an agent that starts anew; a job will post again if that is lost."""
+        """Store what the job posted, for the next agent; if it is lost, the job will post again."""
         with suppress(OSError):
             files.replace(self.path / POSTED, report, durable=False)
 
@@ -209,24 +209,24 @@ class RankFolder:
             return b""
 
     def keep_settings(self, settings: bytes) -> None:
-        """Remember what the gang's devices are to be set to; on disk when this returns."""
+        """Store the controls for the gang's devices; on disk when this returns."""
         files.replace(self.path / SETTINGS, settings)
 
     def settings(self) -> bytes:
-        """Return what the gang's devices are to be set to, empty if nobody ever said."""
+        """Return the controls for the gang's devices; empty if there are none."""
         try:
             return (self.path / SETTINGS).read_bytes()
         except OSError:
             return b""
 
     def release(self) -> None:
-        """Nobody asks for this rank any more; its folder is kept for its logs."""
+        """Mark the rank as finished; its folder is kept only for its logs."""
         (self.path / RELEASED).touch()
         for name in (shim.SPEC, ENV_FILE):  # the job's own secrets
             (self.path / name).unlink(missing_ok=True)
 
     def is_released(self) -> bool:
-        """Whether the folder is kept for its logs alone."""
+        """Whether the folder is kept only for its logs."""
         return (self.path / RELEASED).exists()
 
     def _take_lock(self) -> int | None:
@@ -239,7 +239,7 @@ class RankFolder:
         return descriptor
 
     def _shim_words(self) -> str:
-        """Return the end of what the shim has printed: it prints only when it fails."""
+        """Return the end of the shim's output; it prints only when it fails."""
         try:
             return (self.path / SHIM_LOG).read_text(errors="replace").strip()[-500:]
         except OSError:

@@ -1,4 +1,4 @@
-"""What is kept of ranks that have ended, and for how long."""
+"""What is kept of ended ranks, and for how long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 GENERATIONS_KEPT_S = 30 * 86_400
-"""A command older than this does not come any more."""
+"""Commands older than this are no longer delivered."""
 
 
 @dataclass(frozen=True)

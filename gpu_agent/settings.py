@@ -104,7 +104,7 @@ class AgentSettings(SharedSettings):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of this node alone."""
+        """The folder of this node."""
         return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
 
     @property

@@ -11,7 +11,8 @@ while ranks run. It imports the standard library only and speaks to the agent th
 ``exited``   written by the shim when nothing of the rank is left
 
 A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
-that is shorter) begins, SIGKILL at the deadline. A shim that is killed takes the command with it (PR_SET_PDEATHSIG).
+that is shorter) begins, SIGKILL at the deadline. If the shim is killed, the command is killed with it
+(PR_SET_PDEATHSIG).
 """
 
 # ruff: noqa: SIM105  contextlib would add a fifth to what a shim takes to start
@@ -32,9 +33,9 @@ STDOUT, STDERR = "stdout", "stderr"
 
 TWIN_STATUS = 75
 LOOK_S = 1.0
-"""How long the shim sleeps at most before it reads lease and stop request again."""
+"""The longest that the shim sleeps before it reads lease and stop request again."""
 LEFTOVER_GRACE_S = 5.0
-"""What processes that the command leaves behind get after SIGTERM."""
+"""How long processes that the command leaves behind have after SIGTERM."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -84,7 +85,7 @@ def sync_folder(folder: str) -> None:
 
 
 def kernel_boot() -> str:
-    """Return what names this boot of the host, of whose earlier ones nothing is left; empty where nothing tells."""
+    """Return an id of this boot of the host; empty if there is none. No process of an earlier boot is left."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -132,7 +133,7 @@ def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
 
 
 def write_lease(path: str, deadline: float, length_s: float) -> None:
-    """Renew a lease. In place and of one length: that needs no room on a disk that may be full."""
+    """Renew a lease. In place and with constant length, because the disk may be full."""
     line = f"{deadline:020.3f} {length_s:012.3f} "
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -163,7 +164,7 @@ class _Lease:
 
 
 class _Stop:
-    """The newest stop request; asking again may shorten the grace."""
+    """The newest stop request; a further request may shorten the grace period."""
 
     def __init__(self) -> None:
         self.cause = ""
@@ -233,7 +234,7 @@ class _Shim:
         self._write_exit()
 
     def _look(self, now: float) -> None:
-        """Read lease and stop request, and act on what they say."""
+        """Read lease and stop request, and act on them."""
         self._lease.read()
         self._stop.read(now)
         if self._stop.cause:
@@ -246,7 +247,7 @@ class _Shim:
             self._ended_by_force()
 
     def _end(self, cause: str, kill_at: float, detail: str = "") -> None:
-        """Send SIGTERM the first time; a later wish to end may shorten the grace and never lengthens it."""
+        """Send SIGTERM the first time; later requests may shorten the grace period and never lengthen it."""
         self._kill_at = min(self._kill_at, kill_at) if cause == "stop" or not self._ending else self._kill_at
         if not self._ending:
             self._ending, self._detail = cause, detail
@@ -258,7 +259,7 @@ class _Shim:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        """Signal the command's process group, and whoever left it and became a child of this process."""
+        """Signal the command's process group, and processes that left it and became children of this process."""
         try:
             os.killpg(self._leader, number)
         except (ProcessLookupError, PermissionError):
@@ -380,7 +381,7 @@ def _change_user(user: list[int]) -> None:
 
 
 def _be_killable() -> None:
-    """Where memory runs out, a job goes before the agent and the shims, whatever they are protected by."""
+    """If memory runs out, jobs are killed before the agent and the shims, whatever protects these."""
     try:
         with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
             if int(file.read()) < 0:
@@ -395,7 +396,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    """This process's children, those it inherited included."""
+    """This process's children, including inherited ones."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -443,7 +444,7 @@ def main(folder: str) -> int:
 
 
 def _reserve() -> None:
-    """Set disk blocks aside for the exit code, so that a disk which fills up meanwhile does not lose it."""
+    """Reserve disk blocks for the exit code, so that it is not lost if the disk fills up."""
     descriptor = os.open(EXITED + ".tmp", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):

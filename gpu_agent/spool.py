@@ -1,8 +1,8 @@
 """Energy intervals on disk until the control plane has them.
 
-One file of JSON lines. A line holds an interval and what the meter needs to go on after it, so that both are there or
-neither is: an agent killed at any moment counts no joule twice and loses none. What was acknowledged is written beside
-it; losing that only sends intervals again, which is harmless.
+One file of JSON lines. A line holds an interval and what the meter needs to continue after it, so that both are stored
+or neither is: an agent killed at any moment counts no joule twice and loses none. Acknowledgements are stored beside
+it; losing them only causes intervals to be sent again, which is harmless.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Spool:
         self.state: dict[str, Any] | None = None
         """The meter's state after the last interval."""
         self.problem = ""
-        """Why intervals cannot be written now; empty if they can."""
+        """Why intervals cannot be stored now; empty if they can."""
         self._load()
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Spool:
         return self._mentions[allocation_id] > 0
 
     async def append(self, interval: EnergyInterval, state: dict[str, Any]) -> None:
-        """Keep an interval. What cannot be written waits in memory, and is not sent before it is on disk."""
+        """Store an interval. One that cannot be written waits in memory, and is not sent before it is on disk."""
         raw = orjson.dumps({"interval": interval.model_dump(mode="json"), "state": state}) + b"\n"
         self._count(interval, 1)
         self._unsaved.append(_Line(interval, raw))
@@ -71,7 +71,7 @@ class Spool:
             await self._save()
 
     async def _save(self) -> None:
-        """Write the intervals that are not on disk yet, those included that could not be written before."""
+        """Write the intervals that are not on disk yet, including those that could not be written before."""
         try:
             while self._unsaved:
                 await asyncio.to_thread(self._write, self._unsaved[0].raw)
@@ -107,7 +107,7 @@ class Spool:
             log.warning("spool.acknowledgement_not_written", error=str(error))
 
     def reject(self) -> None:
-        """Put the oldest interval aside: the control plane will not have it, and others wait behind it."""
+        """Set the oldest interval aside: the control plane rejects it, and others wait behind it."""
         interval = self._pending[0]
         try:
             with self._rejected_path.open("ab") as file:
@@ -130,7 +130,7 @@ class Spool:
         self._last_line = raw
 
     def _compact(self) -> None:
-        """Begin the file anew with its last line, whose state is still needed."""
+        """Restart the file with its last line, whose state is still needed."""
         files.replace(self._path, self._last_line)
         self._size = len(self._last_line)
 

@@ -27,11 +27,11 @@ class NotSupportedError(DeviceError):
 
 
 class NotPermittedError(DeviceError):
-    """This process may not do this; usually it takes root."""
+    """This process may not do this; usually it requires root."""
 
 
 class DeviceLostError(DeviceError):
-    """The device has fallen off the bus or does not answer any more."""
+    """The device has fallen off the bus or no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Driver(Protocol):
         ...
 
     def relative_speed(self, index: int) -> float | None:
-        """Return the speed at the present clock as a share of the highest; None for real devices, which just run."""
+        """Return the speed at the present clock as a share of the highest; None for real devices."""
         ...
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Release the library."""
         ...

@@ -44,7 +44,7 @@ _ERRORS: dict[int, type[DeviceError]] = {
 
 
 def _named(call: Callable[P, T]) -> Callable[P, T]:
-    """Turn NVML's errors into the driver's."""
+    """Translate NVML's errors into the driver's."""
 
     @functools.wraps(call)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -86,7 +86,7 @@ class NvmlDriver:
 
     @_named
     def read(self, index: int) -> Sample:
-        """Return one device's readings; what a device does not tell is None or 0."""
+        """Return one device's readings; None or 0 for what a device does not report."""
         handle = self._handles[index]
         utilization = _optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -124,7 +124,7 @@ class NvmlDriver:
         nvml.nvmlDeviceSetPowerManagementLimit(handle, nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
 
     def relative_speed(self, index: int) -> float | None:
-        """Real devices just run."""
+        """Return None: the devices are real."""
         return None
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class NvmlDriver:
         )
 
     def _is_permitted(self, handle: Any, limit_mw: int) -> bool:
-        """Whether this process may change settings: nothing but trying tells, so set what is set already."""
+        """Whether this process may change controls; found out by setting the value that is already set."""
         if not self._may_probe:
             return False
         try:
@@ -182,7 +182,7 @@ def _clocks_mhz(handle: Any) -> list[int]:
 
 
 def _optional(read: Callable[[], T]) -> T | None:
-    """Return a reading, None where the device has no such thing or does not tell this process."""
+    """Return a reading; None if the device does not have it or does not report it to this process."""
     try:
         return read()
     except pynvml.NVMLError as error:

@@ -41,7 +41,7 @@ class SimulatedDriver:
         load_of: The load (0..1) of a device, from what runs on it.
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
-        boot: Tells boots of a simulated host apart.
+        boot: Identifies a boot of the simulated host.
 
     Raises:
         DomainError: no GPU model has that name.
@@ -64,7 +64,7 @@ class SimulatedDriver:
         self._advance()
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the simulated devices; they obey every setting and cannot be partitioned."""
+        """Return the simulated devices; they accept every control and cannot be partitioned."""
         return [
             DeviceInfo(
                 index=index,
@@ -114,7 +114,7 @@ class SimulatedDriver:
         return self._response.relative_speed(self._clock_mhz(index))
 
     def close(self) -> None:
-        """Keep the counters."""
+        """Save the counters."""
         self._advance()
 
     def _load(self, index: int) -> float:
@@ -132,7 +132,7 @@ class SimulatedDriver:
         self._advance()
 
     def _advance(self, *, save: bool = True) -> None:
-        """Let the time since the last call pass at the power drawn then, and look at the loads anew."""
+        """Count the time since the last call at the power drawn then, and read the loads again."""
         now = clock()
         for index, device in enumerate(self._devices):
             device.energy_j += device.power_w * (now - self._at)
