@@ -1,7 +1,8 @@
-"""Queries on work that workers claim. Every change names the state it expects, so that no two processes both make it.
+"""Queries on work that workers claim. Every change names the state it expects, so that no two processes both make the
+same change.
 
-A table of work has the columns of ``services.db.tables.work`` and those its owner adds; its table of submissions says
-which piece of work an idempotency key stands for. ``services.kit.background`` has the processes' side.
+A table of work has the columns of ``services.db.tables.work`` and those its owner adds; its table of submissions maps
+idempotency keys to pieces of work. ``services.kit.background`` has the processes' side.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class WorkRepository:
         *,
         swept: ColumnElement[bool] | None = None,
     ) -> None:
-        """Take the tables, what one piece of work is called, and the columns that lists show of it beside the usual.
+        """Take the tables, the name of one piece of work, and the columns that lists show beside the usual ones.
 
-        Without a table of submissions no draft may have an idempotency key. With ``swept`` what a sweeper asks for is
-        limited to that: a table whose work goes to several queues has a sweeper for each.
+        Without a table of submissions no draft may have an idempotency key. With ``swept`` the sweeper is limited to
+        that condition: a table whose work goes to several queues has a sweeper for each.
         """
         self._engine = engine
         self._work = work
@@ -67,7 +68,7 @@ class WorkRepository:
             await connection.execute(text("SELECT 1"))
 
     async def submitted(self, tenant_id: str, key: str, body_sha256: bytes) -> str | None:
-        """Return the work an idempotency key stands for, if any.
+        """Return the work that an idempotency key refers to, if any.
 
         Raises:
             KeyReusedError: The key was used with another body.
@@ -76,7 +77,7 @@ class WorkRepository:
             return await self._submitted(connection, tenant_id, key, body_sha256)
 
     async def submit(self, draft: Draft, max_pending: int) -> Submitted:
-        """Store a piece of work, unless its key or its problem stands for one already; durable on return.
+        """Store a piece of work, unless its key or its problem refers to an existing one; durable on return.
 
         Raises:
             KeyReusedError: The key was used with another body.
@@ -120,7 +121,7 @@ class WorkRepository:
             return Submitted(known or draft.id, is_new=known is None)
 
     async def find(self, work_id: str, tenant_id: str | None) -> WorkRecord | None:
-        """Return a piece of work whole, of ``tenant_id`` if one is given."""
+        """Return a complete piece of work, of ``tenant_id`` if one is given."""
         wanted = self._visible(self._work.c.id == work_id, tenant_id)
         query = select(*self._summary, self._work.c.problem, self._work.c.result).where(wanted)
         async with self._engine.connect() as connection:
@@ -155,9 +156,9 @@ class WorkRepository:
         return [_record(row) for row in rows]
 
     async def cancel(self, work_id: str, caller: Identity) -> bool:
-        """Cancel work that is queued or running and return whether it was; its worker finds out by its lease.
+        """Cancel work that is queued or running, and return whether it was; its worker notices at its next renewal.
 
-        An operator who cancels another tenant's is written down.
+        An operator who cancels another tenant's work is recorded in the audit log.
         """
         work = self._work
         wanted = and_(work.c.id == work_id, work.c.state.in_(LIVE))
@@ -180,7 +181,7 @@ class WorkRepository:
         return tenant_id is not None
 
     async def mark_enqueued(self, work_id: str) -> None:
-        """Note that a message for the work is on its way."""
+        """Record that a message for the work was sent."""
         work = self._work
         wanted = and_(work.c.id == work_id, work.c.state == WorkState.QUEUED)
         await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
@@ -200,16 +201,16 @@ class WorkRepository:
         return None if row is None else _record(row)
 
     async def renew(self, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
-        """Extend a claim, note how far the work is, and return whether the claim still stands."""
+        """Extend a claim, store the progress of the work, and return whether the claim is still valid."""
         values = {"lease_until": _from_now(lease_s), **columns}
         return await self._change(update(self._work).where(self._owned(work_id, claim)).values(values)) > 0
 
     async def succeed(self, work_id: str, claim: str, result: Any, **columns: Any) -> bool:
-        """Write the answer if the claim still stands, and return whether it did."""
+        """Write the answer if the claim is still valid, and return whether it was."""
         return await self._end(work_id, claim, state=WorkState.SUCCEEDED, result=result, **columns)
 
     async def fail(self, work_id: str, claim: str, failure: WorkFailure, **columns: Any) -> bool:
-        """Write why there is no answer if the claim still stands, and return whether it did."""
+        """Write why there is no answer if the claim is still valid, and return whether it was."""
         document = failure.model_dump(mode="json")
         return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
 
@@ -237,7 +238,7 @@ class WorkRepository:
             return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
     async def queued(self, enqueued_before_s: float) -> Sequence[str]:
-        """Return the queued work whose message was sent that long ago or never, that longest waiting first."""
+        """Return the queued work whose message was sent that long ago or never, longest waiting first."""
         work = self._work
         query = (
             select(work.c.id)

@@ -36,12 +36,12 @@ def plain_url(database_url: str) -> str:
 
 
 async def prepare(connection: Connection) -> None:
-    """Teach a new connection the project's JSON."""
+    """Set the project's JSON format on a new connection."""
     await connection.set_type_codec("jsonb", encoder=dumps, decoder=orjson.loads, schema="pg_catalog")
 
 
 async def connect(database_url: str, *, application_name: str, **server_settings: str) -> Connection:
-    """Return one connection of its own, which the caller closes."""
+    """Return a separate connection, which the caller closes."""
     connection = await asyncpg.connect(
         plain_url(database_url),
         timeout=5,
@@ -65,7 +65,7 @@ class Database:
 
     @classmethod
     async def open(cls, database_url: str, *, size: int = 8, application_name: str = "wattshift") -> Database:
-        """Return the database by at most ``size`` connections."""
+        """Return the database, with at most ``size`` connections."""
         connections = await asyncpg.create_pool(
             plain_url(database_url),
             min_size=0,
@@ -101,7 +101,7 @@ class Database:
             await ping(connection)
 
     async def close(self) -> None:
-        """Close every connection; one still in use after three seconds is cut off."""
+        """Close every connection; one still in use after three seconds is terminated."""
         try:
             await asyncio.wait_for(self._connections.close(), 3)
         except TimeoutError:

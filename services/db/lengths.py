@@ -1,10 +1,10 @@
-"""What ended jobs came to, in GPU seconds: the history that lengths are predicted from, and what a prediction is held
-against.
+"""Actual lengths of ended jobs, in GPU seconds: lengths are predicted from them, and predictions are compared with
+them.
 
-A job that reported progress came to the work it did times the GPU seconds that one unit of it was measured to take:
-starts, and what a restart repeats, do not count (``job_profiles``). That is A-SRPT's iterations times their time. Where
-nothing was reported, or less than half of the work was measured, it is what its gangs held their GPUs for once they
-ran; gangs that failed or lost a node are left out, because their work since the last checkpoint was done again.
+The length of a job that reported progress is its work times the measured GPU seconds per unit, without starts and what
+a restart repeated (``job_profiles``). That is A-SRPT's iterations times their time. If nothing was reported, or less
+than half of the work was measured, it is the time for which its gangs held their GPUs once they ran; gangs that failed
+or lost a node are left out, because their work since the last checkpoint was done again.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ SELECT j.id, j.ended_at, {AMOUNT} AS gpu_s, q.group_version, q.group_id, q.user_
  WHERE j.state = 'succeeded' AND j.spec -> 'service' IS NULL AND (j.ended_at, j.id) > ($1, $2) AND j.ended_at <= $3
  ORDER BY j.ended_at, j.id LIMIT $4
 """
-"""One page of jobs that succeeded, in the order of their ends; one that failed or was cancelled did not come to its
-whole length, and says nothing of it. Nor does a service instance, which has no length."""
+"""One page of jobs that succeeded, in the order of their ends; jobs that failed or were cancelled did not run to their
+full length, and service instances have no length."""

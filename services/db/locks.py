@@ -1,4 +1,4 @@
-"""The advisory locks of the one database, in one place, so that no two purposes ever share a number."""
+"""The advisory locks of the database, in one place, so that no two purposes share a number."""
 
 from __future__ import annotations
 

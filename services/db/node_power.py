@@ -1,4 +1,4 @@
-"""The query that the scheduler, who powers nodes, and telemetry, who lists them, show a node's power by."""
+"""The query for a node's power, shared by the scheduler, which powers nodes, and telemetry, which lists them."""
 
 NODE_POWER = """
 SELECT n.id AS node_id, coalesce(p.state, 'on') AS state, p.since, coalesce(p.pinned, false) AS pinned_awake,

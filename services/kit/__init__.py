@@ -1,1 +1,1 @@
-"""What every process needs and no process owns: settings, logging, the HTTP app, problems, clients, Redis."""
+"""What all processes share: settings, logging, the HTTP app, problems, clients, Redis."""

@@ -1,4 +1,4 @@
-"""The shape every HTTP process has: problems, health, readiness, the service token, a body limit."""
+"""What every HTTP process has: problems, health, readiness, the service token, a body limit."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
 
 
 def end_with_parent() -> None:
-    """End with the supervisor: where the kernel cannot see to that (macOS), a thread watches the parent process."""
+    """End with the supervisor; where the kernel cannot do that (macOS), a thread watches the parent process."""
     if sys.platform == "linux" or "WATTSHIFT_SUPERVISED" not in os.environ:
         return
     parent = os.getppid()

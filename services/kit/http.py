@@ -1,7 +1,7 @@
 """The client by which services call each other: explicit time-outs, capped back-off with jitter, problems as
 exceptions.
 
-aiohttp and not httpx: as the client of a proxying service it carried seven times the requests (docs/architecture.md).
+aiohttp and not httpx: as the client of a proxying service it handled seven times the requests (docs/architecture.md).
 """
 
 from __future__ import annotations

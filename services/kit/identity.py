@@ -17,7 +17,7 @@ def identity_headers(identity: Identity) -> dict[str, str]:
 
 
 def read_identity(request: Request) -> Identity:
-    """Return who the gateway says is asking."""
+    """Return the caller that the gateway names."""
     try:
         return Identity(
             tenant_id=request.headers[TENANT_HEADER],

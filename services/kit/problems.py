@@ -65,7 +65,7 @@ class ProblemError(WattshiftError):
 
 
 def not_found(what: str) -> ProblemError:
-    """Return the problem of something that does not exist, or is not the caller's to see."""
+    """Return the problem of something that does not exist, or that the caller may not see."""
     return ProblemError(404, ProblemCode.NOT_FOUND, f"There is no such {what}.")
 
 

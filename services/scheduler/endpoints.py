@@ -90,7 +90,7 @@ async def set_active_policy(
     settings: Settings,
     redis: Hints,
 ) -> ActivePolicy:
-    """Put a policy in force from the next round on."""
+    """Choose the policy that decides from the next round on."""
     name = policy_name(choice.name)
     if name not in POLICIES:
         known = ", ".join(POLICIES)
@@ -124,7 +124,7 @@ async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, 
 
 @router.get("/plans/{round_number}")
 async def read_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
-    """Return one round with what it did."""
+    """Return one round with its actions."""
     row = await service.plan(round_number)
     if row is None:
         raise not_found("plan")
@@ -197,7 +197,7 @@ def _refusals() -> Generator[None]:
 
 @router.get("/jobs/{job_id}/profile")
 async def read_profile(job_id: Name, caller: Caller, service: Service) -> JobProfile:
-    """Return what was measured of a job's kind; a tenant sees that of its own jobs."""
+    """Return the measurements of a job's kind; a tenant sees those of its own jobs."""
     job = await service.job(job_id)
     if job is None or not (caller.is_operator or caller.tenant_id == job.tenant_id):
         raise not_found("job")
@@ -217,13 +217,13 @@ async def read_profile(job_id: Name, caller: Caller, service: Service) -> JobPro
 
 @router.get("/predictions/models")
 async def list_length_models(_: Operator, service: Service) -> LengthModelList:
-    """Return the versions of the model of job lengths that are kept, with how good each was."""
+    """Return the stored versions of the job length model, with their errors."""
     return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in await service.length_models()])
 
 
 @router.get("/predictions/{job_id}")
 async def read_prediction(job_id: Name, caller: Caller, service: Service) -> JobPrediction:
-    """Return what was predicted of a job's length, how sure that was, and what it came to; a tenant sees its own."""
+    """Return the predicted length of a job, its uncertainty, and the actual length; a tenant sees its own jobs."""
     row = await service.prediction(job_id)
     if row is None or not (caller.is_operator or caller.tenant_id == row.tenant_id):
         raise not_found("job")

@@ -59,7 +59,7 @@ async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools
 
 @router.get("/{pool}", responses=NOT_FOUND)
 async def read_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> Pool:
-    """Read a pool: its spec, the plan in force, how many instances are in which state."""
+    """Read a pool: its spec, the plan in force, and the number of instances in each state."""
     return _tagged(await pools.find(pool, caller), response)
 
 
@@ -74,7 +74,7 @@ async def read_pool(pool: PoolName, caller: Caller, pools: Known, response: Resp
 async def put_pool(
     pool: PoolName, spec: PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
 ) -> Pool:
-    """Make a pool, or replace its spec; the same spec again changes nothing."""
+    """Create a pool, or replace its spec; the same spec again changes nothing."""
     put = await pools.put(pool, spec, caller, if_match)
     if put.is_new:
         response.status_code = 201
@@ -84,7 +84,7 @@ async def put_pool(
 
 @router.patch("/{pool}", responses=DELETED)
 async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pools: Known, response: Response) -> Pool:
-    """Have plans carried out, or only proposed. A plan under way continues."""
+    """Choose whether plans are carried out or only proposed. A plan that is being made continues."""
     return _tagged(await pools.set_mode(pool, change.mode, caller), response)
 
 
@@ -112,7 +112,7 @@ async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Re
 
 @router.get("/{pool}/plans/{plan_id}", responses=NOT_FOUND)
 async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
-    """Read a plan: what became of it, what it was made from, and its instances."""
+    """Read a plan: its outcome, its inputs, and its instances."""
     return await pools.plan(pool, plan_id, caller)
 
 
@@ -127,7 +127,7 @@ async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Know
     },
 )
 async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
-    """Put a proposal in force."""
+    """Put a proposed plan in force."""
     return await pools.accept(pool, plan_id, caller)
 
 
@@ -135,7 +135,7 @@ async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: K
 async def list_instances(
     pool: PoolName, query: Annotated[InstanceQuery, Query()], caller: Caller, pools: Known
 ) -> InstanceList:
-    """List a pool's instances, newest first; ended ones only if asked for."""
+    """List a pool's instances, newest first; ended ones only on request."""
     return await pools.instances(pool, query, caller)
 
 

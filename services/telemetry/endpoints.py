@@ -1,4 +1,4 @@
-"""Telemetry over HTTP: nodes speak with tokens of their own, everyone else through the gateway."""
+"""Telemetry over HTTP: nodes use tokens of their own, all others come through the gateway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from services.telemetry.repository.jobs import owner_of
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy))")
-"""Paths whose callers show a node's token, or the join token, instead of the services' own."""
+"""Paths whose callers send a node's token, or the join token, instead of the services' token."""
 
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
 
@@ -54,7 +54,7 @@ Token = Annotated[str, Depends(read_token)]
 
 @router.post("/nodes/register", tags=["nodes"])
 async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
-    """Register a node; needs the join token. Registering again is how a node gets a new token."""
+    """Register a node; needs the join token. A node gets a new token by registering again."""
     if not hmac.compare_digest(token.encode(), service.settings.join_token.encode()):
         raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "This is not the join token of the cluster.")
     return await service.register(registration)
@@ -68,7 +68,7 @@ async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Servi
 
 @router.post("/nodes/{node_id}/energy", tags=["nodes"])
 async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
-    """Report energy intervals; one that was sent before changes nothing."""
+    """Report energy intervals; repeated intervals change nothing."""
     return await service.store_energy(node_id, token, body)
 
 
@@ -86,13 +86,13 @@ async def read_node(node_id: Name, _: Operator, service: Service) -> Node:
 
 @router.post("/nodes/{node_id}/drain", tags=["nodes"], responses={404: {"model": Problem}})
 async def drain(node_id: Name, operator: Operator, service: Service) -> Node:
-    """Drain a node: what runs there may end, and nothing more starts."""
+    """Drain a node: running jobs continue, and nothing new starts there."""
     return await service.set_draining(node_id, True, operator)
 
 
 @router.post("/nodes/{node_id}/resume", tags=["nodes"], responses={404: {"model": Problem}})
 async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
-    """Let a drained node take work again."""
+    """Return a drained node to service."""
     return await service.set_draining(node_id, False, operator)
 
 
@@ -100,7 +100,7 @@ async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
 async def read_job_footprint(
     job_id: Name, page: Annotated[LedgerQuery, Query()], caller: Caller, service: Service
 ) -> JobFootprintReport:
-    """Read what a job used and emitted, with the intensities behind it."""
+    """Read a job's energy and emissions, with the intensities used."""
     tenant_id = await owner_of(service.database, job_id)
     if tenant_id is None or not (caller.is_operator or caller.tenant_id == tenant_id):
         raise not_found("job")
@@ -111,7 +111,7 @@ async def read_job_footprint(
 async def read_footprint(
     query: Annotated[FootprintQuery, Query()], caller: Caller, service: Service
 ) -> FootprintReport:
-    """Sum energy and emissions; a tenant sees its own jobs, an operator everything, idle energy included."""
+    """Sum energy and emissions; a tenant sees its own jobs, an operator all, including idle energy."""
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
@@ -120,7 +120,7 @@ async def read_footprint(
 
 @router.get("/reports/history", tags=["reports"])
 async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller, service: Service) -> PastJobs:
-    """List jobs as they ran, in order of submission; a tenant sees its own, an operator everyone's."""
+    """List jobs as they ran, in order of submission; a tenant sees its own, an operator all."""
     _check_period(query.start, query.end)
     tenant_id = query.tenant if caller.is_operator else caller.tenant_id
     return await past_jobs(service.database, query, tenant_id)
@@ -128,7 +128,7 @@ async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller,
 
 @router.get("/invariants", tags=["reports"])
 async def read_invariants(_: Operator, service: Service) -> InvariantReport:
-    """Check the rules that the live system must keep."""
+    """Check that the live system is consistent."""
     return await check_invariants(service.database)
 
 

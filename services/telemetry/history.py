@@ -1,4 +1,4 @@
-"""Past jobs as they ran: what an export holds and a replay begins with. Service instances are none of them."""
+"""Past jobs as they ran, for exports and replays; without service instances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | N
     Args:
         database: Of the database.
         query: The period and the page.
-        tenant_id: Whose; None is everybody's.
+        tenant_id: Whose jobs; None: those of all tenants.
 
     Raises:
         ProblemError: 422 for a cursor that is not one.

@@ -1,10 +1,10 @@
 """What the grid emitted while energy was used.
 
 The carbon service's outlook, history and forecast as one step curve, is kept per zone. The service is asked again when
-an interval ends after the moment that the known outlook was made for, so that energy is priced with the freshest values
-there are; an interval older than the outlook reaches back is priced from the service's history. Where the service does
-not answer, the last curve known stays in force, then the last intensity the ledger used in that zone; both are marked
-as estimated. Without even that, the node is asked to send the interval again later.
+an interval ends after the time for which the known outlook was made, so that energy is priced with the newest values;
+an interval from before the outlook is priced from the service's history. If the service does not answer, the last curve
+known is used, then the last intensity that the ledger used in that zone; both are marked as estimated. Without even
+that, the node is asked to send the interval again later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = Log(__name__)
 MAX_HISTORY_PAGES = 20
 
 _A_DAY_EITHER_WAY: dict[str, str | int | float] = {"past_s": 86_400, "ahead_s": 86_400, "clock": "grid"}
-"""The forecast is what prices energy while the carbon service is away."""
+"""The forecast prices energy while the carbon service does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True)
 class KnownCurve:
-    """What is known of a zone.
+    """The known curve of a zone.
 
     Attributes:
         curve: Measured steps, and estimates where nothing was measured.
@@ -85,7 +85,7 @@ LastUsed = Callable[[str], Awaitable["Intensity | None"]]
 
 
 class IntensitySource:
-    """Intensities by zone and time, from the carbon service and what is remembered of it."""
+    """Intensities by zone and time, from the carbon service and its last answers."""
 
     def __init__(
         self, carbon: ServiceClient, last_used: LastUsed, *, signal: Signal | None = None, refresh_s: float = 1.0

@@ -1,4 +1,4 @@
-"""The rules that the live system must keep, and what breaks them now."""
+"""The rules that the live system must keep, and their present breaches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.db.database import Database
 from services.telemetry.repository.rules import breaches_of
 
 SHOWN = 3
-"""How many breaches of a rule are named."""
+"""How many breaches of a rule are listed."""
 
 
 async def check_invariants(database: Database) -> InvariantReport:

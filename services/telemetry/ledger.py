@@ -56,7 +56,7 @@ class Line:
 
     @property
     def estimated_energy_j(self) -> float:
-        """The part that no instrument measured: static watts are always configuration."""
+        """The part that was not measured: static watts are always configuration."""
         gpu = 0.0 if self.source in MEASURED else self.gpu_energy_j
         cpu = 0.0 if self.cpu_source in MEASURED else self.cpu_energy_j
         return gpu + cpu + self.static_energy_j
@@ -103,9 +103,9 @@ class Ledger:
         self._pue = pue
 
     async def store(self, reporter: Reporter, intervals: list[EnergyInterval]) -> EnergyReceipt:
-        """Store intervals that are not stored yet, with all that follows from them.
+        """Store intervals that are not stored yet, and update everything that depends on them.
 
-        Energy is taken to be spread evenly over its interval, so that the intensity of a line is the time-weighted
+        Energy is assumed to be spread evenly over its interval, so that the intensity of a line is the time-weighted
         mean over the interval.
 
         Raises:

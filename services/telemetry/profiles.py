@@ -1,4 +1,4 @@
-"""What a job did and used at one gang size: the arithmetic of a ``job_profiles`` row."""
+"""A job's work and energy at one gang size: the arithmetic of a ``job_profiles`` row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GangInterval:
         start_s, end_s: UTC seconds.
         energy_j: GPU, CPU and static energy of the gang on this node.
         gpu_energy_j: The GPUs' part.
-        leads: Whether rank 0 sits on this node: it reports progress, and its intervals measure the duration.
+        leads: Whether rank 0 is on this node: it reports progress, and its intervals measure the duration.
         done: Progress at the end of the interval, where it is known.
     """
 

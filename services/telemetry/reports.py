@@ -18,7 +18,7 @@ from services.telemetry.repository.reports import Amounts, GroupRow, TotalRow
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a footprint report is about; ``tenant_id`` None is everybody."""
+    """The subject of a footprint report; ``tenant_id`` None: all tenants."""
 
     group_by: GroupBy
     start_at: datetime | None
@@ -32,7 +32,7 @@ async def footprint_report(database: Database, question: Question) -> FootprintR
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
     A line belongs to the period in which it begins (a folded one, with its whole day). A tenant sees its own jobs, no
-    idle share, and as metered what its lines say.
+    idle share, and the sum of its lines as metered energy.
     """
     found = await reports.sums(
         database,

@@ -49,7 +49,7 @@ class Telemetry:
     ledger: Ledger
 
     async def register(self, registration: NodeRegistration) -> NodeCredentials:
-        """Register a node and give it a token; any token it had before is void."""
+        """Register a node and give it a token, which invalidates any earlier one."""
         token = secrets.token_urlsafe(32)
         await nodes.register(self.database, registration, token, self.settings.zone)
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
@@ -76,7 +76,7 @@ class Telemetry:
         return HeartbeatReply(lease_ttl_s=self.settings.lease_ttl_s, allocations=renewal.allocations)
 
     async def store_energy(self, node_id: str, token: str, report: EnergyReport) -> EnergyReceipt:
-        """Put a node's intervals into the ledger, each once.
+        """Enter a node's intervals into the ledger, each once.
 
         Raises:
             ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
@@ -103,7 +103,7 @@ class Telemetry:
         return _as_node(*found[0])
 
     async def set_draining(self, node_id: str, draining: bool, operator: Identity) -> Node:
-        """Drain a node (what runs there may end, nothing starts there) or give it work again.
+        """Drain a node (running jobs continue, nothing new starts there) or return it to service.
 
         Raises:
             ProblemError: 404.

@@ -20,8 +20,8 @@ tenants = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("accepted_jobs", BigInteger, nullable=False, server_default=text("0")),
 )
-"""``accepted_jobs`` counts every job ever accepted. It moves in the transaction that accepts them, whose lock on the
-row makes quotas exact; what it has moved since the active jobs were last counted is the most by which they can have
+"""``accepted_jobs`` counts every job ever accepted. It is raised in the transaction that accepts them, whose lock on
+the row makes quotas exact; its increase since the active jobs were last counted is the most by which they can have
 grown."""
 
 api_keys = Table(
@@ -76,7 +76,7 @@ submissions = Table(
     Column("batch", Boolean, nullable=False),
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
 )
-"""Which jobs an idempotency key stands for."""
+"""The jobs that an idempotency key refers to."""
 
 job_events = Table(
     "job_events",
@@ -92,7 +92,8 @@ job_events = Table(
     Index("job_events_in_order", "transaction_id", "sequence"),
 )
 """What happened. A reader goes by ``(transaction_id, sequence)`` and stops before the oldest transaction still open:
-a sequence alone is handed out before its row is visible, and a reader would pass over rows of slower transactions."""
+sequences are assigned before their rows are visible, so a reader of sequences alone would skip rows of slower
+transactions."""
 
 audit_log = Table(
     "audit_log",

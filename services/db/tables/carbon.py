@@ -1,4 +1,4 @@
-"""Tables of the carbon service: what grids emitted, what was forecast, and where a replay stands."""
+"""Tables of the carbon service: measured intensities, forecasts, and the state of a replay."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ carbon_learned_forecasts = Table(
     Column("points", JSONB, nullable=False),
     Column("backtest", JSONB),
 )
-"""What was learned of a provider's history, ``points`` = ``[[start, end, gCO2/kWh, p10, p90]]`` in UTC seconds; none
-where the backtest, or the lack of history, spoke for persistence."""
+"""The forecast learned from a provider's history, ``points`` = ``[[start, end, gCO2/kWh, p10, p90]]`` in UTC seconds;
+none if persistence is used, because of the backtest or for lack of history."""
 
 carbon_replays = Table(
     "carbon_replays",
@@ -58,4 +58,4 @@ carbon_replays = Table(
     Column("speed", Float, nullable=False),
     Column("requested_start_at", Timestamp),
 )
-"""Where a replay of recordings stands: at ``real_at`` the grid's clock showed ``grid_at`` and ran at ``speed``."""
+"""The state of a replay of recordings: at ``real_at`` the grid's clock showed ``grid_at`` and ran at ``speed``."""

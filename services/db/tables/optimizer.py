@@ -1,4 +1,4 @@
-"""Tables of the optimizer: solves, and the idempotency keys that stand for them."""
+"""Tables of the optimizer: solves, and their idempotency keys."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ solve_submissions = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Index("solve_submissions_by_solve", "solve_id"),
 )
-"""Which solve an idempotency key stands for; deleted together with it."""
+"""The solve that an idempotency key refers to; deleted together with it."""

@@ -22,8 +22,8 @@ pools = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
 )
-"""``plan_id`` is the plan in force. Who applies a plan, or makes or drains instances, holds the pool's row lock. A
-deleted pool stays until its last instance has ended."""
+"""``plan_id`` is the plan in force. A process that applies a plan, or creates or drains instances, holds the pool's row
+lock. A deleted pool stays until its last instance has ended."""
 
 pool_traffic = Table(
     "pool_traffic",
@@ -34,7 +34,7 @@ pool_traffic = Table(
     Column("counts", JSONB, nullable=False),
 )
 """Requests in 5 seconds as one source saw them: ``{PoolPartition.counted_as: {class: count}}``, classes without any
-left out. What a partition is called makes no difference, and other thresholds are other counts."""
+left out. The name of a partition makes no difference; other thresholds have counts of their own."""
 
 pool_plans = Table(
     "pool_plans",
@@ -59,7 +59,7 @@ pool_plans = Table(
     ),
 )
 """``slot_at`` is the half hour of the clock that the plan is for, ``from_at`` when its first step begins; ``outcome``
-is what became of the answer."""
+is what was done with the answer."""
 
 pool_instances = Table(
     "pool_instances",
@@ -90,5 +90,5 @@ pool_instances = Table(
         "state IN ('wanted', 'starting', 'ready', 'draining', 'stopping', 'ended')", name="pool_instances_state"
     ),
 )
-"""``terms`` is what the instance was made from: ``{"mode": ServerMode, "place": PoolPlace, "probes": ServerProbes}``.
-``id`` is also the idempotency key of its job's submission, so that no instance ever has two jobs."""
+"""``terms`` are the specs that the instance was made from: ``{"mode": ServerMode, "place": PoolPlace, "probes":
+ServerProbes}``. ``id`` is also the idempotency key of its job's submission, so that no instance ever has two jobs."""

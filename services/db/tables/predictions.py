@@ -25,7 +25,7 @@ length_trainings = Table(
     *work_columns("length_trainings", "train_s"),
     Index("length_trainings_live", "state", postgresql_where=LIVE),
 )
-"""Work as the optimizer's workers claim it (``services.db.background``); nobody but the installation asks for it."""
+"""Work as the optimizer's workers claim it (``services.db.background``); only the installation itself submits it."""
 
 length_models = Table(
     "length_models",
@@ -42,7 +42,7 @@ length_models = Table(
     Index("length_models_one_active", "is_active", unique=True, postgresql_where=text("is_active")),
 )
 """A model has the id of its training; ``content`` is what ``services.learning.length_table`` writes: arrays, no code.
-It knows the jobs that had ended by ``through_at``."""
+It was trained on the jobs that had ended by ``through_at``."""
 
 job_predictions = Table(
     "job_predictions",
@@ -61,5 +61,5 @@ job_predictions = Table(
     Column("median_gpu_s", Float),
     Column("high_gpu_s", Float),
 )
-"""What was predicted for a job when the scheduler first saw it. ``predicted_at`` is null of jobs that had ended before
-there were predictions: only their group was worked out, for the history."""
+"""What was predicted for a job when the scheduler first saw it. ``predicted_at`` is null for jobs that had ended before
+there were predictions: only their group was determined, for the history."""

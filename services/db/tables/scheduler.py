@@ -43,9 +43,8 @@ allocations = Table(
     Index("allocations_by_job", "job_id", "generation", unique=True),
     CheckConstraint("state IN ('starting', 'running', 'stopping', 'ended')", name="allocations_state"),
 )
-"""A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``; what they are set to, null at the default, and why what
-was refused, by kind of setting. The partial unique index is the last word on "a gang
-runs at most once"."""
+"""A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``; their controls, null at the default, and the reasons for
+refusals, by kind of control. The partial unique index enforces that a gang runs at most once."""
 
 device_claims = Table(
     "device_claims",
@@ -55,7 +54,7 @@ device_claims = Table(
     Column("allocation_id", Text, ForeignKey("allocations.id"), nullable=False),
     Index("device_claims_by_allocation", "allocation_id"),
 )
-"""Who holds a device now; the primary key is the last word on "no device twice"."""
+"""The present holder of a device; the primary key enforces that no device has two."""
 
 rank_ends = Table(
     "rank_ends",
@@ -67,7 +66,7 @@ rank_ends = Table(
     Column("detail", Text),
     Column("at", Timestamp, nullable=False, server_default=text("now()")),
 )
-"""The ends of a gang's node shares that the scheduler has taken note of."""
+"""The ends of a gang's node shares that the scheduler has processed."""
 
 scheduler_state = Table(
     "scheduler_state",
@@ -117,8 +116,8 @@ node_power = Table(
     Column("stays_on_until", Timestamp),
     CheckConstraint("state IN ('on', 'going_down', 'off', 'waking', 'failed')", name="node_power_state"),
 )
-"""Nodes that were ever powered down or pinned awake; all others are on. Of the present change: how often its hook was
-run, when first (``acted_at``), when it last succeeded (``done_at``), and not before when it is run again. ``off_at``
+"""Nodes that were ever powered down or pinned awake; all others are on. For the present change: how often its hook was
+run, when first (``acted_at``), when it last succeeded (``done_at``), and the earliest time of its next run. ``off_at``
 is null unless the node draws nothing but its standby."""
 
 node_power_periods = Table(
@@ -133,7 +132,8 @@ node_power_periods = Table(
     CheckConstraint("state IN ('off', 'waking')", name="node_power_periods_state"),
     Index("node_power_periods_by_node", "node_id", "id"),
 )
-"""How long nodes were off and how long they took to wake, with the draw configured for it; telemetry books it."""
+"""How long nodes were off and how long they took to wake, with the configured power; telemetry enters it into the
+ledger."""
 
 outbox = Table(
     "outbox",
@@ -169,8 +169,8 @@ setting_measurements = Table(
     Index("setting_measurements_by_kind", "kind", "began_at"),
 )
 """Gangs that are, or were, run at each of ``settings`` in turn, the default first; ``position`` is the one in force
-since ``slice_since``: for ``window_s`` at most, until the first report ``slice_s`` after its first. A failed one is not
-tried again for its job; a cut one is."""
+since ``slice_since``: for ``window_s`` at most, until the first report ``slice_s`` after its first. A failed
+measurement is not repeated for its job; one that was cut short is."""
 
 setting_points = Table(
     "setting_points",
@@ -188,8 +188,8 @@ setting_points = Table(
     Column("job_id", Text, nullable=False),
     Column("measured_at", Timestamp, nullable=False, server_default=text("now()")),
 )
-"""What was measured of a kind of job, the newest per configuration: seconds per unit of the job's own work, and the
-mean draw of one GPU. ``local_batch`` is 0 where the job does not say. A kind that users named is "tenant/label"."""
+"""The measurements of a kind of job, the newest for each configuration: seconds per unit of the job's own work, and the
+mean draw of one GPU. ``local_batch`` is 0 if the job does not report it. A kind that users named is "tenant/label"."""
 
 setting_profiles = Table(
     "setting_profiles",

@@ -1,4 +1,4 @@
-"""Tables of the simulator: what-if runs, the idempotency keys that stand for them, and the files they read."""
+"""Tables of the simulator: what-if runs, their idempotency keys, and the files they read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ simulations = Table(
         postgresql_where=KEPT,
     ),
 )
-"""What-if runs, and how far they are."""
+"""What-if runs, and their progress."""
 
 simulation_submissions = Table(
     "simulation_submissions",
@@ -38,7 +38,7 @@ simulation_submissions = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Index("simulation_submissions_by_simulation", "simulation_id"),
 )
-"""Which simulation an idempotency key stands for; deleted together with it."""
+"""The simulation that an idempotency key refers to; deleted together with it."""
 
 simulation_inputs = Table(
     "simulation_inputs",
@@ -47,4 +47,4 @@ simulation_inputs = Table(
     Column("content", LargeBinary, nullable=False),
     Column("stored_at", Timestamp, nullable=False, server_default=text("now()")),
 )
-"""Files by their content, packed with gzip; kept while a simulation names them in ``inputs``."""
+"""Files by their content, compressed with gzip; kept while a simulation names them in ``inputs``."""

@@ -28,8 +28,8 @@ nodes = Table(
     Column("heartbeat_at", Timestamp),
     Column("lease_until", Timestamp),
 )
-"""``lease_until`` is written before the agent hears of its lease, so the agent's own deadline is never later. The
-scheduler sets ``state`` to lost under the same row lock once the lease is surely over."""
+"""``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
+scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""
 
 rank_statuses = Table(
     "rank_statuses",
@@ -45,7 +45,7 @@ rank_statuses = Table(
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("settings", JSONB),
 )
-"""The last word of each node on its share of a gang."""
+"""The last report of each node on its share of a gang."""
 
 settings_in_force = Table(
     "settings_in_force",
@@ -59,8 +59,8 @@ settings_in_force = Table(
     Column("enforced_w", JSONB, nullable=False),
     Column("since", Timestamp, nullable=False),
 )
-"""What a gang's devices on a node were set to, a line per change: what was asked and what was refused, the limits that
-the devices reported when they were read back, and when the agent found it in force."""
+"""The controls of a gang's devices on a node, a line per change: what was requested and what was refused, the limits
+that the devices reported when they were read back, and when the agent found them in force."""
 
 job_progress = Table(
     "job_progress",
@@ -84,7 +84,7 @@ job_profiles = Table(
     Column("generation", Integer, nullable=False, server_default=text("0")),
     Column("since_at", Timestamp),
 )
-"""What a job did and used at each gang size: the observations behind GREEN's efficiency.
+"""A job's work and energy at each gang size: the observations behind GREEN's efficiency.
 
 Each gang counts from its first report of progress, at ``since_at``, so that starting up and what a restart repeats is
 left out; ``generation`` is the newest gang that counted."""
@@ -127,8 +127,8 @@ energy_usages = Table(
     Index("energy_usages_by_time", "start_at"),
 )
 """The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
-intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy is known,
-``cpu_source`` the CPU's; the static share is always configuration."""
+intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy was determined,
+``cpu_source`` how the CPU energy was; the static share is always configured."""
 
 job_footprints = Table(
     "job_footprints",
@@ -162,7 +162,7 @@ energy_days = Table(
     Column("estimated", Boolean, nullable=False),
     Index("energy_days_by_job", "job_id", "start_at"),
 )
-"""Ledger lines past their retention, summed up by UTC day; the mean intensity is what carbon and energy say."""
+"""Ledger lines past their retention, summed by UTC day; the mean intensity follows from carbon and energy."""
 
 metered_days = Table(
     "metered_days",
@@ -180,4 +180,5 @@ folded_intervals = Table(
     Column("boot_id", Text, primary_key=True),
     Column("through_sequence", BigInteger, nullable=False),
 )
-"""Up to where a node's intervals were folded: sent again, they are known although their rows are gone."""
+"""Up to where a node's intervals were combined, so that they are recognised if sent again although their rows are
+deleted."""

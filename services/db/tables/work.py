@@ -10,14 +10,14 @@ from services.db.metadata import Timestamp
 
 LIVE = text("state IN ('queued', 'running')")
 KEPT = text("state IN ('queued', 'running', 'succeeded')")
-"""Conditions of partial indices. One that is unique over ``KEPT`` is the last word on "the same is not done twice"."""
+"""Conditions of partial indices. One that is unique over ``KEPT`` enforces that the same work is not done twice."""
 
 
 def work_columns(table: str, took: str) -> tuple[SchemaItem, ...]:
-    """Return the columns of a table of work; ``took`` is the one that says how long it took, seconds.
+    """Return the columns of a table of work; ``took`` is the column for how long it took, seconds.
 
-    A worker owns a running piece of work while ``claim`` is its own and ``lease_until`` lies ahead; only the owner ends
-    it.
+    A worker owns a running piece of work while ``claim`` is its own and ``lease_until`` is in the future; only the
+    owner ends it.
     """
     return (
         Column("id", Text, primary_key=True),

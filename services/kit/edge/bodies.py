@@ -39,7 +39,7 @@ class BodyReader:
             raise
 
     def take(self, count: int) -> None:
-        """Count bytes that are held from now on."""
+        """Count bytes that are now held."""
         if count > self._free:
             raise ProblemError(
                 503, ProblemCode.UNAVAILABLE, "Too many large requests at once.", headers={"retry-after": "1"}
@@ -47,7 +47,7 @@ class BodyReader:
         self._free -= count
 
     def give_back(self, count: int) -> None:
-        """Count bytes that are held no more."""
+        """Count bytes that are no longer held."""
         self._free += count
 
 
@@ -74,7 +74,7 @@ class Body:
         return self._counted
 
     def release(self) -> None:
-        """Let go of the bytes."""
+        """Release the bytes."""
         self._reader.give_back(self._counted)
         self._counted = 0
         self._pieces.clear()

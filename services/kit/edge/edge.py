@@ -22,7 +22,7 @@ LONGEST_URL_BYTES = 8 * 1024
 
 
 class EdgeRoute(Protocol):
-    """What the edge reads of a row in a process's table of routes."""
+    """The part of a row in a process's table of routes that the edge uses."""
 
     @property
     def method(self) -> str:
@@ -36,7 +36,7 @@ class EdgeRoute(Protocol):
 
     @property
     def role(self) -> Role:
-        """The least role that may ask."""
+        """The lowest role that is allowed."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class EdgeRoute(Protocol):
 R = TypeVar("R", bound=EdgeRoute)
 
 Answer = Callable[[Exchange, R, str, ResolvedKey], Awaitable[None]]
-"""Answers a request that was let in, given its route and its path in the one spelling."""
+"""Answers a request that was let in, given its route and its normalised path."""
 
 
 class Edge(Generic[R]):
@@ -65,7 +65,7 @@ class Edge(Generic[R]):
 
         Raises:
             ProblemError: 414 for a URL that is too long, 405 for a method that the path does not answer, 401 without a
-                valid key, 429 beyond the tenant's rate, 403 for a role that may not ask, and what ``answer`` raises.
+                valid key, 429 beyond the tenant's rate, 403 for a role that is not allowed, and what ``answer`` raises.
         """
         raw_path: bytes = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
         if len(raw_path) + len(exchange.scope["query_string"]) > LONGEST_URL_BYTES:

@@ -54,14 +54,14 @@ class Exchange:
         return {**self.scope, "headers": [*self.scope["headers"], (_REQUEST_ID_NAME, self.request_id)]}
 
     async def send_named(self, message: Message) -> None:
-        """Send on behalf of an app that knows nothing of request ids."""
+        """Send for an app that does not handle request ids."""
         if message["type"] == "http.response.start":
             self.has_begun = True
             message["headers"] = [*message["headers"], *self.extra]
         await self.send(message)
 
     async def answer(self, status: int, headers: Iterable[Header], body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a complete answer."""
         await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.send({"type": "http.response.body", "body": body})
 

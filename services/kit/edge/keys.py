@@ -1,4 +1,4 @@
-"""Who asks: API keys, resolved by admission and cached for a few seconds."""
+"""Callers by API key, resolved by admission and cached for a few seconds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = Log(__name__)
 BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +(ws_[A-Za-z0-9_-]{43}) *")
 ASK_AGAIN_S = 1.0
 MOST_REQUESTS = 100
-"""To admission at once; a flood of made-up keys must not become a flood of requests."""
+"""Requests to admission at once, so that a flood of invented keys does not become a flood of requests."""
 
 Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What admission said about a key, when, and until when it is used."""
+    """Admission's answer about a key, its time, and until when it is used."""
 
     key: ResolvedKey | None
     asked_at_s: float
@@ -65,7 +65,7 @@ class KeyCache:
         self._asking: dict[bytes, asyncio.Task[ResolvedKey | None]] = {}
 
     async def caller(self, authorization: bytes | None) -> ResolvedKey:
-        """Return who asks.
+        """Return the caller.
 
         Raises:
             ProblemError: 401 without a valid key, 503 while admission does not answer.
@@ -113,7 +113,7 @@ class KeyCache:
 
 
 def resolve_at(admission: ServiceClient) -> Resolve:
-    """Return a function that asks ``admission`` whose key a hash belongs to."""
+    """Return a function that asks ``admission`` for the owner of a key, by its hash."""
 
     async def resolve(key_sha256: str) -> ResolvedKey | None:
         try:

@@ -1,4 +1,4 @@
-"""How often a tenant may ask: one token bucket per tenant."""
+"""Rate limits: one token bucket per tenant."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RateLimiter:
         The headers are those of draft-ietf-httpapi-ratelimit-headers.
 
         Raises:
-            ProblemError: 429, with the time after which the tenant may ask again.
+            ProblemError: 429, with the time after which the tenant may send requests again.
         """
         now_s = self._clock_s()
         bucket = self._buckets.get(tenant_id)

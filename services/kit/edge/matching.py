@@ -23,7 +23,7 @@ class _Node(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[T]):
-    """The operations of a path, and the path in its one spelling."""
+    """The operations of a path, and the normalised path."""
 
     methods: dict[str, T]
     path: str

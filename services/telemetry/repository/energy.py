@@ -1,4 +1,4 @@
-"""The ledger's lines, and what is added up with them: footprints and profiles of jobs."""
+"""The ledger's lines, and the sums kept with them: footprints and profiles of jobs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class GangRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A line of the ledger but for what all lines of one report share."""
+    """A line of the ledger, without the columns that all lines of one report share."""
 
     boot_id: str
     sequence: int
@@ -127,7 +127,7 @@ class UsageRow(NamedTuple):
 
 
 class FootprintRow(NamedTuple):
-    """What is added to a job's footprint."""
+    """An addition to a job's footprint."""
 
     job_id: str
     energy_j: float
@@ -194,13 +194,13 @@ async def add_footprints(connection: Connection, footprints: Sequence[FootprintR
 
 
 async def lock_profiles(connection: Connection, wanted: Sequence[tuple[str, int]]) -> list[ProfileRow]:
-    """Return the profiles that there are of these jobs and gang sizes, locked until the transaction ends."""
+    """Return the existing profiles of these jobs and gang sizes, locked until the transaction ends."""
     jobs, sizes = [job for job, _ in wanted], [size for _, size in wanted]
     return await fetch_rows(connection, ProfileRow, PROFILES, jobs, sizes)
 
 
 async def store_profiles(connection: Connection, profiles: Sequence[ProfileRow]) -> None:
-    """Store profiles in place of those there are."""
+    """Store profiles, replacing existing ones."""
     await connection.execute(STORE_PROFILES, *_columns(ProfileRow, profiles))
 
 
@@ -211,11 +211,11 @@ async def last_used(database: Database, zone: str) -> LastUsedRow | None:
 
 
 async def unbooked_sleeps(database: Database, life: str) -> list[SleepRow]:
-    """Return periods of sleep that no line of the life ``life`` stands for yet, at most a hundred."""
+    """Return periods of sleep that have no line of the life ``life`` yet, at most a hundred."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SleepRow, UNBOOKED, life)
 
 
 def _columns(row_type: type[tuple[object, ...]], rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
-    """Return rows column by column, as ``unnest`` takes them; so many empty ones where there are no rows."""
+    """Return rows column by column, as ``unnest`` needs them; empty columns if there are no rows."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in row_type.__annotations__]

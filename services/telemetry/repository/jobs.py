@@ -1,4 +1,4 @@
-"""Past jobs, and whose a job is."""
+"""Past jobs, and the tenant of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWNER = "SELECT tenant_id FROM jobs WHERE id = $1"
 
 
 class PastJobRow(NamedTuple):
-    """A job as it ran; what has not happened yet is None."""
+    """A job as it ran; None for what has not happened yet."""
 
     job_id: str
     tenant: str
@@ -61,6 +61,6 @@ async def past_jobs(
 
 
 async def owner_of(database: Database, job_id: str) -> str | None:
-    """Return the tenant whose job this is, or None if there is no such job."""
+    """Return the tenant of a job, or None if there is no such job."""
     async with database.connection() as connection:
         return await connection.fetchval(OWNER, job_id)

@@ -1,4 +1,4 @@
-"""The ledger as one table to queries: raw lines, and days of those that were folded."""
+"""The ledger as one table: raw lines, and the daily sums of older ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAW_LINES = """
         intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated
     FROM {raw}
 """
-"""Rows of ``energy_usages`` as the figures that reports add up; static watts are configuration, never measured."""
+"""Rows of ``energy_usages`` as the figures that reports sum; static watts are configured, never measured."""
 
 LEDGER = f"""
 ledger AS (
@@ -34,4 +34,4 @@ metered AS (
     SELECT node_id, day, metered_gpu_energy_j FROM metered_days
 )
 """
-"""A common table expression: what the devices' own counters said, joules."""
+"""A common table expression: energy by the devices' own counters, joules."""

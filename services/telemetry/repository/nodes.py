@@ -1,9 +1,9 @@
 """Registration, heartbeats and leases: what a node may run, decided under the lock of its row.
 
-The clock of leases is the database's. ``lease_until`` counts from the start of the transaction, which is after the
-agent sent its heartbeat and before it hears the answer: the agent's own deadline is never the later one. The scheduler
-gives a node up under the same row lock, so that a heartbeat either renews the lease before that, or learns from its
-answer that the gangs are no longer the node's.
+Leases use the database's clock. ``lease_until`` counts from the start of the transaction, which is after the agent sent
+its heartbeat and before it receives the answer: the agent's own deadline is never the later one. The scheduler gives up
+a node under the same row lock, so that a heartbeat either renews the lease before that, or is answered that the gangs
+are no longer the node's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, 
 
 
 class KnownNode(NamedTuple):
-    """What prices a node's energy, and how its host's power is known."""
+    """What is needed to price a node's energy, and the source of its host's power."""
 
     zone: str
     host_power: str
@@ -172,7 +172,7 @@ class Renewal:
 
     Attributes:
         allocations: The gangs the node may run.
-        changed: What the scheduler should look at: ``rank``, ``node``, or nothing.
+        changed: What the scheduler should process: ``rank``, ``node``, or nothing.
     """
 
     allocations: list[str]
@@ -180,15 +180,15 @@ class Renewal:
 
 
 def token_sha256(token: str) -> bytes:
-    """Return what is stored of a node's token."""
+    """Return the stored hash of a node's token."""
     return hashlib.sha256(token.encode()).digest()
 
 
 async def register(database: Database, registration: NodeRegistration, token: str, default_zone: str) -> None:
-    """Store a node and its new token, which makes the old one void.
+    """Store a node and its new token, which invalidates the old one.
 
-    Registering renews no lease and brings nothing back to life: only a heartbeat does, under the node's row lock. Until
-    its first one a new node counts as lost.
+    Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
+    counts as lost until its first heartbeat.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
     async with database.transaction() as connection:
@@ -210,7 +210,7 @@ async def register(database: Database, registration: NodeRegistration, token: st
 async def renew(
     database: Database, node_id: str, token: str, heartbeat: Heartbeat, lease_ttl_s: float
 ) -> Renewal | None:
-    """Take in a heartbeat and renew the node's lease, in one transaction; None if the token is not the node's."""
+    """Store a heartbeat and renew the node's lease, in one transaction; None if the token is not the node's."""
     readings = [reading.model_dump(mode="json") for reading in heartbeat.devices]
     ranks = _newest(heartbeat.ranks)
     progress = [rank for rank in ranks if rank.progress_done is not None]
@@ -276,7 +276,7 @@ async def nodes(database: Database, node_id: str | None = None) -> list[tuple[No
 
 
 async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:
-    """Drain a node or give it work again, and note who did; return whether that changed anything."""
+    """Drain a node or return it to service, and record who did; return whether that changed anything."""
     action = "node.drain" if draining else "node.resume"
     async with database.transaction() as connection:
         changed = await connection.fetchval(_DRAIN, node_id, draining)

@@ -1,4 +1,4 @@
-"""Sums over the ledger, and what one job used under which intensity."""
+"""Sums over the ledger, and a job's energy by intensity."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Amounts(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """What the jobs of one group used; ``jobs`` is how many they are."""
+    """What the jobs of one group used; ``jobs`` is their number."""
 
     name: str
     jobs: int
@@ -89,7 +89,7 @@ class GroupRow(NamedTuple):
 
 
 class TotalRow(NamedTuple):
-    """What was used by all jobs, or, where ``idle``, by none."""
+    """What was used by all jobs, or, if ``idle``, by none."""
 
     idle: bool
     energy_j: float
@@ -112,7 +112,7 @@ class UseRow(NamedTuple):
 
 
 class TermsRow(NamedTuple):
-    """What a line is priced by."""
+    """The terms by which a line is priced."""
 
     zone: str
     signal: str
@@ -126,7 +126,7 @@ class Sums:
     Attributes:
         groups: A page of them, in order of their names.
         totals: Of the whole period.
-        metered_gpu_energy_j: What the devices of all nodes said.
+        metered_gpu_energy_j: Energy by the counters of all nodes' devices.
     """
 
     groups: list[GroupRow]
@@ -150,7 +150,7 @@ async def sums(
         database: Of the database.
         group_by: What the lines are summed by.
         start_at, end_at: The period; None: without that end.
-        tenant_id: Whose jobs; None is everybody's.
+        tenant_id: Whose jobs; None: those of all tenants.
         after, limit: The page.
     """
     about = (start_at, end_at, tenant_id)
@@ -172,7 +172,7 @@ async def sums(
 async def uses_of(
     database: Database, job_id: str, *, after: int, limit: int
 ) -> tuple[Amounts | None, TermsRow | None, list[UseRow]]:
-    """Return a job's footprint, what its newest line is priced by, and ``limit`` uses at most, after that number."""
+    """Return a job's footprint, the terms of its newest line, and at most ``limit`` uses after that number."""
     async with database.transaction("repeatable_read", readonly=True) as connection:
         footprint = await fetch_row(connection, Amounts, FOOTPRINT, job_id)
         terms = await fetch_row(connection, TermsRow, LAST_TERMS.format(ledger=LEDGER), job_id)

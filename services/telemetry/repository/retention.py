@@ -1,4 +1,4 @@
-"""Old raw lines become one line per day, node and owner; every sum stays what it was. Old settings are forgotten."""
+"""Combine old raw lines into one per day, node and owner, without changing any sum; delete old records of controls."""
 
 from __future__ import annotations
 
@@ -62,15 +62,16 @@ DELETE FROM settings_in_force s USING allocations a
 
 
 async def forget_settings(database: Database, retention_s: float) -> None:
-    """Forget what the devices of gangs were set to that ended that long ago."""
+    """Delete the records of controls of gangs that ended that long ago."""
     async with database.connection() as connection:
         await connection.execute(_FORGET_SETTINGS, retention_s)
 
 
 async def fold(database: Database, retention_s: float) -> int:
-    """Fold every whole day older than ``retention_s``, a day per transaction; return how many there were.
+    """Combine the lines of every whole day older than ``retention_s``, one day per transaction; return the number of
+    days.
 
-    Nodes deliver their intervals in order, so that whatever is at or below the highest one folded was stored before.
+    Nodes deliver their intervals in order, so everything up to the highest combined one was stored before.
     """
     days = 0
     while True:

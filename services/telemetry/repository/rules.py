@@ -1,4 +1,4 @@
-"""The rules of the live system: of each, a query whose rows break it."""
+"""The rules of the live system, each with a query for its breaches."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from services.db.database import Database
 from services.telemetry.repository.lines import LEDGER, METERED
 
 LEDGER_TOLERANCE = 1e-3
-"""Device energy = sum over owners + idle, to this share."""
+"""Device energy = sum over owners + idle, to within this share."""
 
 ROUNDING_J = 1e-3
-"""By how much sums of floats may differ besides."""
+"""By how much sums of floats may differ in addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, the query whose rows each break it, and what to say when there are none and of each.
+    """A rule, the query whose rows each break it, and the texts for no breach and for each breach.
 
     Attributes:
         breach: A format of the query's columns.
@@ -163,7 +163,7 @@ RULES = (
 
 
 async def breaches_of(database: Database, most: int) -> list[tuple[Rule, list[str]]]:
-    """Return what breaks each rule, at most so much of each, over one snapshot of the database."""
+    """Return the breaches of each rule, at most ``most`` of each, in one snapshot of the database."""
     async with database.transaction("repeatable_read", readonly=True) as connection:
         return [
             (rule, [rule.breach.format(**dict(row)) for row in await connection.fetch(f"{rule.query} LIMIT {most}")])
