@@ -91,7 +91,7 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
 
 
 async def _started(repository: Repository, settings: Settings, now_s: NowS) -> Replay:
-    """Return the replay to go on with; wait up to half a minute for a database that is still starting."""
+    """Return the replay to continue with; wait up to half a minute for a database that is still starting."""
     deadline_s = time.monotonic() + 30
     while True:
         try:

@@ -1,7 +1,8 @@
 """The Green Software Foundation's Carbon Aware Web API, for tools that already speak it.
 
-The routes and shapes of carbon-aware-sdk: camelCase, g/kWh, durations in minutes. A location is a zone or one of its
-aliases. They know the default signal only. Errors are problem documents; what .NET would answer 400 is 400 here too.
+The routes and formats of carbon-aware-sdk: camelCase, g/kWh, durations in minutes. A location is a zone or one of its
+aliases. Only the default signal is available. Errors are problem documents; where .NET would answer 400, the answer
+here is 400 too.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ async def past_forecasts(
 
 @router.get("/emissions/average-carbon-intensity", responses=NO_CONTENT, response_model=CarbonIntensity)
 async def average_intensity(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
-    """Average what was measured at a location, weighted by time."""
+    """Return the time-weighted mean of what was measured at a location."""
     start, end = query.startTime or query.time, query.endTime or query.toTime
     if start is None or end is None:
         raise _bad("?endTime" if start else "?startTime", "Both startTime and endTime are needed.")
@@ -150,7 +151,7 @@ async def average_intensities(
     service: Service,
     aliases: Aliases,
 ) -> list[CarbonIntensity]:
-    """Average what was measured over several periods, each of its own location."""
+    """Return the means of several periods, each with its own location."""
     return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
 
 
@@ -179,7 +180,7 @@ async def _emissions(
 
 
 def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
-    """Return the range asked for, UTC seconds; the last day of the grid where none is."""
+    """Return the requested range, UTC seconds; by default the last day of the grid."""
     start, end = asked.time or asked.startTime, asked.toTime or asked.endTime
     if start is None and end is not None:
         raise _bad("?time", "An end needs a start.")
@@ -193,7 +194,7 @@ def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
 
 
 def _named(asked: Locations) -> list[str]:
-    """Return the locations asked for, each once."""
+    """Return the requested locations, each once."""
     found = list(dict.fromkeys(asked.location + asked.locations))
     if not found:
         raise _bad("?location", "At least one location is needed.")

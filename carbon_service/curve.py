@@ -15,7 +15,7 @@ from services.core.domain.carbon import CarbonCurve
 
 
 class Kind(StrEnum):
-    """How a step's value is known."""
+    """How a step's value was obtained."""
 
     MEASURED = "measured"
     HELD = "held"
@@ -62,7 +62,7 @@ def filled(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) ->
     """Return the measured points over ``[start_s, end_s)`` with their gaps filled.
 
     A gap takes the values of the same hour one or two days before, else the last value before it; before the first
-    point there is nothing to take, and the curve begins there.
+    point there is none, so the curve begins there.
 
     Args:
         points: Measured, in order of time; those before ``start_s`` serve to fill gaps.

@@ -41,7 +41,7 @@ Service = Annotated[CarbonService, Depends(read_service)]
 
 @router.get("/zones")
 async def list_zones(service: Service) -> ZoneList:
-    """List the zones, their signals, and the state of fetching them."""
+    """List the zones, their signals, and whether their values are up to date."""
     return service.zones()
 
 
@@ -71,7 +71,7 @@ async def read_history(
 async def read_forecast(
     zone: str, query: Annotated[queries.ForecastQuery, Query()], service: Service
 ) -> IntensityForecast:
-    """Read intensities ahead: the provider's forecast as far as it reaches, then what was learned, then persistence."""
+    """Read forecast intensities: the provider's as far as they reach, then learned ones, then persistence."""
     return await service.forecast(zone, query.signal, query.horizon_s, query.clock)
 
 
@@ -87,10 +87,10 @@ async def read_backtest(
 async def read_outlook(
     zone: str, query: Annotated[queries.OutlookQuery, Query()], service: Service
 ) -> IntensityOutlook:
-    """Read history, now and forecast as one curve of contiguous steps.
+    """Read history, present and forecast as one curve of contiguous steps.
 
     With `clock=grid` the lengths are seconds of the grid's own clock: `past_s=86400` is the grid's last day, however
-    fast a recording is replayed. Instants in the answer are real ones either way.
+    fast a recording is replayed. Instants in the answer are always in real time.
     """
     return await service.outlook(zone, query.signal, query.past_s, query.ahead_s, query.clock)
 

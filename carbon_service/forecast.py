@@ -1,4 +1,4 @@
-"""What lies ahead: the provider's forecast as far as it reaches, then what was learned, then persistence."""
+"""Forecasts: the provider's as far as it reaches, then the learned one, then persistence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from carbon_service.providers.protocol import Feed, ForecastIssue, Point
 def persistence(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) -> list[Step]:
     """Return "the same hour of the last day known" over ``[start_s, end_s)``; nothing if nothing is known.
 
-    Tomorrow repeats the last 24 hours of the grid that were measured, and so does every day after. Where less than a
-    day is known, what is missing of it takes the last value.
+    Every day ahead repeats the last 24 measured hours of the grid. If less than a day is known, its missing hours take
+    the last value.
 
     Args:
         points: Measured, in order of time; two days of them let gaps in the last day be filled.
@@ -51,8 +51,7 @@ def ahead(
     feed: Feed,
     learned: Sequence[Step] = (),
 ) -> list[Step]:
-    """Return the provider's forecast over ``[start_s, end_s)``, what was learned where it says nothing, and persistence
-    where neither does.
+    """Return the provider's forecast over ``[start_s, end_s)``, the learned one where there is none, else persistence.
 
     Contiguous; begins at ``start_s`` unless nothing was ever measured and the forecasts begin later.
     """
@@ -63,7 +62,7 @@ def ahead(
 
 
 def _over(own: Sequence[Step], given: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
-    """Return the given steps over ``[start_s, end_s)``, and our own wherever there are none."""
+    """Return the given steps over ``[start_s, end_s)``, and our own where there are none."""
     steps: list[Step] = []
     reached_s = start_s
     for step in clipped(given, start_s, end_s):
@@ -84,9 +83,9 @@ def merged(
     end_s: float,
     learned: Sequence[Step] = (),
 ) -> list[Step]:
-    """Return history, now and forecast over ``[start_s, end_s)`` as one contiguous curve.
+    """Return history, present and forecast over ``[start_s, end_s)`` as one contiguous curve.
 
-    Measured values hold until the next can be expected, a stale one no longer: from there on the forecast says more.
+    Measured values hold until the next can be expected; after that a value is stale and the forecast is used.
     A forecast that was made later than ``now_s`` must not be given; measured points may not begin after ``now_s``.
     """
     if not points:
@@ -103,5 +102,5 @@ def merged(
 
 
 def is_stale(points: Sequence[Point], feed: Feed, now_s: float) -> bool:
-    """Return whether the freshest measured value is past its age; true if there is none."""
+    """Return whether the newest measured value is past its maximum age; true if there is none."""
     return not points or now_s - points[-1].start_s > max(feed.max_age_s, points[-1].end_s - points[-1].start_s)

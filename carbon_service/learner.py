@@ -1,9 +1,9 @@
 """Learns to forecast each source from its own stored history, and stores the forecast and its backtest.
 
-A source is learned anew with every hour of its grid, but not more often than ``LEAST_INTERVAL_S``, so that its model is
-never older than its data; a replay whose days pass faster than that is left to persistence. Of several replicas the one
-that holds the lock learns, and the others find its forecast in the store. A kill loses at most the forecast being made,
-and the one before stands until the next.
+A source is learned again with every hour of its grid, but not more often than ``LEAST_INTERVAL_S``, so that its model
+is never older than its data; persistence is used for a replay whose days pass faster than that. Of several replicas the
+one that holds the lock learns, and the others read its forecast from the store. A kill loses at most the forecast being
+made; the previous one stays in use until the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = Log(__name__)
 
 GRID_HOUR_S = 3600.0
 LEAST_INTERVAL_S = 30.0
-"""Between two forecasts of a source, real seconds: a fast replay has an hour every few seconds."""
+"""Shortest time between two forecasts of a source, real seconds: a fast replay has an hour every few seconds."""
 LONGEST_INTERVAL_S = 3600.0
 LOOK_INTERVAL_S = 5.0
 """How often to look for sources that are due: the first history arrives soon after the start."""
@@ -36,7 +36,7 @@ MOST_POINTS = 110_000
 
 @dataclass(frozen=True)
 class Clock:
-    """The grid's clock against the real one: while a recording is replayed, they run at different speeds."""
+    """The grid's clock and the real one, which run at different speeds while a recording is replayed."""
 
     now_s: float
     grid_now_s: float
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Learner:
-    """Learns sources one after another. ``turn`` learns those that are due; ``run`` goes on until cancelled."""
+    """Learns sources one after another. ``turn`` learns those that are due; ``run`` repeats it until cancelled."""
 
     def __init__(self, repository: Repository, sources: Sequence[Source], now_s: Callable[[], float]) -> None:
         self._repository = repository
@@ -60,7 +60,7 @@ class Learner:
         self._now_s = now_s
 
     async def run(self) -> None:
-        """Learn for ever; errors are logged, and the last forecast stays in use until the next."""
+        """Learn until cancelled; errors are logged, and the last forecast stays in use until the next."""
         await repeat(self.turn, LOOK_INTERVAL_S, failed="forecast.turn_failed", traceback=True)
 
     async def turn(self) -> int:

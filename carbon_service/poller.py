@@ -25,7 +25,7 @@ class Retention:
 
     Attributes:
         backfill_grid_s: History fetched at the first start, grid seconds.
-        retention_s: Age past which points and forecasts go, real seconds.
+        retention_s: Age past which points and forecasts are deleted, real seconds.
         max_points: The most points kept per source, whatever their age: a fast replay makes many.
         max_forecasts: The most forecasts kept per source.
     """
@@ -37,7 +37,7 @@ class Retention:
 
 
 class Poller:
-    """Polls sources. ``poll`` is one turn of one source; ``run`` goes on until cancelled."""
+    """Polls sources. ``poll`` polls one source once; ``run`` repeats it until cancelled."""
 
     def __init__(self, repository: Repository, retention: Retention, now_s: Callable[[], float]) -> None:
         self._repository = repository
@@ -47,7 +47,7 @@ class Poller:
         self._prune_due_s: dict[Source, float] = {}
 
     async def run(self, source: Source) -> None:
-        """Poll one source for ever; errors are logged, and it is polled again."""
+        """Poll one source until cancelled; errors are logged, and it is polled again."""
         failures = 0
         while True:
             wait_s = source.feed.poll_interval_s

@@ -35,11 +35,11 @@ class Replay:
 
 
 def next_replay(known: Replay | None, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
-    """Return the replay to go on with.
+    """Return the replay to continue with.
 
-    The known one, if it is what the settings ask for. With another speed but no other start the grid's clock goes on
-    from what it shows now. Otherwise it starts anew: at the start asked for; else at speed 1 in the season and at the
-    hour it is now, and at other speeds at ``DEFAULT_START``.
+    The known one, if it matches the settings. If only the speed is different, the grid's clock continues from its
+    present time. Otherwise the replay starts again: at the requested start; by default in the present season and at the
+    present hour at speed 1, and at ``DEFAULT_START`` at other speeds.
     """
     if known and known.requested_start_s == requested_start_s:
         if known.speed == speed:

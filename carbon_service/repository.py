@@ -57,11 +57,11 @@ class LearnedPoint:
 
 @dataclass(frozen=True)
 class LearnedForecast:
-    """What was learned of a source at ``generated_s``.
+    """The forecast of a source that was learned at ``generated_s``.
 
     Attributes:
         method: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own.
-        note: Why it is persistence.
+        note: Why persistence is used.
         points: In order of time.
         backtest: ``services.learning.carbon.Backtest`` as a document; ``None`` without one.
     """
@@ -90,9 +90,9 @@ class Repository:
             await connection.execute(text("SELECT 1"))
 
     async def start_replay(self, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
-        """Return the replay to go on with, after storing it.
+        """Return the replay to continue with, after storing it.
 
-        Where the replay is not the one that was known, what the former one had published ahead is taken back.
+        If the replay has changed, the values that the former one had published ahead are deleted.
         """
         async with self._engine.begin() as connection:
             await connection.execute(select(func.pg_advisory_xact_lock(locks.REPLAY)))
@@ -229,13 +229,13 @@ class Repository:
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[bool]:
-        """Hold the right to learn, and yield whether it was free; it ends with the connection, whatever happens."""
+        """Take the lock for learning, and yield whether it was free; the lock ends with the connection."""
         async with self._engine.connect() as connection:
             free = await connection.execute(select(func.pg_try_advisory_xact_lock(locks.CARBON_LEARNING)))
             yield bool(free.scalar())
 
     async def save_learned(self, key: SourceKey, made: LearnedForecast) -> None:
-        """Store what was learned, in place of what was learned at the same instant."""
+        """Store a learned forecast, replacing one of the same instant."""
         values = {
             "method": made.method,
             "note": made.note,
@@ -250,7 +250,7 @@ class Repository:
             await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
 
     async def learned(self, key: SourceKey, as_of_s: float) -> LearnedForecast | None:
-        """Return what was last learned by ``as_of_s``."""
+        """Return the last forecast learned by ``as_of_s``."""
         query = (
             select(learned)
             .where(_of(key, learned), learned.c.generated_at <= at(as_of_s))
@@ -265,7 +265,7 @@ class Repository:
         return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
 
     async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
-        """Delete what began before ``before_s``, and all but the newest so many; return the number of rows deleted."""
+        """Delete rows that began before ``before_s``, and all but the newest; return the number of deleted rows."""
         gone = 0
         kept = (
             (points, points.c.start_at, max_points),

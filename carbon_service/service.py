@@ -1,4 +1,4 @@
-"""The carbon service's answers, made from the store alone. Times are UTC seconds until they are sent."""
+"""The carbon service's answers, made only from the store. Times are UTC seconds until they are sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PERSISTENCE_DAYS = 2
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of a source at an instant: the measured points of the last two days of its grid, and a forecast."""
+    """The data of a source at an instant: the measured points of the last two days of its grid, and a forecast."""
 
     now_s: float
     source: Source
@@ -50,7 +50,7 @@ class Knowledge:
 
     @property
     def stale(self) -> bool:
-        """Whether the freshest measured value is past its age."""
+        """Whether the newest measured value is past its maximum age."""
         return is_stale(self.points, self.feed, self.now_s)
 
     def steps(self, start_s: float, end_s: float) -> list[Step]:
@@ -58,7 +58,7 @@ class Knowledge:
         return merged(self.points, self.issue, self.feed, self.now_s, start_s, end_s, self._learned_steps())
 
     def _learned_steps(self) -> list[Step]:
-        """Return what was learned, unless it is older than a day of the grid: then persistence knows more."""
+        """Return the learned forecast, unless it is older than a day of the grid: then persistence is better."""
         if self.learned is None or self.now_s - self.learned.generated_s > self.feed.day_s:
             return []
         return [
@@ -71,7 +71,7 @@ class CarbonService:
     """Answers about the configured zones.
 
     Every method raises ``ProblemError``: 404 ``unknown_zone``, 404 ``no_data`` for a signal the zone lacks or before
-    anything was fetched, 422 ``invalid_request`` for a question too large.
+    anything was fetched, 422 ``invalid_request`` for a range that is too large.
     """
 
     def __init__(self, zones: Zones, repository: Repository, now_s: Callable[[], float]) -> None:
@@ -80,7 +80,7 @@ class CarbonService:
         self._now_s = now_s
 
     def zones(self) -> ZoneList:
-        """Return the configured zones, and the state of fetching each of their signals."""
+        """Return the configured zones, and whether the values of their signals are up to date."""
         return ZoneList(items=[_zone(zone, list(by.values())) for zone, by in self._zones.by_zone.items()])
 
     def now_s(self) -> float:
@@ -156,8 +156,8 @@ class CarbonService:
     async def forecast(
         self, zone: str, signal: Signal | None, horizon_s: float | None, clock: Clock
     ) -> IntensityForecast:
-        """Return intensities from now on: what is measured of the current interval, the provider's forecast as far as
-        it reaches, what was learned, and persistence.
+        """Return intensities from now on: the measured value of the current interval, the provider's forecast as far as
+        it reaches, the learned one, and persistence.
 
         Args:
             zone: The zone.
@@ -235,7 +235,7 @@ class CarbonService:
     async def outlook(
         self, zone: str, signal: Signal | None, past_s: float | None, ahead_s: float | None, clock: Clock
     ) -> IntensityOutlook:
-        """Return history, now and forecast as one curve.
+        """Return history, present and forecast as one curve.
 
         Args:
             zone: The zone.
@@ -301,11 +301,11 @@ class CarbonService:
         return total / total_s if total_s else None
 
     async def known_at(self, zone: str, as_of_s: float) -> Knowledge:
-        """Return what was known of the default signal at an instant; of a future one, what is known now."""
+        """Return the data of the default signal as known at an instant; for a future one, as known now."""
         return await self.known(self._zones.find(zone, None), min(as_of_s, self._now_s()))
 
     async def known(self, source: Source, now_s: float, since_s: float | None = None) -> Knowledge:
-        """Return what is known at ``now_s``, with history since ``since_s`` or two days of the grid."""
+        """Return the data known at ``now_s``, with history since ``since_s`` or two days of the grid."""
         feed = source.feed
         basis_s = now_s - PERSISTENCE_DAYS * feed.day_s
         since_s = basis_s if since_s is None else min(since_s, basis_s)

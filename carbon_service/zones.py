@@ -56,7 +56,7 @@ class Zones:
         return [source for sources in self.by_zone.values() for source in sources.values()]
 
     def find(self, zone: str, signal: Signal | None) -> Source:
-        """Return where ``signal``, or the default one, of ``zone`` comes from.
+        """Return the source of ``signal``, or of the default one, for ``zone``.
 
         Raises:
             ProblemError: 404 ``unknown_zone``, or 404 ``no_data`` for a signal this zone does not have.
@@ -80,7 +80,7 @@ def build_zones(
     Args:
         providers: By name.
         mapping: Zone to the names of its providers.
-        default_signal: What is meant where none is named; every zone must have it, so that zones stay comparable.
+        default_signal: The signal of requests that name none; every zone must have it, so that zones stay comparable.
 
     Raises:
         ZoneConfigError: A provider does not know a zone, two of them offer one zone the same signal, or a zone lacks

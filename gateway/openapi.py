@@ -139,7 +139,7 @@ def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
 
 
 class _Models:
-    """Every model the routes name, as schemas of one set of components."""
+    """The models of all routes, as schemas of one set of components."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization"), (JobEvent, "serialization")]
@@ -248,7 +248,7 @@ def _inline(schema: Any, definitions: Schema) -> Any:
 
 
 def _without_null(field: Schema) -> Schema:
-    """Return the schema of a parameter that is there: one that is null is left out of the address instead."""
+    """Return the schema of a parameter that is present: one that is null is left out of the URL instead."""
     kinds = [kind for kind in field.pop("anyOf", []) if kind != {"type": "null"}]
     if field.get("default", 0) is None:
         field.pop("default")

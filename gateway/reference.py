@@ -1,4 +1,4 @@
-"""The API's description as one plain page: no scripts, nothing fetched from elsewhere."""
+"""The API's description as one plain page: no scripts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ MOST_PLAN_SOLVES = 10_000
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
-    """Return the app; while it runs it takes up work again after crashes and has job lengths learned."""
+    """Return the app; while it runs, it resumes work after crashes and has job lengths learned."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url)
     repository, of_plans = solve_repository(engine, of_plans=False), solve_repository(engine, of_plans=True)
@@ -95,7 +95,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    """Run the service until SIGTERM; exit with one line for each invalid setting."""
     try:
         settings = OptimizerSettings()  # type: ignore[call-arg]
         app = create_app(settings)

@@ -82,10 +82,10 @@ def solve(problem: CarbonBoundProblem) -> CarbonBoundResult:
 
 
 def _whole_steps(forecast: IntensityForecast) -> IntensitySeries:
-    """Return the forecast from the beginning of its step in force, as long as it was.
+    """Return the forecast from the beginning of its current step, with its full length.
 
-    A forecast begins now, a moment later it begins later; by whole steps, asking again within a step is asking the
-    same. The step in force is as long as the one after it.
+    A forecast begins now, and a moment later it begins later; in whole steps, a repeated request within a step is the
+    same problem. The current step is as long as the one after it.
     """
     points = forecast.points
     if len(points) > 1:

@@ -63,7 +63,7 @@ async def list_solves(query: Annotated[SolveQuery, Query()], caller: Caller, ser
 
 @router.get("/{solve_id}", responses=NOT_FOUND)
 async def read_solve(solve_id: str, caller: Caller, service: Service) -> Solve:
-    """Read a solve: its state, its problem, its result, who solved it and how long it took."""
+    """Read a solve: its state, its problem, its result, the solver and the time it took."""
     return await service.find(solve_id, caller)
 
 

@@ -26,7 +26,7 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
         name: In the address and in the table.
         summary: For the API's description.
         request: What a caller sends.
-        problem: What is stored and solved; nothing is left to look up in it.
+        problem: What is stored and solved; it contains everything needed.
         result: What is answered.
         resolve: Makes the problem of a request, reading whatever the request refers to. Raises ``ProblemError``.
         solve: Pure: the result of a problem. Equal problems have equal results, time limits aside.

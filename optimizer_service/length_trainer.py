@@ -1,6 +1,6 @@
-"""Has the model of job lengths trained: every hour in which enough jobs have ended.
+"""Have the job length model trained: every hour in which enough jobs have ended.
 
-A loop in the service and not Celery beat, for the sweeper's reasons; what it goes by is in the database. Any number of
+A loop in the service and not Celery beat, for the sweeper's reasons; its state is in the database. Any number of
 services may run it: the same history is one training, and only one is pending at a time.
 """
 
@@ -21,7 +21,7 @@ OWNER = "installation"
 
 
 class LengthTrainer:
-    """Looks whether a training is due."""
+    """Checks whether a training is due."""
 
     def __init__(self, store: TrainingRepository, queue: TaskQueue, settings: OptimizerSettings) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class LengthTrainer:
         self._settings = settings
 
     async def run(self) -> None:
-        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        """Check until cancelled; a check that fails (the database does not answer) is left to the next."""
         await repeat(self.look, self._settings.train_look_s, failed="lengths.not_looked")
 
     async def look(self) -> str | None:

@@ -11,7 +11,7 @@ from services.kit.problems import ProblemError
 
 
 async def resolve(request: PoolsRequest, sources: Sources) -> PoolsProblem:
-    """Return the problem of a request, which says everything itself."""
+    """Return the problem of a request, which contains everything."""
     problem = PoolsProblem.model_validate(request.model_dump())
     try:
         problem.in_core()

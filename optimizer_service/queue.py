@@ -1,6 +1,6 @@
 """The queues: of solves and of trainings, which the same workers serve, and of the solves that plans of pools wait for.
 
-Those have workers of their own, for a solve of minutes must not make a plan late.
+The latter have workers of their own, so that a solve that takes minutes does not make a plan late.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Use cases: submit a solve, see it, cancel it."""
+"""Use cases: submit, read and cancel solves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OptimizerService:
     """What callers may do with solves."""
 
     def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
-        """Take the queue of tenants' solves, that of the solves that plans wait for, and what to read from."""
+        """Take the queue of tenants' solves, that of the solves that plans wait for, and the sources to read from."""
         self._work_queue = work_queue
         self._plan_work_queue = plan_work_queue
         self._sources = sources
@@ -39,7 +39,7 @@ class OptimizerService:
     async def submit(
         self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
     ) -> Submission:
-        """Accept a solve; the same key, and the same problem while it is kept, are the same solve.
+        """Accept a solve; the same key, or the same problem while it is kept, returns the same solve.
 
         Raises:
             ProblemError: 422 for a request that cannot be resolved or a key used for another body, 429 with too many
@@ -58,7 +58,7 @@ class OptimizerService:
         return Submission(_summary(work), is_new)
 
     async def find(self, solve_id: str, caller: Identity) -> Solve:
-        """Return a solve whole.
+        """Return a complete solve.
 
         Raises:
             ProblemError: 404 where there is none that the caller may see.

@@ -1,4 +1,4 @@
-"""What a request may refer to instead of saying it."""
+"""Data that a request may refer to instead of containing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sources(Protocol):
         """Return intensities from now on, ``horizon_s`` seconds of ``clock`` ahead.
 
         Raises:
-            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service is away.
+            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service does not answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What makes a provider known: its name, its settings, and how it is built."""
+"""The entry of a provider: its name, its settings, and how it is built."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProviderContext:
         http: For all requests; ``ProviderClient`` adds retries, limits and refusals to it.
         now_s: The real clock, UTC seconds.
         pacing: Timeouts and waits of requests.
-        replay: How the recordings' clock runs; of use to recordings alone.
+        replay: How the recordings' clock runs; only recordings use it.
     """
 
     http: httpx.AsyncClient
@@ -50,7 +50,7 @@ class ProviderEntry(Generic[S]):
     """A provider that operators may name in ``CARBON_PROVIDERS``.
 
     Attributes:
-        name: What they call it, and what the provider calls itself.
+        name: Its name in ``CARBON_PROVIDERS``, and the provider's own ``name``.
         settings: Read from variables that begin with ``CARBON_<NAME>_`` where a zone uses the provider.
         build: Makes the provider; it sends no request yet.
     """
@@ -61,11 +61,11 @@ class ProviderEntry(Generic[S]):
 
     @property
     def prefix(self) -> str:
-        """What the names of its variables begin with."""
+        """The prefix of its variables."""
         return f"CARBON_{self.name.upper().replace('-', '_')}_"
 
     def read_settings(self, **given: Any) -> S:
-        """Return the settings from the environment, save for those given.
+        """Return the settings from the environment, except those given.
 
         Raises:
             ValidationError: One is missing or does not hold.

@@ -31,8 +31,8 @@ class Pacing:
         timeout_s: For each of connecting, sending and every read.
         attempts: In all, the first included.
         backoff_s: Before the second attempt; doubles with each further one, and a random half of it is left out.
-        longest_wait_s: No single wait is longer; a provider that asks for more is asked again at the next poll.
-        monotonic_s: The clock that rate limits and the cache go by.
+        longest_wait_s: No single wait is longer; if a provider asks for more, the next poll tries again.
+        monotonic_s: The clock of rate limits and the cache.
         sleep: How to wait.
     """
 
@@ -92,7 +92,7 @@ class ProviderClient:
         """Return the JSON of a 200 answer; one younger than ``cache_s`` to the same question is used again.
 
         Raises:
-            ProviderError: Every attempt failed, or the answer is an error that asking again cannot mend.
+            ProviderError: Every attempt failed, or the answer is an error that retrying cannot fix.
         """
         key = str(httpx.URL(self._base_url + path, params=dict(params)))
         known = self._cache.get(key)

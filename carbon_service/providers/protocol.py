@@ -55,9 +55,9 @@ class Feed:
 
     Attributes:
         zone_name: The zone's name for people.
-        attribution: What the provider's licence asks to be said.
+        attribution: The attribution that the provider's licence requires.
         step_s: Usual length of an interval.
-        max_age_s: Age, since its interval began, past which the freshest value is stale.
+        max_age_s: Age, since its interval began, past which the newest value is stale.
         poll_interval_s: How often to ask for new values.
         history_s: How far back the provider answers; also the most that is fetched at the first start.
         revision_s: How far back values may still change.

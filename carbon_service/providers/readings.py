@@ -1,4 +1,4 @@
-"""Points out of a provider's answer: values that are no finite number at a valid instant are refused and counted."""
+"""Points from a provider's answer: values that are not a finite number at a valid instant are refused and counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every provider by name: ours, and those of other packages.
 
-One of ours is one entry of ``PROVIDERS``. A package adds a provider by a ``ProviderEntry`` in the entry-point group
+Each of ours is one entry of ``PROVIDERS``. A package adds a provider by a ``ProviderEntry`` in the entry-point group
 ``wattshift.carbon_providers`` (``services.kit.plugins``); docs/carbon.md shows a whole one.
 """
 
@@ -71,7 +71,7 @@ def build_providers(
     """Return the providers that have settings, by name.
 
     Raises:
-        ZoneConfigError: A provider calls itself something else.
+        ZoneConfigError: A provider's own name is another.
     """
     built = {name: entries[name].build(own, context) for name, own in settings.items()}
     for name, provider in built.items():
