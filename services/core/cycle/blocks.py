@@ -1,4 +1,4 @@
-"""The free blocks of nodes, kept sorted while gangs are placed, so that the next gang's is found without a look at all.
+"""The free blocks of nodes, kept sorted while gangs are placed, so that the next one is found without a search.
 
 A block is aligned: ``2**order`` devices that begin at a multiple of their number. A node is listed under the order of
 each of its free blocks that are in no larger one.

@@ -1,4 +1,4 @@
-"""Buddy placement: gangs in aligned blocks of powers of two, so that what is free stays in large blocks.
+"""Buddy placement: gangs in aligned blocks of powers of two, so that free devices stay in large blocks.
 
 A node's devices form blocks of 1, 2, 4, ... devices, each beginning at a multiple of its size; two neighbours of one
 size are buddies and together a block of the next. A gang of up to a node gets the first devices of one free block, and

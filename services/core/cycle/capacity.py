@@ -42,7 +42,7 @@ class Capacity:
 
     @property
     def room(self) -> list[int]:
-        """What can be had without stopping any job, now or soon, by model."""
+        """Devices available without stopping any job, now or soon, by model."""
         return [free + soon for free, soon in zip(self.free, self.releasing, strict=True)]
 
     @property
@@ -57,7 +57,7 @@ class Capacity:
 
     @property
     def movable(self) -> Bools:
-        """(n_jobs,) False for a job that sits, even in part, on a drained or unknown node.
+        """(n_jobs,) False for a job that is, even in part, on a drained or unknown node.
 
         Such a job is never resized, since it could not come back there.
         """

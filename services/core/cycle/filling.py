@@ -23,7 +23,7 @@ class Verdict(IntEnum):
     """What filling decides about a ranked job."""
 
     KEEP = 0
-    """Goes on as it is."""
+    """Continues as it is."""
     START = 1
     """Waits, and its devices are free."""
     AWAIT = 2
@@ -95,7 +95,7 @@ class Ranked:
         return np.flatnonzero(waiting | self._table.preemptible[self.jobs])
 
     def unfilled(self) -> Ints:
-        """Return the verdicts if there is nothing to give: (n_ranked,)."""
+        """Return the verdicts if there is no capacity: (n_ranked,)."""
         waits = np.where(self.models == 0, NOWHERE, SHORT)
         runs = np.where(self.held > 0, OUT, KEEP)
         return np.where(self.phase == QUEUED, waits, np.where(self.phase == PREEMPTING, KEEP, runs))
@@ -140,7 +140,7 @@ class Quota:
 
 
 class Filler:
-    """Gives capacity away, best rank first.
+    """Gives out capacity, best rank first.
 
     Starts and waits for a release draw on the same room; only starts draw on what is free now. So a job may start on a
     free device although a better-ranked gang waits, as long as the devices being released cover that gang.
@@ -152,7 +152,7 @@ class Filler:
     def __init__(
         self, ranked: Ranked, room: list[int], free: list[int], quota: Quota | None, *, backfill: bool = True
     ) -> None:
-        """Take the devices of each model that can be had at all, and of those the ones free now: (n_gpu_models,)."""
+        """Take the obtainable devices of each model, and how many of them are free now: (n_gpu_models,)."""
         self._ranked = ranked
         self._room = room.copy()
         self._free = free.copy()
@@ -171,7 +171,7 @@ class Filler:
         return codes
 
     def fill(self, positions: Ints | None = None) -> None:
-        """Visit these positions of the ranking (None: all), ascending, until nothing is left to give."""
+        """Visit these positions of the ranking (None: all), ascending, until no capacity is left."""
         if not self._left and self._quota is None:
             return
         ranked = self._ranked

@@ -40,7 +40,7 @@ def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, 
 
 
 def refined_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang where its iterations are shorter than as the paper does, or as long; see the module."""
+    """Place a gang so that its iterations are no longer than with the paper's placement; see the module."""
     return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.REFINED)
 
 
@@ -55,7 +55,7 @@ class Seats:
 def seats(
     snapshot: Snapshot, mapper: Mapper, gpu_model: int, count: Ints, method: Method, *, heavy: bool
 ) -> Seats | None:
-    """Return where a gang would sit; None: its tensor groups do not fit whole.
+    """Return the seats of a gang; None: its tensor groups do not fit whole.
 
     Args:
         snapshot: The cluster.
@@ -139,7 +139,7 @@ def is_heavy(mapper: Mapper, ratio: float = COMM_HEAVY) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> Seats | None:
-    """Return which of the servers give how many GPUs; None: it waits.
+    """Return how many GPUs each server gives; None: the gang waits.
 
     Args:
         mapper: Of the job.

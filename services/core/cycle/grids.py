@@ -1,9 +1,9 @@
 """Which grid each job draws from, where the nodes of a cluster lie in several zones.
 
-A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. Where a waiting
-job will run is not known: no placer looks at zones. It is taken to draw from all nodes that take work and whose GPUs it
-may use, by their numbers of GPUs, free or not. That does not change with every start and end elsewhere, so that a job
-which waits for an hour does not change its mind before it comes.
+A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. Where a waiting job will run is
+not known, because placers do not consider zones. It is assumed to draw from all nodes that accept work and whose GPUs
+it may use, by their numbers of GPUs, free or not. That does not change with every start and end elsewhere, so that a
+job that waits for a certain hour keeps waiting for it.
 
 Where a job draws from several grids, its curve is their mean by its shares. In a cluster of one zone every job has the
 curve of that zone itself, and nothing here takes time.
@@ -100,7 +100,7 @@ def _of_first(snapshot: Snapshot) -> JobCurves:
 
 
 def _eligible_gpus(snapshot: Snapshot, which: Ints) -> Floats:
-    """Return the GPUs that each job may use in each zone, on nodes that take work: (n_which, n_zones).
+    """Return the GPUs that each job may use in each zone, on nodes that accept work: (n_which, n_zones).
 
     A job that may use none at present, because its nodes are drained or it is about to stop for good, is given all.
     """

@@ -1,4 +1,4 @@
-"""Every placer by name: what an operator may pick."""
+"""Every placer by name, for operators to choose from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices a gang gets, once it is decided that it starts.
+"""Choose the devices of a gang that is to start.
 
 A ``Placer`` looks at the devices still free and names some of them. Reconciliation hands it gangs one by one, in rank
 order, and takes the devices it named off the free ones. Other placers (heavy-edge cuts, buddy blocks) have the same

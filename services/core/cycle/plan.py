@@ -166,7 +166,7 @@ def set_to(job_id: JobId, kind: ControlKind, value: float | None, reason: Reason
 
 @dataclass(frozen=True, slots=True)
 class PowerNode:
-    """Power an unused node down, or wake it. A gang that starts on a node asleep wakes it by itself."""
+    """Power an unused node down, or wake it. A gang that starts on a sleeping node wakes it."""
 
     node_id: NodeId
     on: bool
@@ -175,7 +175,7 @@ class PowerNode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to one snapshot. Jobs without an action go on as they are, nodes without one stay as they are.
+    """The answer to one snapshot. Jobs and nodes without an action stay as they are.
 
     ``look_again_s``: when the policy wants to be asked again, even if nothing changes until then; UTC seconds.
     """

@@ -1,6 +1,6 @@
-"""What a policy is; the round, the scheduler and the simulator know nothing else of policies.
+"""What a policy is; the round, the scheduler and the simulator use only this.
 
-Besides ``Policy``, a class may meet one of the optional protocols here, and so say something more of itself.
+Besides ``Policy``, a class may implement one of the optional protocols here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Orders: what a policy hands to the round, and how ties end.
+"""Rankings, which a policy hands to the round, and how ties are broken.
 
-A caller may let a round leave out what it would not use (``RoundHints``). Only the functions here look at that, so that
-policies read the same, and decide the same, with and without hints.
+A caller may let a round leave out what it would not use (``RoundHints``). Only the functions here use the hints, so
+that policies have the same code, and decide the same, with and without them.
 """
 
 from __future__ import annotations

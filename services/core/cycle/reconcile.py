@@ -1,4 +1,4 @@
-"""From "these jobs should run, in this order, at these sizes" to actions: the way every policy takes.
+"""From "these jobs should run, in this order, at these sizes" to actions: shared by all policies.
 
 Capacity is filled greedily in rank order, per GPU model and within tenant quotas. A gang that does not fit is skipped
 and jobs below it may fill what is left (backfill); an active round repairs what backfilling delayed, because there a
@@ -168,7 +168,7 @@ def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reaso
 
 
 def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reason]) -> None:
-    """Tell jobs that only service instances leave no room for that they wait for GPUs, not for a wider cluster."""
+    """Correct the reasons of jobs that only service instances leave no room for: they wait for GPUs, not for nodes."""
     most = snapshot.total_gpus + snapshot.services_gpus
     for job, wanted in zip(ranked.jobs.tolist(), ranked.wanted.tolist(), strict=True):
         nowhere = reasons.get(job) is Reason.NO_ELIGIBLE_NODE

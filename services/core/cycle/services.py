@@ -47,7 +47,7 @@ def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
 
 
 def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
-    """Return the nodes as if these devices, by node, were not there; such a node is not powered down."""
+    """Return the nodes without these devices, by node; such a node is not powered down."""
     gpus, may_sleep, free_devices = nodes.gpus.copy(), nodes.may_sleep.copy(), list(nodes.free_devices)
     for node, devices in taken.items():
         gpus[node] -= len(devices)
@@ -65,7 +65,7 @@ def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
 
 @dataclass(frozen=True)
 class _Reservation:
-    """What a node could give to a service: who must stop for it, and how many devices are out of reach."""
+    """What a node could give to a service: the gangs to stop, and how many devices are out of reach."""
 
     node: int
     stops: list[int]
@@ -74,7 +74,7 @@ class _Reservation:
 
 
 class _Placing:
-    """Serves services one after another; what one got is not there for the next."""
+    """Places services one after another; devices of one are not available to the next."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.preempts: list[Preempt] = []
@@ -109,7 +109,7 @@ class _Placing:
             self.holds.append(Hold(service.job_id, self._reserve(service)))
 
     def shown(self) -> Snapshot:
-        """Return what is left to the policy."""
+        """Return the snapshot that the policy sees."""
         snapshot, taken = self._snapshot, sum(map(len, self._taken.values()))
         jobs, quota = self._without_services(), self._quota
         for job, devices in self._given_up.items():  # still held, though the table shows it no more
@@ -129,7 +129,7 @@ class _Placing:
         )
 
     def _is_within_quota(self, service: ServiceInstance) -> bool:
-        """Whether the tenant may hold the service beside all it holds now; if not, its other jobs make room for it."""
+        """Whether the tenant may hold the service in addition to all it holds; if not, its other jobs make room."""
         tenant = self._snapshot.jobs.tenants[self._snapshot.jobs.index[service.job_id]]
         limit = self._quota.get(tenant)
         if limit is None:
@@ -225,7 +225,7 @@ class _Placing:
         return JobTable(**columns)
 
     def _expected_w(self) -> float:
-        """Return what a device is taken to draw that is on its way to a service: as much as any is known to, watts."""
+        """Return the assumed power of a device that a service is about to get: the highest known of any, watts."""
         snapshot = self._snapshot
         of_jobs = snapshot.jobs.gpu_power_w[np.isfinite(snapshot.jobs.gpu_power_w)]
         known = [*of_jobs.tolist(), *snapshot.idle_w.tolist(), snapshot.services_w / max(snapshot.services_gpus, 1)]

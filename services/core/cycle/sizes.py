@@ -1,4 +1,4 @@
-"""The sizes a gang may really take on this cluster."""
+"""The sizes that a gang can have on this cluster."""
 
 from __future__ import annotations
 

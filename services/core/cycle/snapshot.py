@@ -161,7 +161,7 @@ class NodeTable:
         ids: Node ids, unique.
         gpu_model: Index of the node's model in ``Snapshot.gpu_models``.
         gpus: Devices on the node.
-        schedulable: False while the node is drained: what runs there may end, nothing starts there.
+        schedulable: False while the node is drained: running jobs continue, nothing new starts there.
         free_devices: Per node, the indices of free devices, ascending.
         free_gpus: How many those are; counted unless given.
         zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
@@ -181,7 +181,7 @@ class NodeTable:
 
     @cached_property
     def all_schedulable(self) -> bool:
-        """Whether every node takes work."""
+        """Whether every node accepts work."""
         return bool(self.schedulable.all())
 
     @cached_property
@@ -205,7 +205,7 @@ class NodeTable:
                 object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
 
     def with_free(self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, asleep: Bools) -> NodeTable:
-        """Return the same nodes with other devices free and nodes asleep; what was worked out about them is kept."""
+        """Return the same nodes with other devices free and nodes asleep; cached properties are kept."""
         kept = {"index": self.index, "all_schedulable": self.all_schedulable, "schedulable_gpus": self.schedulable_gpus}
         table = object.__new__(NodeTable)
         table.__dict__.update(self.__dict__, **kept, free_devices=free_devices, free_gpus=free_gpus, asleep=asleep)
@@ -220,7 +220,7 @@ class ServiceInstance:
     """A service instance that waits: a job of fixed size that is placed before any policy decides.
 
     Attributes:
-        job_id: Its row in the job table says the rest.
+        job_id: Its row in the job table has the rest.
         gpus: Its devices, all of one node.
         nodes: (n_nodes,) where it may run, and where a node takes work and is wide enough.
     """
@@ -232,7 +232,7 @@ class ServiceInstance:
 
 @dataclass(frozen=True)
 class RoundHints:
-    """What a round may leave out because of how it was asked for: a simulation holds millions of rounds.
+    """What a round may leave out if its caller does not need it: a simulation holds millions of rounds.
 
     A plan's starts and stops are the same with and without hints (``tests/simulator/test_waiting.py``). Only
     ``services.core.cycle.ranking`` reads them; live rounds have none.
@@ -260,7 +260,7 @@ class Snapshot:
     """Everything a policy may know.
 
     Attributes:
-        version: Names this snapshot; a plan says which one it came from.
+        version: Identifies this snapshot; a plan names the one it was made from.
         now_s: The only clock a policy sees, UTC seconds.
         trigger: Why the round is held.
         gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
@@ -330,5 +330,5 @@ class Snapshot:
 
     @property
     def total_gpus(self) -> int:
-        """GPUs on nodes that take work: the capacity a policy shares out."""
+        """GPUs on nodes that accept work: the capacity that a policy shares out."""
         return self.nodes.schedulable_gpus

@@ -1,4 +1,4 @@
-"""The checks no plan escapes.
+"""The checks that every plan must pass.
 
 A plan that fails one is never applied. The scheduler checks again at commit, against the cluster of that moment:
 there a failure is routine (the plan is stale) and here it is a bug in a policy.
@@ -25,10 +25,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
 
     Checked: the snapshot's version; at most one action per job and beside it one of each kind of control, on jobs it
-    knows, from phases that allow the action (only a gang that goes on or starts is set, on devices that take it); that
-    devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a size on the job's grid
-    and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes may be powered down or
-    up, and down only where nothing runs or starts; that a service instance starts on one node, where it may run.
+    knows, from phases that allow the action (only the controls of a gang that continues or starts are set, on devices
+    that take them); that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a
+    size on the job's grid and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes
+    may be powered down or up, and down only where nothing runs or starts; that a service instance starts on one node,
+    where it may run.
 
     Raises:
         PlanError: the first check that fails, naming the job.

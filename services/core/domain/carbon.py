@@ -1,4 +1,4 @@
-"""Carbon intensity over time: a step curve and what one may ask of it."""
+"""Carbon intensity over time, as a step curve."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class CarbonOutlook:
         zone: The grid zone.
         signal: What the intensities measure.
         curve: Recent history and forecast in one curve.
-        stale: The freshest value is past its age: decisions fall back to it and say so.
+        stale: The newest value is past its maximum age; decisions still use it, and say so.
     """
 
     zone: str

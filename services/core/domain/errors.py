@@ -1,10 +1,10 @@
-"""The tree of broken promises.
+"""The tree of errors.
 
 WattshiftError
-├── DomainError          a value outside what a function promises to take
-├── PolicyConfigError    an operator's policy parameters that do not hold together
+├── DomainError          a value outside what a function accepts
+├── PolicyConfigError    an operator's policy parameters are not valid
 ├── PlanError            a plan that breaks an invariant of the cluster (a bug in a policy, or a stale plan)
-└── TransitionError      a job asked to go from one state to another that it cannot reach
+└── TransitionError      a job cannot go from its state to the requested one
 
 An expected outcome (a gang that does not fit, an infeasible solve) is a value, never an exception. The processes'
 own failures (a missing job, a bad key) live in ``services.kit.problems``, which also turns these into HTTP.
@@ -18,13 +18,13 @@ class WattshiftError(Exception):
 
 
 class DomainError(WattshiftError, ValueError):
-    """A value outside what a function promises to take."""
+    """A value outside what a function accepts."""
 
     code = "invalid_value"
 
 
 class PolicyConfigError(WattshiftError, ValueError):
-    """A policy's parameters do not hold together; ``pointer`` names the offending one."""
+    """A policy's parameters are not valid; ``pointer`` names the offending one."""
 
     code = "invalid_policy_parameters"
 
@@ -40,6 +40,6 @@ class PlanError(WattshiftError):
 
 
 class TransitionError(WattshiftError):
-    """A job cannot go from the state it is in to the one asked for."""
+    """A job cannot go from its state to the requested one."""
 
     code = "invalid_transition"

@@ -31,7 +31,7 @@ RELATIVE_GAP = 1e-6
 
 @dataclass(frozen=True)
 class Exact:
-    """What the programme came to: (n_classes, n_servers) counts, and whether none is faster."""
+    """The programme's solution: (n_classes, n_servers) counts, and whether it is proven optimal."""
 
     counts: Ints
     proven: bool

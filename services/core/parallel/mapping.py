@@ -1,4 +1,4 @@
-"""Where a job's replicas go on given free GPUs, by the method asked for."""
+"""Place a job's replicas on given free GPUs, by a chosen method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every policy by name: what an operator may pick, and how a choice becomes a policy.
+"""Every policy by name, and how an operator's choice becomes a policy.
 
 A policy of ours is one entry of ``POLICIES``. Those of other packages are added as a process starts
 (``services.kit.policies``).
@@ -34,7 +34,7 @@ from services.core.policies.zeus.combined import GandivaZeusConfig, ZeusLasConfi
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A policy an operator may pick.
+    """A policy that an operator may choose.
 
     Attributes:
         summary: One sentence for a list of policies.
@@ -239,7 +239,7 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
     """Add a policy of another package; adding the same entry again changes nothing.
 
     Raises:
-        PolicyConfigError: The name is taken, the policy calls itself something else, or its parameters do not hold.
+        PolicyConfigError: The name is taken, the policy's own name is another, or its parameters are not valid.
     """
     if POLICIES.get(name) is entry:
         return
@@ -255,7 +255,7 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
 
 
 def policy_name(name: str) -> str:
-    """Return the name in ``POLICIES`` of a policy that may be called by another one."""
+    """Return the name in ``POLICIES`` of a policy, which may be given by another name."""
     return ALIASES.get(name, name)
 
 

@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # (SciPy has no types; nothing else here imports it.)
-"""Bounded least squares on relative errors, with a pull toward what was believed before."""
+"""Bounded least squares on relative errors, with a pull toward the prior."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Problem:
         weight: Of each point, > 0.
         lower, upper: Bounds of the parameters.
         unit: A natural size of each parameter, > 0: the search runs in these.
-        centre: What each parameter is believed to be.
+        centre: The prior value of each parameter.
         pull: How hard a parameter that is one unit away from its centre is drawn back, against one point that is
-            wrong by a factor of e; a little, so that what the points do not tell stays where it was.
+            wrong by a factor of e; a little, so that parameters that the points do not determine stay where they were.
         free: Which parameters are fitted; the others stay at their start.
     """
 

@@ -11,7 +11,7 @@ GPU model, total work and its unit     gang sizes: what is predicted is GPU seco
 =====================================  ============================================================================
 
 The tenant counts, so that no user learns how long others' jobs run by submitting their command. Within a group the
-forest tells projects apart.
+forest distinguishes projects.
 
 Source: A-SRPT section IV-C, 3, which hashes "user, dataset, command line and so on".
 """

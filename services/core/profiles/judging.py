@@ -25,14 +25,11 @@ class Quality:
     """How far a fit can be trusted.
 
     Attributes:
-        measurements: How many were given.
-        configurations: How many distinct ones they are of; each is one point of the fit.
-        spread: By column: distinct values, least, greatest.
-        mape: Mean absolute percentage error on the points fitted, as a share.
-        held_out_mape: The same on points left out of the fit, each once, a tenth at a time; NaN where not asked for,
-            or with too few points.
-        noise: Spread of the relative error about the fit.
-        free: How many parameters were fitted.
+        measurements: How many were given. configurations: How many distinct ones they are of; each is one point of the
+        fit. spread: By column: distinct values, least, greatest. mape: Mean absolute percentage error on the points
+        fitted, as a share. held_out_mape: The same on points left out of the fit, each once, a tenth at a time; NaN if
+        not requested, or with too few points. noise: Spread of the relative error about the fit. free: How many
+        parameters were fitted.
     """
 
     measurements: int

@@ -1,4 +1,4 @@
-"""Fit the two models to points. What the points do not tell stays at its prior or is left out (``terms``)."""
+"""Fit the two models to points. Parameters that the points do not determine stay at their prior or are left out."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from services.core.profiles.terms import (
 from services.core.profiles.throughput import ThroughputParameters, times
 
 LOOSE = 1e-3
-"""Pull of a parameter about which nothing is believed: enough to choose between equals, too little to bias."""
+"""Pull of a parameter without a prior: enough to choose between equals, too little to bias."""
 MAX_BREAKS = 6
 
 
 @dataclass(frozen=True)
 class Belief:
-    """What is held of a job's parameters before its points: a centre, and how hard it pulls (see ``fitting``)."""
+    """The prior of a job's parameters: a centre, and how hard it pulls (see ``fitting``)."""
 
     centre: Floats
     pull: float
@@ -51,7 +51,7 @@ def fit_throughput(
 
     Args:
         points: At least three configurations, or one with a belief.
-        belief: What is held of the parameters beforehand.
+        belief: The prior of the parameters.
         warm: Parameters to start from, in place of starting cold.
         held_out: Also fit ten times without a tenth of the points, for ``quality.held_out_mape``.
 
@@ -196,7 +196,7 @@ def _problem(
 def _named(found: Solution, gpus_per_node: float) -> Solution:
     """Return the fit with what grows faster with the batch called gradients, and the other part reading.
 
-    Where neither the clock nor the GPUs per node vary, the two parts have one form, and the points do not tell which is
+    Where neither the clock nor the GPUs per node vary, the two parts have one form, and the points do not show which is
     which; only computing draws power.
     """
     names = ThroughputParameters._fields

@@ -48,10 +48,10 @@ class _Model:
     def interval(
         self, gpus: Any, local_batch: Any, control: Any, nodes: Any, confidence: float = 0.9
     ) -> tuple[Floats, Floats]:
-        """Return the bounds between which a measurement is foreseen, (n,) each.
+        """Return the bounds predicted for a measurement, (n,) each.
 
         Relative errors are taken as normal, with the parameters' uncertainty (to first order) and the noise about the
-        fit added up. Wide where the points say nothing.
+        fit added up. Wide where there are no points.
         """
         shaped = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, control, nodes))

@@ -30,7 +30,7 @@ PLAUSIBLE_POWER_W = (1.0, 3_000.0)
 
 
 class PointError(DomainError):
-    """A point that cannot be; ``row`` is its index among the points given."""
+    """An impossible point; ``row`` is its index among the points given."""
 
     def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Observations:
         gpus: GPUs of the gang (``n``), whole numbers >= 1.
         local_batch: Samples per GPU and iteration (``bs``).
         control: Clock, MHz (``f``), or power limit, W, by ``axis``.
-        nodes: Nodes the gang lies on; GPUs per node (``r``) is ``gpus / nodes``.
+        nodes: Nodes that the gang spans; GPUs per node (``r``) is ``gpus / nodes``.
         seconds_per_iteration: Mean step time (``T_iter``).
         energy_j_per_iteration: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured.
         count: How many measurements each point is the mean of.

@@ -1,4 +1,4 @@
-"""What is believed of a job before its first point: its board, and the family of models it is of.
+"""The prior of a job before its first point: its board, and the family of its model.
 
 Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
 Boards: limits, clocks and idle draws of ``services.core.domain.gpus``, ``f0`` at 0.6 of the top clock (our reading: no
@@ -82,7 +82,7 @@ FAMILIES = {
     "recommendation": Family(1e-5, 1_024.0, 0.6, 0.4, 0.2, 1.0, 0.2),
 }
 ANY_FAMILY = "any"
-"""Of a job that does not say what it trains: between all families, their geometric means."""
+"""For a job that does not say what it trains: the geometric means of all families."""
 FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in FAMILIES.values()]), axis=0)).tolist())
 
 
@@ -99,7 +99,7 @@ def family_of(name: str) -> Family:
     """Return a family.
 
     Raises:
-        DomainError: There is none of that name.
+        DomainError: There is no family of that name.
     """
     if name not in FAMILIES:
         raise DomainError(f"unknown family of models {name!r}; known: {', '.join(FAMILIES)}")

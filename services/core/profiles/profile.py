@@ -1,4 +1,4 @@
-"""What is kept of one job: its points, bounded, and the model they make of its prior."""
+"""The profile of one job: a bounded number of points, and the model fitted to them from its prior."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMES = frozenset(ThroughputParameters._fields) - {"gamma1", "gamma2"}
 """The parameters that all grow with the length of a step."""
 DYNAMIC_W = frozenset({"alpha_w", "beta_w", "sync_w"})
 UNSEEN_NOISE = 0.7
-"""Relative error to expect of a job of which nothing was seen."""
+"""Relative error to expect for a job without points."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class JobProfile:
     Attributes:
         gpu_model: Of the boards it runs on.
         family: Of the model it trains: a name in ``priors.FAMILIES``.
-        model: What is foreseen of it; from the prior alone until the first point.
+        model: Its predictions; from the prior alone until the first point.
         points: What was seen, one point per configuration, the last seen first; None before the first.
         anew_at: Configurations at which the next fit starts cold, for a warm start may sit in a hollow that few points
             had dug.

@@ -1,9 +1,9 @@
-"""How long a job will run, predicted from earlier jobs of its group: what recurs is the same job, submitted again.
+"""How long a job will run, predicted from earlier jobs of its group: a recurring job is the same job, submitted again.
 
 A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
-tells, for a (group, user), an amount: iterations, work or seconds, whatever the history counts. An unseen group is
-predicted 0, so that a policy by length runs it at once. The random forest stands in ``services.learning``, because
-scikit-learn is not for the core; here is what needs none.
+predicts an amount for a (group, user): iterations, work or seconds, whatever the history counts. The prediction for an
+unseen group is 0, so that a policy by length runs it at once. The random forest is in ``services.learning``, because
+the core does not use scikit-learn; the predictors here do not need it.
 
 Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are its section V-B, 2-d.
 """
@@ -39,8 +39,8 @@ class Runs:
     """Jobs that have ended; every column is (n_jobs,), in one order.
 
     Attributes:
-        group, user: Who ran what.
-        amount: What it came to; the predictions' unit.
+        group, user: The group and the user of each job.
+        amount: The actual amount, in the predictions' unit.
     """
 
     group: Ints
@@ -70,7 +70,7 @@ class Model(Protocol):
     """What was learned."""
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return what jobs of these groups and users will come to; (n_jobs,) each."""
+        """Return the predictions for jobs of these groups and users; (n_jobs,) each."""
         ...
 
 
@@ -145,7 +145,7 @@ class Evaluation:
 
 
 def evaluate(predictions: Predictions, amount: Floats) -> Evaluation:
-    """Return how far predictions were from what the jobs came to: (n_jobs,), at least one."""
+    """Return the errors of predictions, given the actual amounts: (n_jobs,), at least one."""
     error = np.abs(predictions.amount - amount)
     return Evaluation(
         jobs=amount.size,

@@ -1,4 +1,4 @@
-"""Which parameters the points can tell, how large each is by nature, and where a search may begin."""
+"""Which parameters the points determine, the natural size of each, and starting points for the search."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Terms:
 
 
 def throughput_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
-    """Return which of the 15 parameters these points tell; the others are held as believed, or at nothing."""
+    """Return which of the 15 parameters these points determine; the others are held at their prior, or at zero."""
     several, local = of.gpus >= 2, (of.gpus >= 2) & (of.nodes < 2)
     node = several & (of.nodes >= 2)
     fixed: dict[str, str] = {}
@@ -78,7 +78,7 @@ def throughput_terms(of: Observations, *, believed: Floats | None = None) -> Ter
 
 
 def energy_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
-    """Return which of the 21 parameters these points tell; the breaking point is searched for apart."""
+    """Return which of the 21 parameters these points determine; the breaking point is searched for separately."""
     fixed: dict[str, str] = {"f0_mhz": "found by trying"}
     at = dict.fromkeys(DRAW, 0.0) | {"beta_lg": 1.0, "beta_hg": 1.0, "theta_lg": 1.0, "theta_hg": 1.0}
     at["f0_mhz"] = np.nan
@@ -200,7 +200,7 @@ def energy_starts(of: Observations, step: Times, f0: float) -> Floats:
 
 
 def _unvaried(of: Observations, name: str, column: Floats) -> str:
-    """Return why a column tells nothing, or nothing if it does."""
+    """Return why a column determines nothing; empty if it does determine something."""
     if name in of.absent:
         return f"{name} is absent"
     return "" if len(np.unique(column)) > 1 else f"{name} is {column[0]:g} in all points"

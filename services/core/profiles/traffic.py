@@ -1,10 +1,10 @@
-"""Demand ahead: the peak rate of each request class in each of the next six five-minute steps.
+"""Predicted demand: the peak rate of each request class in each of the next six five-minute steps.
 
 A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
-learns from the past and predicts the peaks of the next half hour. ``backtest`` asks it at many moments of the past,
-each time knowing only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
+learns from the past and predicts the peaks of the next half hour. ``backtest`` evaluates it at many moments of the
+past, each time with only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
 error, or for pools by what shortage and spare cost (``services.core.profiles.traffic_service``). Forecasters that need
-scikit-learn or torch stand in ``services.learning``; here are the two that need nothing.
+scikit-learn or torch are in ``services.learning``; the two here need neither.
 
 >>> log = observe(times_s=[1.0, 2.0, 301.0], class_of=[0, 0, 1], n_classes=2, start_s=0.0, end_s=600.0)
 >>> log.peaks_qps.tolist()
@@ -85,11 +85,11 @@ class Traffic:
         return cls(steps.max(axis=1) / WINDOW_S, steps)
 
     def until(self, step: int) -> Traffic:
-        """Return what was known before a step."""
+        """Return the traffic before a step."""
         return Traffic(self.peaks_qps[:step], None if self.counts is None else self.counts[:step])
 
     def since(self, step: int) -> Traffic:
-        """Return what came in a step and after it."""
+        """Return the traffic of a step and of all after it."""
         return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
 
 

@@ -1,4 +1,4 @@
-"""A linear model with whole variables, and what solving it came to.
+"""A linear model with integer variables, and its solution.
 
 The model is arrays, so that a hundred thousand variables are made and handed over without a Python object for each.
 """
@@ -197,7 +197,7 @@ class ModelBuilder:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve came to.
+    """The result of a solve.
 
     Attributes:
         status: How it ended.

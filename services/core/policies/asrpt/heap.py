@@ -1,7 +1,7 @@
 """A priority queue as a value: adding to it or taking its first makes another one, in O(log n).
 
 A leftist heap: of two children the left one is at least as deep along its right edge, so that merging, which walks down
-right edges only, is short. Two heaps are equal where they hold the same items, however they came to.
+right edges only, is short. Two heaps are equal if they hold the same items, whatever their history.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class Asrpt:
         return machine, queue
 
     def _arrivals(self, snapshot: Snapshot, new: Sequence[int]) -> list[tuple[float, VirtualJob]]:
-        """Return when these jobs come to the machine, and as what; sorted."""
+        """Return the arrivals of these jobs at the machine, sorted."""
         if not new:
             return []
         jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1) * self.config.machine_speed

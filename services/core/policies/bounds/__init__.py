@@ -1,1 +1,1 @@
-"""What no policy can beat: physical limits to hold results against."""
+"""What no policy can beat: physical limits to compare results with."""

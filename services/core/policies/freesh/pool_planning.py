@@ -23,7 +23,7 @@ from services.core.solvers.solve import solve
 EXACT_GAP = 1e-6
 GOOD_GAP = 0.01
 PATIENCE_S = 0.5
-"""Without a gap asked for: seconds of solving for the optimum, before a plan within ``GOOD_GAP`` is taken."""
+"""Without a requested gap: seconds of solving for the optimum, before a plan within ``GOOD_GAP`` is accepted."""
 LARGE_COLUMNS = 400
 """From so many variables on, a plan is first sought near the relaxation."""
 NEAR = ((0.01, 1), (0.05, 2))
@@ -34,7 +34,7 @@ EPSILON_QPS = 1e-9
 
 @dataclass
 class _Budget:
-    """The solver's seconds that are left, and the gap asked for: none for the optimum within patience."""
+    """The solver's remaining seconds, and the requested gap: none for the optimum within patience."""
 
     left_s: float
     gap: float | None
@@ -95,7 +95,7 @@ def plan_pools(
     """Return the plan of least objective; where the demand cannot be served, the one of least shortfall.
 
     Args:
-        problem: What there is and what is asked for.
+        problem: The problem to plan.
         backend: Who solves it; relaxations are HiGHS's.
         time_limit_s: For all solving together, by the solvers' own clocks, > 0.
         relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where ``PATIENCE_S``

@@ -1,4 +1,4 @@
-"""The pools of a serving site for the next while: what is asked, and what a plan is.
+"""The pools of a serving site for the next period: the problem, and the plan.
 
 An *instance* is a running model server; a *mode* says on how many GPUs of which type it runs. A *partition* is one way
 to tell requests apart into classes (by thresholds on their input and output lengths), and each class has a pool of its
@@ -51,7 +51,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class PoolProblem:
-    """What there is, what is asked for, and what an instance costs.
+    """The available GPUs, the demand, and the costs of instances.
 
     Attributes:
         step_s: Length of a step, seconds.
@@ -154,7 +154,7 @@ class PoolPlan:
     """How many instances run where, and how good that is.
 
     Attributes:
-        status: ``optimal`` within the gap asked for, ``feasible`` with a wider gap, ``infeasible`` with the plan of
+        status: ``optimal`` within the requested gap, ``feasible`` with a wider gap, ``infeasible`` with the plan of
             least shortfall, ``time_limit`` without a plan.
         solver: Who solved it in the end.
         partition: The chosen one; none without a plan.
@@ -198,7 +198,7 @@ def energy_j(problem: PoolProblem, plan: PoolPlan) -> Floats:
 def switches(problem: PoolProblem, plan: PoolPlan) -> tuple[Ints, Ints]:
     """Return how many instances start and stop: two of (n_locations, n_modes).
 
-    An instance that changes its class goes on: what it serves is the router's business.
+    An instance that changes its class keeps running: that concerns only the router.
     """
     change = plan.totals() - problem.running
     return np.maximum(change, 0), np.maximum(-change, 0)

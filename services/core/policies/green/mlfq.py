@@ -316,7 +316,7 @@ def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints
 
 
 def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
-    """Return the size each of these jobs has once it starts anew; a job never seen its minimum: (n_which,)."""
+    """Return the size of each of these jobs when it starts again; for a new job its minimum: (n_which,)."""
     ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
     gangs = np.fromiter(map(memory.gangs.get, ids, repeat(0)), np.int64, which.size)
     return possible_sizes(snapshot, gangs, which)

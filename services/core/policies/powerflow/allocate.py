@@ -2,7 +2,7 @@
 
 Every job starts without a GPU, at the clock or power limit that is most efficient at its size. The job with the largest
 marginal return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from the
-print:
+paper:
 
 - Gangs are powers of two (section 5.3), so a step doubles a gang instead of adding one GPU. A job whose next step is
   wider than what is left is done; the others go on.
@@ -36,7 +36,7 @@ FIRST, FREE, PAID, NEVER = range(4)
 
 @dataclass(frozen=True)
 class Greedy:
-    """How the greedy differs from the print; the defaults are the paper's.
+    """How the greedy differs from the paper; the defaults are the paper's.
 
     Attributes:
         marginal: What a return is. ``energy``: time saved per energy spent, as eq. 20. ``energy_and_gpu``: that per GPU
@@ -54,14 +54,14 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Room:
-    """What there is to share out.
+    """The devices and the power to share out.
 
     Attributes:
         gpus: (n_gpu_models,) devices by GPU model.
         idle_w: (n_gpu_models,) draw of a free one while its node is on, watts.
         gpus_per_node: At whose multiples the limit is looked at.
         limit_w: What the cluster may draw, watts; inf for no limit.
-        other_w: What it draws beside jobs and those devices, watts.
+        other_w: What it draws in addition to jobs and those devices, watts.
         stays_on: (n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all.
     """
 
@@ -75,7 +75,7 @@ class Room:
     def idle_draw_w(self, gpu_model: int, held: int) -> float:
         """Return what a model's free devices draw while this many are held, watts.
 
-        Gangs are taken to be packed: onto nodes that stay on, then onto whole others, the last of which has free
+        Gangs are assumed to be packed: onto nodes that stay on, then onto whole others, the last of which has free
         devices.
         """
         gpus, on, idle_w = self._by_model[gpu_model]
@@ -108,7 +108,7 @@ def allocate_gpus(
         choices: What each job could have.
         room: Devices and power, those of ``keeps`` included.
         gpu_model: (n_jobs,) index of the GPU model the job would run on.
-        keeps: (n_jobs,) which jobs have their first size whatever becomes of the others; counted before all steps, even
+        keeps: (n_jobs,) which jobs have their first size whatever happens to the others; counted before all steps, even
             where that exceeds the room.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; no matter to the greedy as printed.
         greedy: Departures from the paper.

@@ -1,10 +1,10 @@
-"""The power limit held by measurement: the models' power is corrected by the ratio of what is drawn to what they say.
+"""The power limit held by measurement: the models' power is corrected by the ratio of measured to modelled power.
 
-The paper trusts its models. Theirs are of GPUs; hosts draw too, jobs change, and what nothing is known of draws
-something. So whenever the cluster's draw was measured, at rest since the last change, it is compared with what the
-models make of the same gangs at the same control values. Where more is drawn, the ratio counts at once; where less, it
-comes down by half of the difference each round, for a gang that has just begun or saves a checkpoint draws little for a
-while. While gangs are measured at every control value, it only rises. This is ours, not the paper's.
+The paper trusts its models. They cover GPUs; but hosts draw power too, jobs change, and unknown jobs draw power as
+well. So whenever the cluster's power was measured, at rest since the last change, it is compared with what the models
+predict for the same gangs at the same control values. If more is drawn, the ratio counts at once; if less, it falls by
+half of the difference each round, because a gang that has just begun or saves a checkpoint draws little for a while.
+While gangs are measured at every control value, it only rises. This is ours, not the paper's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from services.core.policies.powerflow.watts import present_draw_w
 
 RELAXES = 0.5
 LEAST, MOST = 0.5, 4.0
-"""Where the ratio stops: beyond, something else than the models is wrong."""
+"""Bounds of the ratio: beyond them, something other than the models is wrong."""
 
 
 def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: bool) -> float:
-    """Return the ratio of measured to modelled power to go by in this round.
+    """Return the ratio of measured to modelled power for this round.
 
     Args:
-        snapshot: With what the cluster draws, NaN where that says nothing; then the known ratio stands.
+        snapshot: With the cluster's measured power; if that is NaN, the known ratio is kept.
         tables: The models.
         known: The ratio of the last round.
         measuring: Whether gangs are being measured at other control values than they are counted at.

@@ -29,7 +29,7 @@ from services.core.policies.powerflow.view import View
 
 
 def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: PowerflowConfig) -> list[Preempt]:
-    """Return the stops of jobs that had better sit elsewhere: the first such set that pays, by node; none mostly."""
+    """Return the stops of jobs that should move: the first such set that pays, by node; usually none."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
     starts = {action.job_id: action for action in plan.actions if isinstance(action, Start)}
@@ -129,7 +129,7 @@ def _held(snapshot: Snapshot, on: list[int]) -> int:
 
 
 def _left_s(snapshot: Snapshot, view: View, job: int) -> float:
-    """Return how long a running job still takes as it is; one of unknown length is taken to be half done."""
+    """Return how long a running job still takes as it is; one of unknown length is assumed to be half done."""
     row = int(np.flatnonzero(view.jobs == job)[0])
     work_s = float(view.work_s[row])
     if not np.isfinite(work_s):

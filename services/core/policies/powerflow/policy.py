@@ -183,7 +183,7 @@ def allocate(
 
 
 def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools, config: PowerflowConfig) -> Bools:
-    """Return which running jobs had better keep the size they have than take the one they got: (n_rows,).
+    """Return which running jobs should keep their size instead of taking the one they got: (n_rows,).
 
     A larger one that saves too little, or a smaller one where everything fits beside it as it is.
     """
@@ -207,7 +207,7 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
 
 
 def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) -> Floats:
-    """Return how much sooner jobs end at another size, one of unknown length taken to be half done; all (n_rows,)."""
+    """Return how much sooner jobs end at another size, those of unknown length assumed half done; all (n_rows,)."""
     jobs, gpu_model = view.jobs[rows], view.gpu_model[rows]
     now, then = (view.tables.default_speed(jobs, gpu_model, gpus) for gpus in (held, got))
     work_s = view.work_s[rows]

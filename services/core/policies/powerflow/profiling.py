@@ -27,7 +27,7 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement to begin: of which gang, at how many GPUs."""
+    """A measurement to begin: its gang, and at how many GPUs."""
 
     action: ProfileControls
     gpus: int
@@ -36,7 +36,7 @@ class Measurement:
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
 
-    Where the snapshot does not say which are under way, they end when they surely are over. One that ended with its
+    If the snapshot does not say which are under way, they end when they are certainly over. One that ended with its
     gang was cut short: that size of the job is still to be measured.
     """
     jobs = snapshot.jobs

@@ -1,7 +1,7 @@
 """The jobs of a snapshot as Algorithm 1 takes them: in the order of their claim, each with its choices.
 
-What is predicted of a kind of job is its table (``Snapshot.gangs``). A job without one is taken to scale with a fixed
-exponent and to draw what it was last measured at; its control values are known if its kind's curve is.
+What is predicted of a kind of job is its table (``Snapshot.gangs``). A job without one is assumed to scale with a fixed
+exponent and to draw what was last measured of it; its control values are known if its kind's curve is.
 """
 
 from __future__ import annotations

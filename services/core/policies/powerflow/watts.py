@@ -2,8 +2,9 @@
 
 Algorithm 1 counts the jobs it allocates to. A round must count more: gangs that are stopping draw until they are gone,
 free devices draw what they do when idle, and a gang that resizes stops first. So the second half of the algorithm is
-run on the gangs that really go on or start, with what everything else draws taken off the limit. Where even their
-lowest control values do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones wait.
+run on the gangs that really continue or start, with the power of everything else subtracted from the limit. Where even
+their lowest control values do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones
+wait.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class Draw:
-    """What draws power once a plan is carried out; columns are (n_gangs,): gangs that go on, then the plan's starts.
+    """What draws power once a plan is carried out; columns are (n_gangs,): gangs that continue, then the plan's starts.
 
     Attributes:
         jobs, models, gpus: The job's index, the GPU model's, and the size.
@@ -65,14 +66,10 @@ def set_within(
     the answer are the pinned jobs that start but are not to be measured, as the limit leaves no power for it.
 
     Args:
-        snapshot: The cluster.
-        plan: Starts, stops and holds.
-        tables: What gangs do.
-        limit_w: What the cluster may draw; inf for no limit.
-        config: Parameters.
-        pinned: Jobs whose gangs are being measured: they are taken to draw the most they may at their present control
-            value or below.
-        all_placed: Whether no job waits for a node; otherwise unused nodes stay awake while the limit allows it.
+        snapshot: The cluster. plan: Starts, stops and holds. tables: What gangs do. limit_w: What the cluster may draw;
+        inf for no limit. config: Parameters. pinned: Jobs whose gangs are being measured: they are assumed to draw the
+        most that they may at their present control value or below. all_placed: Whether no job waits for a node;
+        otherwise unused nodes stay awake while the limit allows it.
     """
     starts = [action for action in plan.actions if isinstance(action, Start)]
     draw = draw_of(snapshot, plan.actions, tables, pinned)
@@ -162,7 +159,7 @@ def stated_error_w(snapshot: Snapshot, tables: Tables) -> float:
 
 
 def _holders(snapshot: Snapshot) -> tuple[Ints, Ints]:
-    """Return the jobs that hold devices and the GPU models they hold, but for jobs whose nodes are lost: (n,) each."""
+    """Return the jobs that hold devices and the GPU models they hold, without jobs whose nodes are lost: (n,) each."""
     where = snapshot.nodes.index
     holders = np.flatnonzero(snapshot.jobs.gpus > 0)
     sits = (snapshot.jobs.placements[job] for job in holders.tolist())
@@ -183,11 +180,11 @@ class Idle:
             self._count(start, 1)
 
     def give_back(self, start: Start) -> None:
-        """Count a start no longer."""
+        """Stop counting a start."""
         self._count(start, -1)
 
     def unused(self, spare_nodes: int | None) -> Ints:
-        """Return which nodes to power down: the unused ones where no gang starts, but for the first few; None: none."""
+        """Return which nodes to power down: the unused ones where no gang starts, except the first few; None: none."""
         nodes = self._nodes
         if spare_nodes is None:
             return np.empty(0, dtype=np.int64)

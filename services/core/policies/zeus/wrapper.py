@@ -51,11 +51,11 @@ class ZeusConfig:
 
 @dataclass(frozen=True)
 class ZeusMemory(Generic[Memory]):
-    """What is remembered beside the wrapped policy's memory.
+    """The memory of the wrapper, with the wrapped policy's.
 
     Attributes:
         inner: Of the wrapped policy.
-        measured: The gangs whose measurement was asked for and that still hold their GPUs, by job.
+        measured: The gangs whose measurement was requested and that still hold their GPUs, by job.
     """
 
     inner: Memory
