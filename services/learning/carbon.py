@@ -7,11 +7,11 @@ hours beside it, so that no hour of the day needs a term of its own, and it says
 Intensities are square roots inside, unless some are negative (marginal signals): errors grow with the level.
 
 Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
-what came before. Persistence, the last 24 hours over and over, is what it has to beat, and what stands in where a
-history is too short.
+what came before. Persistence, the last 24 hours over and over, is what it has to beat, and it is used where a history
+is too short.
 
 The quantiles are of errors at held-out moments of the whole history (cross-conformal), so that they know every season
-in it, and in units of the grid's recent roughness, so that they widen when the grid becomes restless.
+in it, and in units of the grid's recent variability, so that they widen when the grid becomes more variable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class History:
-    """What a grid did, hour by hour, until the moment of forecasting.
+    """The past of a grid, hour by hour, until the moment of forecasting.
 
     Attributes:
         start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
@@ -81,7 +81,7 @@ class History:
 
 @dataclass(frozen=True)
 class Backtest:
-    """How forecasts would have gone over the last part of a history, learned from what came before.
+    """How forecasts would have performed over the last part of a history, learned from what came before.
 
     Attributes:
         first_s, last_s: The first and the last moment forecast from.
@@ -89,8 +89,8 @@ class Backtest:
         mae: Method to its mean absolute error by day ahead, gCO2/kWh.
         coverage: Share of the hours that lay between the quantiles, learned from what came before; where that is too
             short, from the first half of the backtest and judged on the second. Of the method in use.
-        greenest_regret: By how much the six hours of the next day that the method in use took for the greenest
-            emitted more than the six that were; a share.
+        greenest_regret: By how much the six hours of the next day that the method in use chose as the greenest emitted
+    more than the six greenest; a share.
     """
 
     first_s: float
@@ -111,7 +111,7 @@ class Forecast:
         p10, p90: (hours,) nine of ten errors of the backtest lay above, below; None where too little is known.
         method: What made it.
         backtest: None for a history too short for one.
-        note: Why it is not the learned method, where it is not.
+        note: Why it is not the learned method, if so.
     """
 
     start_s: float
@@ -131,7 +131,7 @@ def history_of(
     Args:
         times_s: (n,) when each value began to hold, UTC seconds, increasing.
         values: (n,) gCO2/kWh; NaN is no value.
-        until_s: The moment of forecasting, taken down to the hour. What begins then or later is not looked at.
+        until_s: The moment of forecasting, rounded down to the hour. Values that begin then or later are ignored.
         shares: (n, columns).
         step_s: How long a value holds at most.
 
@@ -169,7 +169,7 @@ def _filled(column: Floats) -> Floats:
 def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
     """Return how the steps within each hour of the day differed from its mean over the last fortnight, (24, steps).
 
-    Zeros of one column where steps are an hour or longer, or do not fit into one; zeros for an hour never known.
+    One column of zeros if steps are an hour or longer, or do not fit into one; zeros for an hour without values.
 
     Args:
         times_s: (n,) when each value began to hold, UTC seconds.
@@ -228,14 +228,14 @@ def forecast(history: History, horizon_h: int = HORIZON_H) -> Forecast:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a backtest decided.
+    """The decisions of a backtest.
 
     Attributes:
         penalties: Of the ridge regression, by day ahead; None for persistence.
         horizon_h: How far ahead it predicts, hours.
         root: Whether intensities are square roots inside.
         intervals: How far the forecasts may be off.
-        backtest: What the choice rests on.
+        backtest: The backtest behind the choice.
     """
 
     penalties: tuple[float, ...] | None
@@ -246,7 +246,7 @@ class Tuned:
 
     @property
     def method(self) -> Method:
-        """What is forecast with."""
+        """The method of the forecast."""
         return "persistence" if self.penalties is None else "ridge"
 
     def at(self, history: History, days: Ints, now: Ints) -> Floats:
@@ -261,7 +261,7 @@ class Tuned:
 
 
 def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
-    """Return what a backtest on the last fifth of a history decides; None where the history is too short for one."""
+    """Return the decisions of a backtest on the last fifth of a history; None if the history is too short for one."""
     days = training_days(history, horizon_h)
     tested = min(MOST_BACKTEST_DAYS, max(LEAST_BACKTEST_DAYS, int(BACKTEST_SHARE * len(days))))
     late = days[-tested:]
@@ -316,7 +316,7 @@ def _held_out(
 
 
 def _by_day(made: dict[float, Floats], penalties: tuple[float, ...]) -> Floats:
-    """Return of each day ahead what its penalty says, (forecasts, hours)."""
+    """Return for each day ahead the forecasts with its penalty, (forecasts, hours)."""
     days = [made[penalty][:, day * DAY_H : (day + 1) * DAY_H] for day, penalty in enumerate(penalties)]
     return np.concatenate(days, axis=1)
 
@@ -333,7 +333,7 @@ def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
 
 
 def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
-    """Return by how much the hours of the first day taken for the greenest emitted more than the greenest; a share.
+    """Return by how much the hours of the first day chosen as the greenest emitted more than the greenest; a share.
 
     Over all forecasts together: the sum of what the chosen hours emitted over the sum of the best, less 1.
     """
@@ -354,7 +354,7 @@ def training_days(history: History, horizon_h: int) -> Ints:
 
 
 def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tuple[float, ...]) -> dict[float, Floats]:
-    """Return per penalty what a regression on ``days`` says at the moments ``now``, (now, hours) gCO2/kWh."""
+    """Return for each penalty what a regression on ``days`` predicts at the moments ``now``, (now, hours) gCO2/kWh."""
     last = int(days[-1])
     # An hour later than the last day's moment would look an hour past the end of its targets.
     origins = np.unique(np.concatenate([days + offset for offset in OFFSETS_H]))
@@ -390,7 +390,7 @@ WEIGHTS = {
     "shares, last day": 1.5,
     "shares, week's hours": 1.0,
 }
-"""How much each group of features may say: the penalty on a group is the less the more it weighs."""
+"""The weight of each group of features: the higher the weight, the lower the penalty on the group."""
 
 
 def _features(history: History, origins: Ints) -> dict[str, Floats]:

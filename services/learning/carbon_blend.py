@@ -1,7 +1,7 @@
-"""Carbon intensity in steps shorter than an hour, where the past is too short to learn much from.
+"""Carbon intensity in steps shorter than an hour, for a past too short to learn much from.
 
-Marginal signals come in steps of five minutes, and a provider hands out a month of them. The last value says most of
-the next hour, and the same time of yesterday most of tomorrow; the blend of both is
+Marginal signals come in steps of five minutes, and a provider hands out a month of them. The last value predicts the
+next hour best, and the same time of yesterday predicts tomorrow best; the blend of both is
 
     w(k) x last value + (1 - w(k)) x yesterday(t + k)
 
@@ -28,7 +28,7 @@ MOST_DAYS = 60
 
 @dataclass(frozen=True)
 class Blend:
-    """What the past says of what lies ahead.
+    """The weights and errors learned from the past.
 
     Attributes:
         weights: (steps,) w.

@@ -1,8 +1,9 @@
-"""How far forecasts of carbon intensity may be off: quantiles of past errors, in units of the grid's recent roughness.
+"""How far forecasts of carbon intensity may be off: quantiles of past errors, in units of the grid's recent
+variability.
 
 Errors are taken of square roots where no intensity is negative, because they grow with the level, and divided by how
 much the days before the moment differed from one another (normalised conformal prediction): the intervals widen as soon
-as a grid becomes restless, and not only when its errors have become great.
+as a grid becomes more variable, and not only when its errors have become large.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def inside(values: Floats, root: bool) -> Floats:
 
 
 def outside(values: Floats, root: bool) -> Floats:
-    """Return what had such square roots; gCO2/kWh."""
+    """Return the values with these square roots; gCO2/kWh."""
     return np.maximum(values, 0.0) ** 2 if root else values
 
 

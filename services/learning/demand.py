@@ -1,6 +1,6 @@
-"""The demand that pools are planned for: peaks that head-room times them is seldom short of.
+"""The demand that pools are planned for: peaks that, with head-room, are seldom exceeded.
 
-Called anew for every plan. The backtest that chooses is thinned: at most ``MOMENTS`` moments of the last two days, and
+Called for every plan. The backtest that chooses is thinned: at most ``MOMENTS`` moments of the last two days, and
 a few fits.
 """
 
@@ -38,11 +38,11 @@ LEAST_REFIT_STEPS, REFIT_SHARE = 24, 0.1
 
 @dataclass(frozen=True)
 class Demand:
-    """What to plan for.
+    """The demand to plan for.
 
     Attributes:
         peaks_qps: (STEPS_AHEAD, n_classes) for the steps from the end of history on; with margins, without head-room.
-        method: The forecaster that was chosen; where there is too little history, what stands in for it.
+        method: The forecaster that was chosen; with too little history, what is used instead.
         scores: By forecaster, lists by class over the same past moments, each with its margin: ``mae_qps``,
             ``short_share`` of the steps with less than their peak, ``spare_qps``, ``cost_qps`` (the newsvendor's).
         left_out: Why the others were not compared, by name.
@@ -73,21 +73,21 @@ def forecast_demand(
 ) -> Demand:
     """Return the peaks to plan pools for, from the traffic so far.
 
-    Where history is too short to learn from, it is what the operator expects, or the greatest peak seen so far if that
+    If history is too short to learn from, it is the peak that the operator expects, or the greatest peak so far if that
     is more.
 
     >>> forecast_demand(Traffic(np.array([[3.0], [4.0]])), None).peaks_qps.T.tolist()
     [[4.0, 4.0, 4.0, 4.0, 4.0, 4.0]]
 
     Args:
-        history: What came, until the moment of planning.
+        history: The traffic until the moment of planning.
         assumed_qps: (n_classes,) peaks that the operator expects; None if there is no such estimate.
         head_room: The plan serves so many times the peaks.
         service: Share of the steps in which that should suffice.
         lstm: Whether the LSTMs are compared too.
 
     Raises:
-        DomainError: Neither history nor assumption, an assumption that cannot be, or a head-room or service level out
+        DomainError: Neither history nor assumption, an impossible assumption, or a head-room or service level out
             of bounds.
     """
     criterion = ServiceLevel(service, head_room)

@@ -1,4 +1,4 @@
-"""What is used of scikit-learn, with types: the library itself has none.
+"""The parts of scikit-learn that are used, with types: the library itself has none.
 
 Its classes are imported by name where they are used, so that the type checker does not infer types from its sources.
 """

@@ -6,7 +6,7 @@ of the jobs drawn. Splits and leaves are those of the tree fitted to every job, 
 the same whatever the split; it takes a tenth of the time or less.
 
 Known pairs are predicted when the forest is fitted, so that serving it is a look-up. Only a known group with a new user
-walks the trees.
+needs the trees.
 
 Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """
@@ -96,7 +96,7 @@ class ForestModel:
     """A fitted forest.
 
     Attributes:
-        groups, users: Known ones, ascending; a tree sees their places.
+        groups, users: Known ones, ascending; a tree sees their indices.
         pairs: (n_pairs, 2) known (group, user), ascending.
         mean, spread: (n_pairs,) mean and standard deviation over the trees.
         trees: Of scikit-learn.
@@ -110,7 +110,7 @@ class ForestModel:
     trees: list[FittedTree]
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return what jobs of these groups and users will come to."""
+        """Return the predictions for jobs of these groups and users."""
         at_group = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
         seen = self.groups[at_group] == group
         low, high = (np.searchsorted(self.pairs[:, 0], group, side=side) for side in ("left", "right"))
@@ -143,6 +143,6 @@ def _in_order(call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> I
 
 
 def _coded(groups: Ints, users: Ints, group: Ints, user: Ints) -> NDArray[np.float32]:
-    """Return what a tree sees: (n_rows, 2) places among the known, exact in 32 bits below 16 million."""
+    """Return the features of a tree: (n_rows, 2) indices among the known ones, exact in 32 bits below 16 million."""
     places = np.searchsorted(groups, group), np.searchsorted(users, user)
     return np.stack(places, axis=1).astype(np.float32)

@@ -34,7 +34,7 @@ class LengthTable:
         groups: (n_groups,) ascending.
         amount, spread: (n_groups,) of a user that is new to the group.
         examples: (n_groups,) jobs of the history.
-        quantiles: (n_groups, 3) of what the group's jobs came to, at ``QUANTILES``.
+        quantiles: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``.
         pairs: (n_pairs, 2) known (group, user), ascending.
         pair_amount, pair_spread: (n_pairs,) mean and standard deviation over the trees.
     """
@@ -65,7 +65,7 @@ class LengthTable:
         return cls(groups, amount, np.sqrt(variance), count, ranked[at], pairs, model.mean, model.spread)
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Return what jobs of these groups and users will come to: (n_jobs,)."""
+        """Return the predictions for jobs of these groups and users: (n_jobs,)."""
         if not self.groups.size:
             return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))
         at, seen = self.places(group)
@@ -90,7 +90,7 @@ class LengthTable:
         return places * self._users.size + np.searchsorted(self._users, self.pairs[:, 1])
 
     def places(self, group: Ints) -> tuple[Ints, Bools]:
-        """Return where groups stand in the table, which is not empty, and whether they do."""
+        """Return the indices of groups in the table, which is not empty, and whether they are in it."""
         at = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
         return at, self.groups[at] == group
 
@@ -105,7 +105,7 @@ class LengthTable:
         """Return the table that ``to_bytes`` wrote.
 
         Raises:
-            DomainError: These bytes are none.
+            DomainError: The bytes are not a table.
         """
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:

@@ -1,4 +1,4 @@
-"""Keeping small sums to one thread: on a busy machine the threads of BLAS and OpenMP wait for each other.
+"""Limit small computations to one thread: on a busy machine the threads of BLAS and OpenMP wait for each other.
 
 Measured on two busy cores: a fit of trees 0.7 s against 14 s, a carbon forecast 0.6 s of processor time against 3.9 s.
 """

@@ -69,7 +69,7 @@ class Lstm:
         return WINDOWS if self.target == "windows" else 1
 
     def steps_needed(self, history: Traffic) -> int | str:
-        """What it looks back on, and a half hour to learn from."""
+        """The points that it looks back on, and half an hour to learn from."""
         if find_spec("torch") is None:
             return WITHOUT_TORCH
         if self.target == "windows" and history.counts is None:

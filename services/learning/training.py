@@ -11,7 +11,7 @@ from services.learning.forest import Forest
 from services.learning.length_table import LengthTable
 
 HELD_OUT = 0.2
-"""Share of the history, its newest, that the first model is tried on; later ones on half of what is new."""
+"""Share of the history, its newest part, on which the first model is tested; later models on half of the new jobs."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Learned:
 
 
 def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through_s: float) -> Learned:
-    """Return what a history teaches.
+    """Return the table learned from a history.
 
     Neither side has seen the jobs that both are tried on: they are the later half of those that ended after the table
     in force was made, and the forest that is tried is fitted to what ended before them.
@@ -43,7 +43,7 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
         history: At least one job, in the order of their ends.
         ended_s: (n_jobs,) those ends, UTC seconds.
         last: The table in force.
-        last_through_s: It knows what had ended by then, UTC seconds.
+        last_through_s: It was fitted to the jobs that had ended by then, UTC seconds.
     """
     jobs = len(history)
     news = int((ended_s > last_through_s).sum()) if last is not None else math.ceil(2 * HELD_OUT * jobs)

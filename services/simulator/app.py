@@ -31,7 +31,7 @@ from services.simulator.sources import ServiceSources
 
 
 def create_app(settings: SimulatorSettings) -> FastAPI:
-    """Return the app; it sweeps up after crashes while it runs.
+    """Return the app; while it runs, it repairs what crashes leave behind.
 
     Raises:
         PluginError: An installed package adds a policy that cannot be used.

@@ -35,11 +35,11 @@ class Content:
 
     @property
     def stored(self) -> StoredFile:
-        """How a problem refers to it."""
+        """The file's reference in a problem."""
         return StoredFile(name=self.name, sha256=self.sha256, size=len(self.data))
 
     def packed(self) -> bytes:
-        """Return the bytes as they are kept."""
+        """Return the bytes as stored."""
         return gzip.compress(self.data, 6, mtime=0)
 
 
@@ -69,7 +69,7 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
 
 @contextmanager
 def on_disk(contents: Mapping[str, Content]) -> Iterator[dict[str, Path]]:
-    """Yield the paths of files that are there until the end of the block, by the names of ``contents``."""
+    """Yield the paths of files that exist until the end of the block, by the names of ``contents``."""
     with tempfile.TemporaryDirectory(prefix="wattshift-simulation-") as folder:
         paths: dict[str, Path] = {}
         for option, content in contents.items():

@@ -1,4 +1,4 @@
-"""Jobs as a trace file states them, before a recipe says how they behave, and what was left out of the file.
+"""Jobs as a trace file states them, before a recipe says how they behave, and the rows that were left out.
 
 Formats fill a ``Collector``; it checks each job once, names what it drops by line, and gives columns.
 """
@@ -26,7 +26,7 @@ class TraceFormatError(DomainError):
 
 @dataclass
 class ReadReport:
-    """What a file held and what was left out.
+    """The rows of a file, and those that were left out.
 
     Attributes:
         source, format: The file's name, and the format it was read as.
@@ -52,7 +52,7 @@ class ReadReport:
             named.append(line)
 
     def note(self, text: str) -> None:
-        """Add a note, unless it is there already."""
+        """Add a note, unless it exists already."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -126,7 +126,7 @@ class RawJob:
 
 
 class Collector:
-    """Takes rows one by one, drops those that cannot be jobs, and gives the rest as columns."""
+    """Collects rows one by one, drops those that cannot be jobs, and returns the rest as columns."""
 
     def __init__(self, report: ReadReport) -> None:
         self.report = report

@@ -1,4 +1,4 @@
-"""Traces and tables that come with the product, so that nothing has to be fetched. ``NOTICE`` names their sources.
+"""Traces and tables that come with the product, so that nothing has to be downloaded. ``NOTICE`` names their sources.
 
 ========================== ================================================================================== =========
 file                       what                                                                               licence
@@ -90,7 +90,7 @@ def bundled_jobs(name: str, days: float | None = None) -> RawJobs:
 
 
 def bundled_forecasts(zone: str) -> AbstractContextManager[Path]:
-    """Return a bundled zone's forecasts of direct intensity as they were issued in 2023: a file, while it is open."""
+    """Yield a file with a bundled zone's forecasts of direct intensity as they were issued in 2023."""
     found = resources.files(__package__ or "services.simulator.bundles").joinpath(f"forecasts_{zone}_2023.csv.gz")
     return resources.as_file(found)
 

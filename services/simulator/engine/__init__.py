@@ -1,8 +1,8 @@
 """The event-driven engine: a simulated cluster that carries out the plans of the live round.
 
 ``simulation`` holds the clock, the events and the rounds; ``live`` the jobs, ``cluster`` the nodes, ``grid`` the
-carbon, ``behaviour`` what jobs do at each size; ``recorder`` and ``result`` what is left of a run; ``options`` what can
-be turned. It imports the core and ``simulator.workload`` alone.
+carbon, ``behaviour`` what jobs do at each size; ``recorder`` and ``result`` the outcome of a run; ``options`` the
+options of the engine. It imports only the core and ``simulator.workload``.
 """
 
 from services.simulator.engine.options import EngineOptions

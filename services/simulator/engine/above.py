@@ -1,4 +1,4 @@
-"""How long and how far a simulated cluster draws more than its policy's limit, which models with errors let it."""
+"""How long and how far a simulated cluster draws more than its policy's limit, because models have errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AboveLimit:
     most_of_error: float = 0.0
 
     def draw(self, power_w: float, seconds: float) -> None:
-        """Take in that the cluster draws so much for so long."""
+        """Add a period of constant power."""
         excess_w = power_w - self.limit_w
         if excess_w > ROUNDING * self.limit_w:
             self.seconds += seconds
@@ -36,17 +36,17 @@ class AboveLimit:
             self.most = max(self.most, excess_w / self.limit_w)
 
     def held(self, power_w: float, limit_w: float) -> bool:
-        """Take in the limit of a round and what the cluster draws after it; return whether that keeps the limit."""
+        """Store the limit of a round and the cluster's power after it; return whether that keeps the limit."""
         self.limit_w = limit_w
         return power_w <= limit_w * (1 + ROUNDING)
 
     def stated(self, power_w: float, error_w: float) -> None:
-        """Take in the error that the models state where the limit is not kept."""
+        """Store the error that the models state when the limit is not kept."""
         known = error_w > 0 and not math.isnan(self.most_of_error)
         self.most_of_error = max(self.most_of_error, (power_w - self.limit_w) / error_w) if known else math.nan
 
     def figures(self, whole_s: float) -> dict[str, float]:
-        """Return what a result says of it, of a run that long."""
+        """Return the figures for the result of a run of that length."""
         return {
             "above_limit_share": self.seconds / whole_s if whole_s > 0 else 0.0,
             "above_limit_kwh": self.energy_j / J_PER_KWH,

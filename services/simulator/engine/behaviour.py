@@ -18,9 +18,9 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
 ControlValues = tuple[tuple[ControlKind, float], ...]
-"""What is set on a gang's devices, by kind; nothing at the defaults."""
+"""The controls set on a gang's devices, by kind; empty at the defaults."""
 Shares = tuple[int, ...]
-"""How many GPUs a gang has on each node, ascending; nothing where that is all the same."""
+"""How many GPUs a gang has on each node, ascending; empty if that makes no difference."""
 Key = tuple[int, int, int, int, ControlValues, Shares, int]
 
 FIXED_BATCH = -1
@@ -68,7 +68,7 @@ class Behaviours:
         control_values: ControlValues = (),
         stage: int = FIXED_BATCH,
     ) -> Run:
-        """Return what a gang does that sits there, on this model and so set, at a stage of its work.
+        """Return the behaviour of a gang in a placement, on a GPU model, under controls, at a stage of its work.
 
         Raises:
             KeyError: the job cannot run on that model.
@@ -113,10 +113,10 @@ class Behaviours:
 
 
 class GangTables:
-    """What policies see of gangs by size, as predicted, and by control value as far as that is known.
+    """The predictions for gangs that policies see, by size, and by control value as far as that is known.
 
-    A gang wider than a node is taken to span as few as it can. Draws of gangs that span more are a little lower, since
-    their boards wait longer.
+    A gang wider than a node is assumed to span as few nodes as possible. Gangs that span more draw a little less,
+    because their boards wait longer.
     """
 
     def __init__(self, workload: Workload, cluster: ClusterSpec, host_per_job_w: float | None) -> None:
@@ -184,7 +184,7 @@ def eligible_models(workload: Workload, models: tuple[str, ...]) -> Bools:
 def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -> Floats:
     """Return the predicted duration of each job at its smallest gang, on the first model it may use: (n_jobs,).
 
-    A gang wider than a node is taken to sit on as few as can be, by its graph where it has one.
+    A gang wider than a node is assumed to span as few nodes as possible, by its graph if it has one.
     """
     work = workload.work_s if workload.predicted_work_s is None else workload.predicted_work_s
     speeds = np.ones(len(workload))

@@ -95,7 +95,7 @@ class Nodes:
         return self.model[at], awake_at_s
 
     def give_back(self, placement: Placement) -> list[int]:
-        """Return a gang's devices; those of nodes that are down stay away. Returns the nodes now wholly idle."""
+        """Give back a gang's devices, except on nodes that are down. Return the nodes that are now wholly idle."""
         idle: list[int] = []
         for share in placement.shares:
             at = self.where[share.node_id]
@@ -113,7 +113,7 @@ class Nodes:
         return idle
 
     def wake(self, node: int, now_s: float, boot_s: float) -> None:
-        """Switch a node on if it is off; it draws what it does when idle, and takes work once it has booted."""
+        """Switch a node on if it is off; it draws its idle power, and accepts work once it has booted."""
         if node in self.off:
             self.off.discard(node)
             self.idle_w += self._idle_each[node] * self.gpus[node]
@@ -128,7 +128,7 @@ class Nodes:
             self.idle_w -= self._idle_each[node] * self.gpus[node]
 
     def fail(self, node: int) -> None:
-        """Lose a node with whatever is on it."""
+        """Fail a node with everything on it."""
         if node not in self.off:
             self.idle_w -= self._idle_each[node] * int(self.free_gpus[node])
         self.off.discard(node)

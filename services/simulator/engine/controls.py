@@ -1,4 +1,4 @@
-"""Power limits and clocks in a simulation: what policies know of them, and the measurements under way.
+"""Power limits and clocks in a simulation: what policies know about them, and measurements in progress.
 
 A ``ProfileControls`` runs a gang for a window at each value its kind of job was measured at, from the highest down,
 beginning with its work; then the curve is known, of this and of every later job of the kind on that GPU model. What a
@@ -18,7 +18,7 @@ from services.simulator.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class ControlWindow:
-    """One value a gang is put to, None for the default; after ``window_s`` the next step follows."""
+    """One value of a gang, None for the default; after ``window_s`` the next step follows."""
 
     kind: ControlKind
     value: float | None
@@ -26,7 +26,7 @@ class ControlWindow:
 
 
 class Measurements:
-    """What is known of the kinds of jobs, and which gangs are being measured.
+    """The known curves of the kinds of jobs, and the gangs that are being measured.
 
     Attributes:
         curves: As ``Snapshot.control_curves``, one entry per profile of the workload.
@@ -66,7 +66,7 @@ class Measurements:
         return self._begun
 
     def next(self, row: int, line: int) -> ControlWindow | None:
-        """Return the next step of a gang and take it off its line; None at the end of it, or if it is another line."""
+        """Return and remove the next step of a gang; None at the end of its line, or if it has another line."""
         steps = self._steps.get(row)
         return steps.popleft() if steps and self._lines[row] == line else None
 
@@ -81,7 +81,7 @@ class Measurements:
             self._steps[row] = deque(step for step in steps if step.kind is not kind)
 
     def learn(self, profile: int, model: int, kind: ControlKind) -> None:
-        """Note what the predictor makes of the measurements, which are exact; without one, the measured curve."""
+        """Store what the predictor learns from the measurements, which are exact; without one, the measured curve."""
         prediction = self._profiles[profile].prediction(self._models[model])
         curve = (prediction.controls.get(kind) if prediction else None) or self._truth(profile, model, kind)
         assert curve is not None

@@ -1,4 +1,4 @@
-"""What will happen, in order of ``(time_s, kind, sequence)``."""
+"""Future events, in order of ``(time_s, kind, sequence)``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 RELEASE, COMPLETE, RECOVER, FAIL, POWER_DOWN, WAKE, STEP, STAGE = range(8)
 
 Event = tuple[float, int, int, int, int]
-"""When (UTC seconds), what, a number that orders equals, whom it is about, and which generation of it."""
+"""Time (UTC seconds), kind, a number that orders equals, the subject, and its generation."""
 
 
 class Events:
-    """The queue of what will happen."""
+    """The queue of future events."""
 
     def __init__(self) -> None:
         self._heap: list[Event] = []
@@ -20,14 +20,14 @@ class Events:
 
     @property
     def next_s(self) -> float:
-        """When the next one happens; inf for never."""
+        """Time of the next event; inf if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def push(self, time_s: float, kind: int, subject: int, generation: int = 0) -> None:
-        """Let something happen."""
+        """Add an event."""
         self._sequence += 1
         heapq.heappush(self._heap, (time_s, kind, self._sequence, subject, generation))
 
     def pop(self, now_s: float) -> Event | None:
-        """Return what happens next, if that is not after ``now_s``."""
+        """Return the next event, if it is not after ``now_s``."""
         return heapq.heappop(self._heap) if self._heap and self._heap[0][0] <= now_s else None

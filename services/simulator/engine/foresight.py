@@ -1,7 +1,7 @@
-"""Predictions of a job's length when it is submitted, by a predictor that learns while the run goes on.
+"""Predictions of a job's length when it is submitted, by a predictor that learns during the run.
 
-It is fitted to the workload's history and to the jobs that have ended, once every ``retrain_s``: at a decision nothing
-is known that had not happened by then.
+It is fitted to the workload's history and to the jobs that have ended, once every ``retrain_s``: no decision uses
+anything that had not happened by then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.simulator.workload import Workload
 
 
 class Foresight:
-    """Predictions by workload row, made anew at every training."""
+    """Predictions by workload row, made again at every training."""
 
     def __init__(self, workload: Workload, predictor: Predictor, retrain_s: float) -> None:
         if workload.recurrence is None:
@@ -41,11 +41,11 @@ class Foresight:
         return float(self.work_s[row] / (self._iterations[row] * self._units[row]))
 
     def ended(self, row: int) -> None:
-        """Take in a job whose length is known from now on."""
+        """Store a job whose length is now known."""
         self._ended.append(row)
 
     def _train(self, row: int, now_s: float) -> None:
-        """Learn from what has ended, and predict the jobs that come until the next training."""
+        """Learn from the ended jobs, and predict the jobs that are submitted until the next training."""
         self._due_s = now_s + self._retrain_s
         known = self._recurrence
         end = int(np.searchsorted(self._submitted_s, self._due_s))

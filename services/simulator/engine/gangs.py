@@ -1,4 +1,4 @@
-"""What gangs do: start, are set, run through stages, stop, and give their devices back.
+"""Gangs: they start, get controls, run through stages, stop, and give their devices back.
 
 Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``), a job that can goes through stages of
 its work, each with its own speed and power.
@@ -30,10 +30,10 @@ class Gangs:
     """The gangs of a run.
 
     Attributes:
-        now_s: The clock, UTC seconds; who moves it moves ``integral`` with it.
+        now_s: The clock, UTC seconds; it is moved together with ``integral``.
         integral: Of the grid's intensity up to then.
         power_w: What all of them draw now.
-        learned: Whether a measurement has ended that policies were not asked about yet.
+        learned: Whether a measurement has ended since policies last decided.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Gangs:
         foresight: Foresight | None,
         tunes: bool,
     ) -> None:
-        """Take what the gangs act on; ``tunes``: jobs tune their batch size."""
+        """Take the objects that gangs act on; ``tunes``: jobs tune their batch size."""
         self.now_s = self.integral = self.power_w = 0.0
         self.learned = False
         self._workload = workload
@@ -96,7 +96,7 @@ class Gangs:
             self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
 
     def set(self, action: Control) -> None:
-        """Set a gang's devices, or begin to measure it at every control value."""
+        """Set the controls of a gang's devices, or begin to measure it at every control value."""
         slot, kind = self._live.slot[action.job_id], action.kind
         row = self._live.ints.item(IntRow.ROW, slot)
         self._measurements.end(row, kind)
@@ -121,7 +121,7 @@ class Gangs:
             self.learned = True
 
     def preempt(self, slot: int) -> None:
-        """Stop a gang with its grace."""
+        """Stop a gang with its grace period."""
         live = self._live
         checkpoint_s = self._workload.profiles[live.ints.item(IntRow.CURVE, slot)].checkpoint_s
         held_s = min(checkpoint_s, self._options.grace_s)
@@ -129,7 +129,7 @@ class Gangs:
         self._recorder.preemptions[live.ints.item(IntRow.ROW, slot)] += 1
 
     def stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
-        """End a gang's work now, and its hold on its devices in a while."""
+        """End a gang's work now, and release its devices after a while."""
         live = self._live
         self._measurements.end(live.ints.item(IntRow.ROW, slot))
         if live.ints.item(IntRow.PHASE, slot) != PREEMPTING:
@@ -149,7 +149,7 @@ class Gangs:
         self._events.push(self.now_s + after_s, RELEASE, row, generation)
 
     def release(self, slot: int) -> Sequence[int]:
-        """End a gang's hold on its devices; return the nodes that are unused now."""
+        """Release a gang's devices; return the nodes that are unused now."""
         live = self._live
         self.settle(slot)
         idle = self._give_back(slot)
@@ -173,12 +173,12 @@ class Gangs:
         return idle
 
     def settle(self, slot: int) -> None:
-        """Write down what a gang did so far."""
+        """Record what a gang has done so far."""
         spent = self._live.settle(slot, self.now_s, self.integral)
         self._recorder.spent(self._live.ints.item(IntRow.ROW, slot), *spent)
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
-        """Settle what a gang did so far, and time it anew at its present control value and stage."""
+        """Record what a gang has done so far, and schedule its end at its present control value and stage."""
         live, column = self._live, self._live.floats[:, slot]
         since_s, left_off_s = float(column[FloatRow.SINCE]), float(column[FloatRow.RUN_FROM])
         if self.now_s > left_off_s:
@@ -198,14 +198,14 @@ class Gangs:
         self._foresee(slot, stage, stages)
 
     def _put(self, slot: int, kind: ControlKind, value: float | None) -> None:
-        """Put a gang's devices to a value."""
+        """Set the control of a gang's devices."""
         self._live.floats[SETTING_ROWS[kind], slot] = math.nan if value is None else value
         self.retime(slot)
 
     def _stage_of(self, slot: int, model: int, *, begins: bool = False) -> tuple[int, int]:
         """Return the stage a job is in on a GPU model, and how many there are; (FIXED_BATCH, 0) where nothing is tuned.
 
-        ``begins``: that a stage begins at this moment, which rounding leaves a little before or after.
+        ``begins``: that a stage begins now, although rounding may put the time a little before or after.
         """
         if not self._tunes:
             return FIXED_BATCH, 0
@@ -214,7 +214,7 @@ class Gangs:
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
     def _foresee(self, slot: int, stage: int, stages: int) -> None:
-        """Note when the job, at its present speed, will end, or reach its next stage."""
+        """Schedule the end of the job at its present speed, or its next stage."""
         floats, ints = self._live.floats, self._live.ints
         last = stage + 1 >= stages
         upto = floats.item(FloatRow.WORK, slot) if last else floats.item(FloatRow.WORK, slot) * (stage + 1) / stages
@@ -224,7 +224,7 @@ class Gangs:
         self._events.push(time_s, kind, ints.item(IntRow.ROW, slot), ints.item(IntRow.GENERATION, slot))
 
     def _kept(self, slot: int) -> float:
-        """Return the work a gang's last checkpoint holds; it writes one whenever it has run so long."""
+        """Return the work in a gang's last checkpoint; it writes one at a fixed interval of its run."""
         column = self._live.floats[:, slot]
         every = self._options.checkpoint_every_s
         at_s = math.floor(max(self.now_s - float(column[FloatRow.BEGAN]), 0.0) / every) * every

@@ -1,4 +1,4 @@
-"""The grid under a simulation: intensity now, its integral, and what policies know of it."""
+"""The grid of a simulation: intensity now, its integral, and what policies know about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Grid:
         return self._curve.integral(time_s)
 
     def outlook(self, now_s: float) -> CarbonOutlook:
-        """Return what a policy knows at this moment; the same value until the hour or the forecast changes."""
+        """Return what a policy knows now; the same value until the hour or the forecast changes."""
         if now_s + self._horizon_s >= self._end_s:
             self._extend(now_s + self._horizon_s)
         step = self._curve.step_at(now_s)

@@ -1,7 +1,7 @@
 """The live jobs of a simulation, as columns that a snapshot shows without copying.
 
-Live jobs stand in slots ``0 .. count - 1``; the last one moves into the slot of a job that ends. Figures of a job that
-holds GPUs are closed forms of time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
+Live jobs are in slots ``0 .. count - 1``; the last one moves into the slot of a job that ends. Figures of a job that
+holds GPUs are closed forms of the time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ SHOWN_INTS = {
     "speed_curve": IntRow.CURVE,
     "control_curve": IntRow.CURVE,
 }
-"""What of the tables a snapshot shows, by the column's name there."""
+"""The rows of the tables that a snapshot shows, by column name."""
 KEPT_VIEWS = 128
 GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.ROW + 1)
-"""What a job brings along, kept by workload row; the rest is the same for all."""
+"""The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 
 
@@ -185,7 +185,7 @@ class LiveJobs:
         self.count = last
 
     def settle(self, slot: int, now_s: float, integral: float) -> tuple[float, float, float]:
-        """Bring a job's settled figures to this moment; return what it spent since: GPU s, J, gCO2.
+        """Bring a job's settled figures up to now; return what it spent since: GPU s, J, gCO2.
 
         Args:
             slot: A job that holds GPUs.
@@ -211,7 +211,7 @@ class LiveJobs:
         return gpu_s, energy_j, carbon
 
     def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
-        """Bring what a snapshot shows up to this moment: figures of holders, starts done, profiles observed."""
+        """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles."""
         n = self.count
         f, i = self.floats[:, :n], self.ints[:, :n]
         phase = i[IntRow.PHASE]
@@ -234,7 +234,7 @@ class LiveJobs:
             self.measured(slot)
 
     def measured(self, slot: int) -> None:
-        """Note that a job's efficiency at its present size is known."""
+        """Record that a job's efficiency at its present size is known."""
         row, gpus = int(self.ints[IntRow.ROW, slot]), int(self.ints[IntRow.GPUS, slot])
         efficiency = float(self.floats[FloatRow.EFFICIENCY, slot])
         self.ints[IntRow.MEASURED, slot] = 1

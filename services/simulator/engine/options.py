@@ -1,4 +1,4 @@
-"""What can be turned in a simulation, apart from the policy's own parameters."""
+"""Options of a simulation, apart from the policy's own parameters."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class EngineOptions:
         history_s, horizon_s: How much of the grid policies see, back and ahead.
         node_mtbf_s: Mean time between failures of a node, exponential; None: nodes never fail.
         node_repair_s: Mean time to repair, exponential.
-        lease_s: From a node's failure until its jobs are surely over and wait again.
+        lease_s: From a node's failure until its jobs have certainly ended and wait again.
         power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
         boot_s: What a gang waits for a node that is switched off.
         host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
         host_per_job_w: Where given, what a job is charged for every node it sits on, watts, in place of its profile's
             host power per GPU; jobs that share a node are then each charged for it.
-        settings_known: Whether policies know from the beginning, as predicted, how each kind of job answers to power
-            limits and clocks; else they have it measured.
-        metered: Whether policies see what the cluster draws, as live ones do; else only what models say.
-        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
-        inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s: what gangs whose
+        settings_known: Whether policies know from the beginning, as predicted, how each kind of job responds to power
+        limits and clocks; otherwise they have it measured. metered: Whether policies see the cluster's measured power,
+        as live ones do; otherwise only the models' predictions. placement: How gangs are placed unless the policy says
+        otherwise: a name in ``placers.PLACERS``. inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between
+        devices of a node, GB/s: what gangs whose
             profile has a graph lose where they are spread, and what placers by graph count on.
-        retrain_s: How often a predictor of lengths is fitted anew to the jobs that have ended.
+        retrain_s: How often a predictor of lengths is fitted again to the jobs that have ended.
         power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.

@@ -1,4 +1,4 @@
-"""What a simulation writes down while it runs: jobs as they start, stop and end; the cluster at active rounds."""
+"""Records of a simulation: jobs as they start, stop and end; the cluster at active rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recorder:
         self._samples: list[tuple[float, ...]] = []
 
     def started(self, row: int, now_s: float, gpus: int) -> None:
-        """Note a start."""
+        """Record a start."""
         if not self._first[row]:
             self._first[row] = gpus
             self._started[row] = now_s
@@ -43,12 +43,12 @@ class Recorder:
         self._carbon[row] += carbon_gco2
 
     def ended(self, row: int, now_s: float) -> None:
-        """Note an end."""
+        """Record an end."""
         self._ended[row] = now_s
         self.completed += 1
 
     def sample(self, now_s: float, intensity: float, sums: list[float], live: LiveJobs) -> None:
-        """Note the cluster; ``sums``: energy (J), carbon (g), idle energy (J), idle carbon (g) so far."""
+        """Record the cluster; ``sums``: energy (J), carbon (g), idle energy (J), idle carbon (g) so far."""
         n = live.count
         gpus = live.ints[IntRow.GPUS, :n]
         holds = gpus > 0

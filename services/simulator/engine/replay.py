@@ -1,4 +1,4 @@
-"""A round recorded live, held again as the engine holds its rounds."""
+"""Replay a round that was recorded live, as the engine runs its rounds."""
 
 from __future__ import annotations
 

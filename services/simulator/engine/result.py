@@ -1,4 +1,4 @@
-"""What a simulation leaves: the figures of a report, job by job and over time."""
+"""The result of a simulation: the figures of a report, by job and over time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The simulation itself: events move the cluster, rounds decide, plans are carried out.
 
-At each instant everything that happens is taken in, then at most
-one round is held: an active one by the clock, else a passive one where a waiting job might start. A passive round is
-left out only where it could change nothing: no job waits, or fewer devices are free than the smallest waiting gang.
-Then a policy that never preempts is not asked by the clock either. One more round is held when a plan asks for it.
+At each instant all events are processed, then at most one round is run: an active one by the clock, else a passive one
+where a waiting job might start. A passive round is left out only where it could change nothing: no job waits, or fewer
+devices are free than the smallest waiting gang. Then a policy that never preempts is not asked by the clock either. One
+more round is held when a plan asks for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 STALLED_S = 60 * 86_400.0
 
 Progress = Callable[[int, int], None]
-"""Called now and then with how many jobs of how many have ended."""
+"""Called now and then with the numbers of ended jobs and of all jobs."""
 
 
 def simulate(
@@ -65,7 +65,7 @@ def simulate(
     predictor: Predictor | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Return what a policy makes of a workload on a cluster.
+    """Run a workload on a cluster under a policy, and return the result.
 
     ``predictor`` tells policies how long jobs will take; None: the workload does.
 
@@ -298,7 +298,7 @@ class Simulation:
                 self._events.push(self.gangs.now_s + self.options.power_down_after_s, POWER_DOWN, node)
 
     def _take_events(self) -> bool:
-        """Take in every event up to now; return whether any may let a job start."""
+        """Process every event up to now; return whether any may let a job start."""
         live, gangs, now_s = self.live, self.gangs, self.gangs.now_s
         changed = False
         while (event := self._events.pop(now_s)) is not None:
@@ -340,7 +340,7 @@ class Simulation:
         self._events.push(self.gangs.now_s + float(self._random.exponential(mtbf_s)), FAIL, node)
 
     def _fail(self, node: int) -> None:
-        """Lose a node: its gangs stop, fall back to their last checkpoint and wait again once leases are over."""
+        """Fail a node: its gangs stop, fall back to their last checkpoint and wait again once leases are over."""
         live = self.live
         node_id = self.nodes.ids[node]
         self.nodes.fail(node)

@@ -43,7 +43,7 @@ class Waiting:
         self._returned: list[JobId] = []
 
     def add(self, slot: int) -> None:
-        """Take in a job that waits from now on."""
+        """Add a job that waits from now on."""
         job_id = self._live.ids[slot]
         size = self._live.ints.item(IntRow.MIN, slot)
         self._sizes[size] = self._sizes.get(size, 0) + 1
@@ -54,7 +54,7 @@ class Waiting:
             self._stand(job_id, slot)
 
     def remove(self, slot: int) -> None:
-        """Let go of a job that starts."""
+        """Remove a job that starts."""
         del self._key[self._live.ids[slot]]
         size = self._live.ints.item(IntRow.MIN, slot)
         self._sizes[size] -= 1
@@ -62,18 +62,18 @@ class Waiting:
             del self._sizes[size]
 
     def stops(self, slot: int) -> None:
-        """Note a job that is stopping and will wait again."""
+        """Record a job that is stopping and will wait again."""
         self._stopping[self._live.ids[slot]] = None
 
     def comes_back(self, slot: int) -> None:
-        """Take in a job that has stopped; what its key shows of its progress is right after the next refresh."""
+        """Add a job that has stopped; the part of its key that depends on progress is right after the next refresh."""
         job_id = self._live.ids[slot]
         del self._stopping[job_id]
         self._returned.append(job_id)
         self.add(slot)
 
     def refreshed(self) -> None:
-        """Let those that came back stand where their figures now put them."""
+        """Move those that came back to the places that their figures now give them."""
         if self._columns:
             for job_id in self._returned:
                 if job_id in self._key:

@@ -1,4 +1,4 @@
-"""One simulation of an experiment, and what is kept of it.
+"""One simulation of an experiment, and its stored results.
 
 Policies of ``GRID_BLIND`` make the same schedule on every grid. One simulation then serves all zones and signals; what
 it would have emitted on the other grids is its power, half hour by half hour, at their intensities.
@@ -57,7 +57,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 
 def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return the inputs and figures of cells that differ in zone and signal alone, from one simulation.
+    """Return the inputs and figures of cells that differ only in zone and signal, from one simulation.
 
     Policies that do not scale jobs run them at the sizes their users asked for.
 
@@ -95,7 +95,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 def on_grid(result: SimulationResult, trace: CarbonTrace) -> SimulationResult:
     """Return what a run would have emitted on another grid, had its schedule been the same.
 
-    Power is taken as constant between two rows of the run's series; emissions of single jobs are not made anew.
+    Power is assumed constant between two rows of the run's series; emissions of single jobs are not recalculated.
     """
     grid, series = Grid(trace, 1.0, 1.0), result.series
     end_s = float(np.nanmax(result.columns.ended_s, initial=series.times_s[-1]))

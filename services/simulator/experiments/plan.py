@@ -1,4 +1,4 @@
-"""The file of an experiment (TOML), and the cells it stands for.
+"""The file of an experiment (TOML), and its cells.
 
 .. code-block:: toml
 
@@ -42,7 +42,7 @@ from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
 from services.simulator.readers.carbon import FORECASTS
 
 RESULT_VERSION = 2
-"""Raise it when a cell's result means something else than before: all cells run again."""
+"""Raised when the meaning of a cell's result changes: all cells then run again."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Cell:
     options: dict[str, Any]
 
     def key(self) -> str:
-        """Return a hash of everything that goes in, contents of files included."""
+        """Return a hash of all inputs, including the contents of files."""
         try:
             contents = [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in file_names(self)]
         except OSError as error:
@@ -110,14 +110,14 @@ class Cell:
 
 
 def file_names(cell: Cell) -> list[str]:
-    """Return the files that a cell reads: of jobs, grid and forecasts what is not bundled."""
+    """Return the files that a cell reads: those of jobs, grid and forecasts that are not bundled."""
     named = ("", *BUNDLED_JOBS, *BUNDLED_ZONES, *FORECASTS)
     return [name for name in (cell.trace.jobs, cell.zone, cell.forecast) if name not in named]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a file says."""
+    """The content of a file."""
 
     name: str
     cluster: str
@@ -147,7 +147,7 @@ def load_experiment(path: Path) -> Experiment:
     """Read an experiment's file.
 
     Raises:
-        DomainError: no such file, no TOML, or a key that is missing, unknown, or of the wrong kind.
+        DomainError: no such file, invalid TOML, or a key that is missing, unknown, or of the wrong type.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

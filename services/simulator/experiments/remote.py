@@ -1,10 +1,10 @@
-"""An experiment's cells by Celery workers, on as many machines as there are; client and workers share Valkey alone.
+"""Run an experiment's cells by Celery workers, on any number of machines; client and workers share only Valkey.
 
 A group of cells (``runner.together``) is a task, named by its first cell's key. In Valkey, under ``PREFIX``, for
 ``KEPT_S``: ``task:`` what to run, ``file:`` the files it reads by their content, ``result:`` of each cell, ``lease:``
-who runs it now. A message carries the name of a task. One that comes twice finds results or a lease and does nothing;
-one that was lost is sent again by the client; a worker that dies loses its lease and another takes the task up. A
-client that dies finds on its return what was finished meanwhile.
+who runs it now. A message carries the name of a task. One that arrives twice finds results or a lease and does nothing;
+one that was lost is sent again by the client; a worker that dies loses its lease, and another takes over the task. A
+client that dies finds the finished results when it is started again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
         return self.keys[0]
 
 
@@ -164,7 +164,7 @@ class CellWorker:
             return [{"error": f"{type(error).__name__}: {error}"}] * len(document["cells"])
 
     def _place(self, name: str, sha256: str) -> Path:
-        """Return the file of a content; its name is in reports, so it keeps it."""
+        """Return a file with a content; it keeps its name, which is in reports."""
         path = Path(self._folder.name) / sha256 / name
         if not path.exists():
             content: Any = self._redis.get(f"{PREFIX}file:{sha256}")
@@ -194,7 +194,7 @@ class CellWorker:
 
 
 def _cell(stored: Mapping[str, Any], places: Mapping[str, str]) -> Cell:
-    """Return a cell as it came, with its files where they are here."""
+    """Return a received cell, with the local paths of its files."""
     choice, trace = Choice(**stored["choice"]), Trace(**stored["trace"])
     forecast = choice.forecast.format(zone=stored["zone"])
     return Cell(

@@ -1,4 +1,4 @@
-"""Every cell of an experiment, by processes; each result is a file, so that a second run does what is missing only."""
+"""Every cell of an experiment, by processes; each result is a file, so that a second run does only what is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.simulator.workload import ClusterSpec
 Progress = Callable[[int, int, str], None]
 """Called with the number of cells done, of all, and the cell that ended."""
 Ended = tuple[list[Cell], BaseException | None]
-"""A group whose results are in its folder, or why not."""
+"""A group, and why its results are not in its folder, if so."""
 RunGroups = Callable[[Sequence[list[Cell]], Path], Iterator[Ended]]
 LARGE = 20_000
 """Jobs from which a bound groups windows by six hours and powers in four tiers."""
@@ -42,7 +42,7 @@ def run_experiment(
 
     By ``workers`` processes of this machine, or ``elsewhere``. ``out/index.json`` names the cells of this experiment:
     the folder may hold results of an earlier version of it. A cell that fails is reported and leaves no file; the
-    others go on, and the first failure is raised at the end.
+    others continue, and the first failure is raised at the end.
     """
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)

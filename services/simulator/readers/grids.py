@@ -1,4 +1,4 @@
-"""Files of carbon intensity: which columns hold what, in which unit, measuring what."""
+"""Files of carbon intensity: their columns, units and signals."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a file keeps what.
+    """The columns of a file.
 
     Attributes:
         format: Name of the kind of file.
         time, value: Names of the columns.
         scale: Times this, the value is gCO2/kWh.
-        signal: What the values measure, where the file's kind decides it.
+        signal: What the values measure, if the kind of file determines it.
         zone, estimated: Names of columns, where there are such.
-        note: What a reader should know.
+        note: A note for readers of the report.
     """
 
     format: str
@@ -46,7 +46,7 @@ class Columns:
 
 
 def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Columns | None:
-    """Return where a file with this header keeps time and intensity; None for a kind we do not know."""
+    """Return the columns of a file with this header; None for an unknown kind."""
     lower = {name.lower(): name for name in header}
     time = lower.get("datetime (utc)", "")
     family = [name for key, name in lower.items() if key.startswith("carbon intensity gco") and key.endswith(")")]
@@ -96,13 +96,13 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
     """Return the whole series of a file.
 
     Args:
-        path: The file, packed or not.
-        signal: What is wanted where the file holds several; what a plain file is taken for.
+        path: The file, gzipped or not.
+        signal: The requested one if the file has several; that of a plain file.
         column: Of the values, where the file leaves a choice.
         zone: Keep only this zone's rows (``pnode_name`` of PJM); also the name of a series that has none.
 
     Raises:
-        TraceFormatError: no such file, a kind we do not know, another signal than asked for, or nothing usable.
+        TraceFormatError: no such file, an unknown kind, another signal than the requested one, or nothing usable.
     """
     header = header_of(first_lines(path))
     columns = columns_of(header, signal, column)

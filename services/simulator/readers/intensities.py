@@ -1,4 +1,4 @@
-"""Past intensities of one zone with the shares of energy that stand beside them, for forecasts to learn from."""
+"""Past intensities of one zone, with the shares of energy in the same file, for forecasts to learn from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.simulator.readers.text import first_lines, header_of, number, open
 
 @dataclass(frozen=True)
 class Intensities:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         times_s: (n,) UTC seconds, increasing.

@@ -20,10 +20,10 @@ DAY_S = 86_400.0
 
 
 def detect(path: Path) -> JobFormat:
-    """Return the format a file's first lines are of.
+    """Return the format of a file by its first lines.
 
     Raises:
-        TraceFormatError: none that is known.
+        TraceFormatError: the format is unknown.
     """
     head = first_lines(path)
     found = next((each for each in ALL if each.matches(head)), None)
@@ -34,10 +34,10 @@ def detect(path: Path) -> JobFormat:
 
 
 def read_raw(source: str | Path, format: str | None = None) -> RawJobs:
-    """Return the jobs of a trace as it states them, whole.
+    """Return all jobs of a trace as it states them.
 
     Args:
-        source: A file, packed or not.
+        source: A file, gzipped or not.
         format: One of ``FORMATS``; by the header where not given.
 
     Raises:
@@ -91,7 +91,7 @@ def read_jobs(
 
 
 def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
-    """Return the jobs at their place in simulated time, those outside of it left out (see ``read_jobs``)."""
+    """Return the jobs at their place in simulated time, without those outside of it (see ``read_jobs``)."""
     if days is not None and not (math.isfinite(days) and days > 0):
         raise DomainError("days must be a number above 0")
     times = raw.submitted_s

@@ -1,4 +1,4 @@
-"""Text in, whether packed or not, and the cells of a table one row at a time."""
+"""Read text, gzipped or not, and the cells of a table one row at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
     A Parquet table is read as the CSV that it would be.
 
     Raises:
-        TraceFormatError: there is no such file, or it is no text.
+        TraceFormatError: there is no such file, or it is not text.
     """
     try:
         with path.open("rb") as raw:

@@ -1,7 +1,7 @@
 """Microsoft's Philly trace as Pollux and ElasticFlow preprocessed it: one row per job of a virtual cluster.
 
-``timestamp`` is the submission (no zone stated: taken for UTC) and not in order; ``duration`` is seconds; ``gpu_time``
-is duration x GPUs and only checks the row. Rows that are the same in every cell are one job.
+``timestamp`` is the submission (no zone stated: assumed to be UTC) and not in order; ``duration`` is seconds;
+``gpu_time`` is duration x GPUs and only checks the row. Rows that are the same in every cell are one job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Standard Workload Format of the Parallel Workloads Archive: 18 numbers a line, remarks behind a semicolon.
 
 Fields used: 1 job number, 2 submission (s since ``UnixStartTime``), 4 run time (s), 5 allocated and 8 requested
-processors, 11 status, 12 user. -1 means unknown. Processors are taken for GPUs.
+processors, 11 status, 12 user. -1 means unknown. Processors count as GPUs.
 """
 
 from __future__ import annotations
