@@ -89,7 +89,7 @@ def test_gaps_and_missing_values_are_reported_and_long_ones_refused(tmp_path: Pa
 def test_nothing_is_made_up_beyond_the_data(tmp_path: Path) -> None:
     file = write(tmp_path, EM)
 
-    with pytest.raises(TraceFormatError, match="known from 2023-01-01T00:00:00 to 2023-01-02T00:00:00 only"):
+    with pytest.raises(TraceFormatError, match="known only from 2023-01-01T00:00:00 to 2023-01-02T00:00:00;"):
         read_carbon(file, start="2023-01-01", days=2)
     with pytest.raises(TraceFormatError, match="is known only from"):
         read_carbon(file, start="2022-12-31", days=0.5)
