@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence, Set
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,13 @@ class CoverageMap:
         """Return the tests that could notice a mutant, the quickest first, as many as fit into the budget.
 
         What runs at import is executed by no test: for that, the tests of the lines that name what it defines, then
-        those of its module.
+        those that only read data (they execute nothing), then those of its module.
         """
         if mutant.at_import:
             named = set().union(*(self._naming(name) for name in mutant.names))
-            order = self._quickest(named) + self._quickest(self._of_module(mutant.path) - named)
+            readers = self._reading_only - named
+            order = self._quickest(named) + self._quickest(readers)
+            order += self._quickest(self._of_module(mutant.path) - named - readers)
         else:
             order = self._quickest(self.executing(mutant.path, *mutant.lines))
         chosen: list[str] = []
@@ -145,6 +147,11 @@ class CoverageMap:
 
     def _quickest(self, tests: set[str]) -> list[str]:
         return sorted(tests, key=lambda test: (self._seconds[test], test))
+
+    @cached_property
+    def _reading_only(self) -> set[str]:
+        executing = [contexts for lines in self._contexts.values() for contexts in lines.values()]
+        return set(self._seconds).difference(*executing)
 
     def _of_module(self, path: str) -> set[str]:
         return set().union(*self._contexts[path].values())

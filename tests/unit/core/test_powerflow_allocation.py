@@ -33,6 +33,18 @@ def sizes_of(choices: Choices, gpus: int, limit_w: float = INF, **how: object) -
     return [int(choices.gpus[job, size]) if size >= 0 else 0 for job, size in enumerate(at.tolist())]
 
 
+@pytest.mark.parametrize(
+    ("stays_on", "depends"), [(None, False), ([0, 0], False), ([16, 4], False), ([16, 3], True), ([1, 0], True)]
+)
+def test_a_place_matters_where_some_nodes_stay_on_and_others_do_not(stays_on: list[int] | None, depends: bool) -> None:
+    room = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, stays_on=None if stays_on is None else ints(*stays_on))
+
+    assert room.depends_on_placement == depends
+    everywhere = room.wherever_placed()
+    assert not everywhere.depends_on_placement
+    assert everywhere.other_w == (164.0 if stays_on is None else 10.0 * stays_on[0] + stays_on[1])
+
+
 def test_free_devices_of_nodes_that_stay_on_draw_and_so_does_the_rest_of_the_last_node() -> None:
     some = Room(ints(16, 4), np.array([10.0, 1.0]), 4, INF, stays_on=ints(6, 4))
 

@@ -226,6 +226,17 @@ def test_the_status_of_a_solve_is_written_as_users_read_it() -> None:
     assert {backend.value for backend in Backend} == {"highs", "cbc", "gurobi", "exhaustive"}
 
 
+def test_a_relaxed_model_allows_fractions_and_is_otherwise_the_same() -> None:
+    builder = ModelBuilder()
+    x = builder.add_variables(2, upper=1, cost=[-2, -3], integer=True)
+    builder.add_rows(1, [0, 0], x, [2, 2], upper=3)
+    model = builder.build()
+
+    assert solve(model).objective == -3
+    assert solve(model.relaxed()).objective == pytest.approx(-4)
+    assert model.integer.all()
+
+
 def test_rows_sum_what_is_added_twice() -> None:
     builder = ModelBuilder()
     x = builder.add_variables(2, cost=-1)
