@@ -15,6 +15,10 @@ _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus
 _STOPPED = frozenset({_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt})
 
+_BY_PRESOLVE = frozenset({_STATUS.kUnboundedOrInfeasible, _STATUS.kInfeasible, _STATUS.kSolveError})
+"""What is asked again without presolve: it may see one of two things, and HiGHS 1.15's ends some models that have a
+solution as infeasible or with an error."""
+
 
 def solve(
     model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None, note: str = ""
@@ -31,7 +35,7 @@ def solve(
 
 def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:
     status = solver.getModelStatus()
-    if status == _STATUS.kUnboundedOrInfeasible:  # presolve saw one of the two; without it the answer is definite
+    if status in _BY_PRESOLVE:
         solver.setOptionValue("presolve", "off")
         solver.run()
         status = solver.getModelStatus()
