@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -26,9 +27,6 @@ VARIANTS = [(name, {}) for name in POLICIES] + [
     ("green", {"fixed_gpus": 2, "carbon_factor": "gpu_seconds"}),
     ("green", {"theta": 1.0, "gamma_empty": 0.9, "gamma_full": 0.9, "job_cap_gpus": 3, "unmeasured_s": 0.0}),
 ]
-every_policy = pytest.mark.parametrize(
-    ("name", "parameters"), VARIANTS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(VARIANTS)]
-)
 
 
 def two_rounds(name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot) -> tuple[Plan, Plan]:
@@ -38,13 +36,25 @@ def two_rounds(name: str, parameters: dict[str, object], first: Snapshot, second
     return result.plan, run_cycle(policy, second, result.memory).plan
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_devices_are_given_once_and_gangs_are_whole(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    plans = two_rounds(name, parameters, first, second)
-    for snapshot, plan in zip((first, second), plans, strict=True):
+@dataclass(frozen=True)
+class Rounds:
+    """Two rounds of one policy, the second with the memory of the first, and their plans."""
+
+    name: str
+    parameters: dict[str, object]
+    snapshots: tuple[Snapshot, Snapshot]
+    plans: tuple[Plan, Plan]
+
+    def again(self, first: Snapshot, second: Snapshot) -> tuple[Plan, Plan]:
+        """Return the plans of other snapshots."""
+        return two_rounds(self.name, self.parameters, first, second)
+
+    def __iter__(self) -> Iterator[tuple[Snapshot, Plan]]:
+        return zip(self.snapshots, self.plans, strict=True)
+
+
+def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObject) -> None:
+    for snapshot, plan in rounds:
         jobs, index = snapshot.jobs, {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
         free = {
             (node, device)
@@ -69,72 +79,51 @@ def test_devices_are_given_once_and_gangs_are_whole(
                 assert size in grid
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_every_waiting_job_starts_or_has_one_reason(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    for snapshot, plan in zip((first, second), two_rounds(name, parameters, first, second), strict=True):
+def every_waiting_job_starts_or_has_one_reason(rounds: Rounds, data: st.DataObject) -> None:
+    for snapshot, plan in rounds:
         phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
         waiting = Counter(action.job_id for action in plan.actions if isinstance(action, Start | Hold))
         assert waiting == Counter(job_id for job_id, phase in phases.items() if phase == Phase.QUEUED)
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_only_active_rounds_preempt_and_only_what_may_be_preempted(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    for snapshot, plan in zip((first, second), two_rounds(name, parameters, first, second), strict=True):
+def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds, data: st.DataObject) -> None:
+    for snapshot, plan in rounds:
         index = {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
         preempts = [action for action in plan.actions if isinstance(action, Preempt)]
         assert snapshot.trigger is Trigger.ACTIVE or not preempts
-        assert POLICIES[name].preempts or not preempts
+        assert POLICIES[rounds.name].preempts or not preempts
         for action in preempts:
             job = index[action.job_id]
             assert snapshot.jobs.preemptible[job]
             assert snapshot.jobs.phase[job] == Phase.RUNNING or not action.reason.startswith("scale")
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots(), data=st.data())
-def test_the_order_of_the_jobs_in_a_snapshot_does_not_matter(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot, data: st.DataObject
-) -> None:
-    plans = two_rounds(name, parameters, first, second)
-    shuffled = [
+def the_order_of_the_jobs_in_a_snapshot_does_not_matter(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = (
         replace(each, jobs=rows(each.jobs, data.draw(st.permutations(range(len(each.jobs))))))
-        for each in (first, second)
-    ]
+        for each in rounds.snapshots
+    )
 
-    assert two_rounds(name, parameters, first, second) == plans
-    assert [story(plan) for plan in two_rounds(name, parameters, *shuffled)] == [story(plan) for plan in plans]
+    assert rounds.again(*rounds.snapshots) == rounds.plans
+    assert [story(plan) for plan in rounds.again(first, second)] == [story(plan) for plan in rounds.plans]
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_two_zones_with_one_grid_are_as_one_zone(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    zones = [
+def two_zones_with_one_grid_are_as_one_zone(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = (
         replace(
             each,
             outlooks=each.outlooks * 2,
             nodes=replace(each.nodes, zone=np.arange(len(each.nodes)) % 2),
         )
-        for each in (first, second)
-    ]
+        for each in rounds.snapshots
+    )
 
-    plans = two_rounds(name, parameters, first, second)
-    assert [story(plan) for plan in two_rounds(name, parameters, *zones)] == [story(plan) for plan in plans]
+    assert [story(plan) for plan in rounds.again(first, second)] == [story(plan) for plan in rounds.plans]
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_memory_goes_through_json_and_decides_the_same(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    policy = build_policy(name, parameters)
+def memory_goes_through_json_and_decides_the_same(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = rounds.snapshots
+    policy = build_policy(rounds.name, rounds.parameters)
     memory = run_cycle(policy, first, policy.initial()).memory
     stored = json.dumps(policy.dump(memory), allow_nan=False)
 
@@ -147,17 +136,36 @@ def test_memory_goes_through_json_and_decides_the_same(
     assert all(f'"{job_id}"' not in json.dumps(after) for job_id in set(first.jobs.ids) - set(second.jobs.ids))
 
 
-@every_policy
-@given(first=snapshots(Trigger.ACTIVE), second=snapshots())
-def test_a_plan_without_reasons_has_the_same_starts_and_stops(
-    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot
-) -> None:
-    plans = two_rounds(name, parameters, first, second)
+def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: st.DataObject) -> None:
     hints = RoundHints(reasons=False)
-    quiet = two_rounds(name, parameters, replace(first, hints=hints), replace(second, hints=hints))
+    first, second = (replace(each, hints=hints) for each in rounds.snapshots)
 
-    for plan, without in zip(plans, quiet, strict=True):
+    for plan, without in zip(rounds.plans, rounds.again(first, second), strict=True):
         assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+
+
+PROMISES = (
+    devices_are_given_once_and_gangs_are_whole,
+    every_waiting_job_starts_or_has_one_reason,
+    only_active_rounds_preempt_and_only_what_may_be_preempted,
+    the_order_of_the_jobs_in_a_snapshot_does_not_matter,
+    two_zones_with_one_grid_are_as_one_zone,
+    memory_goes_through_json_and_decides_the_same,
+    a_plan_without_reasons_has_the_same_starts_and_stops,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), VARIANTS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(VARIANTS)]
+)
+@given(first=snapshots(Trigger.ACTIVE), second=snapshots(), data=st.data())
+def test_every_policy_keeps_every_promise(
+    name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot, data: st.DataObject
+) -> None:
+    """All are tried on the same rounds: to draw a cluster takes longer than to ask it."""
+    rounds = Rounds(name, parameters, (first, second), two_rounds(name, parameters, first, second))
+    for promise in PROMISES:
+        promise(rounds, data)
 
 
 @given(first=snapshots(Trigger.ACTIVE), second=snapshots())
