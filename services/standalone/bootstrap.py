@@ -23,9 +23,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "wattshift-stamp"
-ALL_TESTS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Most tests wait for processes: two at a time take half as long (three are too many for two cores). The order is that
-of `tests/support/order.py`: the longest come first, so that no worker is left alone with one at the end."""
+ALL_TESTS = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+"""Tests wait for processes half of their time: three at a time keep two cores busy. The order is that of
+`tests/support/order.py`: what takes longest comes first, so that no worker is left alone with it at the end."""
 
 
 class SetupError(Exception):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from asyncio import create_subprocess_exec
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -151,9 +152,7 @@ class _Child:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._log_began = os.fstat(log).st_size
         try:
-            self._running = await asyncio.create_subprocess_exec(
-                *self._process.command, **self._process.popen_options(log)
-            )
+            self._running = await create_subprocess_exec(*self._process.command, **self._process.popen_options(log))
         finally:
             os.close(log)
         with contextlib.suppress(psutil.Error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +24,8 @@ from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.standalone.ports import Ports
 from tests.agent.stand_in import JOIN_TOKEN, StandIn
+from tests.support.forked import Forked
+from tests.support.servers import ROOT
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 _numbers = itertools.count(1)
@@ -46,7 +47,7 @@ class Node:
         self.plane = plane
         self.redis = redis
         self.port = port
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | subprocess.Popen[bytes] | None = None
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -80,13 +81,14 @@ class Node:
         await eventually(lambda: len(self.plane.heartbeats) > heard or self._died(), 30)
 
     def _spawn(self, environment: dict[str, str]) -> None:
-        with (self.folder / "agent.log").open("ab") as log:
+        log = self.folder / "agent.log"
+        if "LD_LIBRARY_PATH" not in environment:  # which is read when a program begins
+            self.process = Forked("gpu_agent.app", env=environment, cwd=ROOT, output=log)
+            return
+        with log.open("ab") as output:
+            command = [sys.executable, "-m", "gpu_agent.app"]
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_agent.app"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
     def _died(self) -> bool:
@@ -163,20 +165,31 @@ class Node:
         async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
             return answer.status, answer.headers, await answer.read()
 
-    def processes(self) -> list[psutil.Process]:
-        """Return the living processes that ranks of this node are made of."""
+    def processes(self, named: str = "") -> list[psutil.Process]:
+        """Return the living processes that ranks of this node are made of, those with `named` in their command."""
         mark = str(self.state_dir)
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             try:
-                marked = mark in " ".join(process.cmdline()) or mark in process.environ().get(
-                    "WATTSHIFT_PROGRESS_FILE", ""
-                )
-                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                command = " ".join(process.cmdline())
+                marked = mark in command or mark in process.environ().get("WATTSHIFT_PROGRESS_FILE", "")
+                if marked and named in command and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
         return found
+
+    def kill_ranks(self, named: str = "") -> None:
+        """Kill what `processes` returns."""
+        for process in self.processes(named):
+            with suppress(psutil.NoSuchProcess):  # its own parent's end may have taken it along
+                process.kill()
+
+    def clear(self) -> None:
+        """Leave nothing behind, whatever runs."""
+        if self.process is not None:
+            self.kill()
+        self.kill_ranks()
 
 
 @pytest.fixture
@@ -195,10 +208,6 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
     try:
         yield made
     finally:
-        if made.process is not None:
-            made.kill()
-        for process in made.processes():
-            with suppress(psutil.NoSuchProcess):  # its own parent's end may have taken it along
-                process.send_signal(signal.SIGKILL)
+        made.clear()
         await redis.aclose()
         ports.release()

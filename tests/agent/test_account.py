@@ -43,10 +43,7 @@ async def node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
         try:
             yield made
         finally:
-            if made.process is not None:
-                made.kill()
-            for process in made.processes():
-                process.kill()
+            made.clear()
             await redis.aclose()
             ports.release()
 
@@ -89,6 +86,6 @@ async def test_a_killed_shim_still_takes_a_rank_of_another_user_with_it(node: No
     gang = await node.run("sleep", "600")
     await eventually(lambda: node.plane.state(gang) == "running")
     await eventually(lambda: len(node.processes()) == 2)
-    next(p for p in node.processes() if "shim" in " ".join(p.cmdline())).kill()
+    node.kill_ranks("shim")
     await eventually(lambda: node.plane.state(gang) == "exited")
     assert not node.processes()

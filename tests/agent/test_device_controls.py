@@ -91,8 +91,7 @@ async def test_a_killed_agent_leaves_no_setting_to_anybody_else(node: Node) -> N
         await eventually(lambda gang=gang: in_force(node, gang) == (1, 200.0, None))
     node.kill()
     (node.rank_dir(gone) / "stop").touch()
-    for process in [each for each in node.processes() if gone in " ".join(each.cmdline())]:
-        process.kill()
+    node.kill_ranks(gone)
     await node.start()
     await eventually(lambda: node.plane.state(gone) == "exited")
     await eventually(lambda: devices(node)[1] == default[1])

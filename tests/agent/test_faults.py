@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from gpu_agent.gangs import Gangs
@@ -43,10 +43,7 @@ async def node_on_own_valkey(tmp_path: Path, plane: StandIn) -> AsyncIterator[tu
         try:
             yield node, server
         finally:
-            if node.process is not None:
-                node.kill()
-            for process in node.processes():
-                process.send_signal(signal.SIGKILL)
+            node.clear()
             await redis.aclose()
             ports.release()
 
@@ -138,11 +135,9 @@ async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> N
         node.plane.named.discard(gang)
         await eventually(lambda: node.plane.rank(gang) is None)
     finally:
-        if node.process is not None:
-            node.kill()
-        for process in node.processes():
-            process.kill()
-            process.wait(5)
+        ranks = node.processes()
+        node.clear()
+        psutil.wait_procs(ranks, 5)
         assert _run("umount", "--lazy", str(node.state_dir))
 
 

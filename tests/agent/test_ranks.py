@@ -7,8 +7,6 @@ import signal
 import stat
 import sys
 
-import psutil
-
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
 from tests.agent.conftest import Node, eventually
@@ -158,7 +156,7 @@ async def test_the_environment_tells_the_gang_and_no_secret(node: Node) -> None:
     assert os.path.isdir(told["WATTSHIFT_CHECKPOINT_DIR"])
     secrets = [node.environment[name] for name in node.environment if "TOKEN" in name or name == "REDIS_URL"]
     assert not [secret for secret in [*secrets, "db-password"] if secret in printed]
-    shim_environments = [psutil.Process(p.pid).environ() for p in node.processes() if "shim" in " ".join(p.cmdline())]
+    shim_environments = [process.environ() for process in node.processes("shim")]
     assert not [e for e in shim_environments if set(e) - {"PATH", "LC_CTYPE"}]
 
 

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,29 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN = (sys.executable, str(EXAMPLES / "train.py"))
 
 
-def train(folder: Path, *arguments: str, generation: int = 1, world: int = 4, **environment: str) -> Any:
-    """Start a gang of one node by hand."""
-    return subprocess.Popen(
-        [*TRAIN, "--steps", "300", "--step-seconds", "0.02", "--checkpoint-dir", str(folder), *arguments],
-        env={"WATTSHIFT_GENERATION": str(generation), "WORLD_SIZE": str(world), **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+class Train:
+    """Starts gangs of one node by hand; at its end they have ended, and their pipes are closed."""
+
+    def __init__(self, until_end: ExitStack) -> None:
+        self._until_end = until_end
+
+    def __call__(
+        self, folder: Path, *arguments: str, generation: int = 1, world: int = 4, **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start one."""
+        command = [*TRAIN, "--steps", "300", "--step-seconds", "0.02", "--checkpoint-dir", str(folder), *arguments]
+        variables = {"WATTSHIFT_GENERATION": str(generation), "WORLD_SIZE": str(world), **environment}
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+        self._until_end.enter_context(process)
+        self._until_end.callback(process.kill)
+        return process
+
+
+@pytest.fixture
+def train() -> Iterator[Train]:
+    """Start example programs by hand."""
+    with ExitStack() as until_end:
+        yield Train(until_end)
 
 
 def ledger(folder: Path) -> list[dict[str, int]]:
@@ -56,7 +72,7 @@ def first_line(process: Any) -> str:
     return process.stdout.readline()
 
 
-def test_however_it_is_interrupted_the_result_is_the_same(tmp_path: Path) -> None:
+def test_however_it_is_interrupted_the_result_is_the_same(train: Train, tmp_path: Path) -> None:
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     assert train(whole, world=8).wait() == 0
     for generation, (world, end) in enumerate([(2, signal.SIGTERM), (8, signal.SIGKILL), (1, signal.SIGTERM)], start=1):
@@ -73,7 +89,7 @@ def test_however_it_is_interrupted_the_result_is_the_same(tmp_path: Path) -> Non
     assert not (pieces / "twins.log").exists()
 
 
-def test_more_gpus_are_faster_by_the_scaling_curve(tmp_path: Path) -> None:
+def test_more_gpus_are_faster_by_the_scaling_curve(train: Train, tmp_path: Path) -> None:
     seconds: dict[int, float] = {}
     for world in (1, 4):
         process = train(tmp_path / str(world), "--steps", "60", "--scaling", "0.8", world=world)
@@ -85,7 +101,7 @@ def test_more_gpus_are_faster_by_the_scaling_curve(tmp_path: Path) -> None:
     assert seconds[1] / seconds[4] == pytest.approx(4 * 0.8**2, rel=0.4)
 
 
-def test_a_twin_is_noticed_and_noted(tmp_path: Path) -> None:
+def test_a_twin_is_noticed_and_noted(train: Train, tmp_path: Path) -> None:
     first = train(tmp_path, "--steps", "100000")
     first_line(first)
     assert train(tmp_path).wait() == 97, "while the first runs"
@@ -98,7 +114,7 @@ def test_a_twin_is_noticed_and_noted(tmp_path: Path) -> None:
     assert [note["status"] for note in notes] == [97, 97, 98]
 
 
-def test_slow_devices_are_slow_and_progress_is_told(tmp_path: Path) -> None:
+def test_slow_devices_are_slow_and_progress_is_told(train: Train, tmp_path: Path) -> None:
     (tmp_path / "device.json").write_text('{"relative_speed": 0.5, "clock_mhz": 700}')
     files = {
         "WATTSHIFT_DEVICE_FILE": str(tmp_path / "device.json"),
@@ -140,10 +156,7 @@ async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator
         yield made
     finally:
         for node in made:
-            if node.process is not None:
-                node.kill()
-            for process in node.processes():
-                process.kill()
+            node.clear()
         await redis.aclose()
         ports.release()
 
@@ -191,7 +204,6 @@ async def test_a_gang_that_loses_a_node_ends_everywhere(nodes: list[Node], tmp_p
     ports = Ports()
     gang = await start_gang(nodes, 1, ports.take(29_710))
     await eventually(lambda: (tmp_path / "shared" / "checkpoints" / "job_span" / "steps.jsonl").exists())
-    rank = next(p for p in nodes[1].processes() if "train.py" in " ".join(p.cmdline()))
-    rank.kill()
+    nodes[1].processes("train.py")[0].kill()
     await eventually(lambda: sorted(states(nodes, gang)) == [("exited", -signal.SIGKILL), ("exited", 1)])
     ports.release()

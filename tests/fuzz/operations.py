@@ -22,6 +22,7 @@ from schemathesis.specs.openapi import checks
 from gateway.openapi import describe
 from gateway.routes import EVENTS, ROUTES
 from services.standalone.stack import Stack
+from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import scratch_folder
 
 CONFIG = SchemathesisConfig.from_dict(
@@ -50,7 +51,7 @@ class Api:
 @pytest.fixture(scope="module")
 async def api() -> AsyncIterator[Api]:
     """An installation without nodes: a job that was made up must not run on the machine that tests."""
-    with scratch_folder() as folder:
+    with scratch_folder() as folder, forked_by_the_supervisor():
         async with Stack(folder / "data", nodes="", workers=()) as stack:
             key = (Path(stack.environment["WATTSHIFT_DATA_DIR"]) / "admin.key").read_text().strip()
             headers = {"authorization": f"Bearer {key}"}

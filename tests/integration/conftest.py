@@ -99,9 +99,9 @@ class Installation:
         return [self.job(job_id) for job_id in job_ids]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installation() -> Iterator[Installation]:
-    """An installation that the tests of this session share; each leaves it running."""
+    """An installation that the tests of this folder share; each leaves it running."""
     with scratch_folder() as folder:
         made = Installation(folder / "data")
         made.up()
@@ -109,7 +109,7 @@ def installation() -> Iterator[Installation]:
         made.down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rare_rounds() -> Iterator[Installation]:
     """A second one, whose active rounds come only when a policy is put in force."""
     with scratch_folder() as folder:

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from services.standalone import bootstrap
 from tests.support.servers import ROOT, scratch_folder
 
-ALL = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

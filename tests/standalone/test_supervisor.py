@@ -126,8 +126,8 @@ async def test_a_missing_program_is_told(tmp_path: Path) -> None:
 
 
 async def test_one_that_is_never_ready_is_named(tmp_path: Path) -> None:
-    async with supervised(tmp_path, start_within_s=0.3) as supervisor:
-        with pytest.raises(StackError, match="not ready after 0 s: slow;"):
+    async with supervised(tmp_path, start_within_s=2.4) as supervisor:
+        with pytest.raises(StackError, match="not ready after 2 s: slow;"):
             await supervisor.start([a_process("slow", tmp_path, "sleep 60"), a_process("fine", tmp_path)])
 
 

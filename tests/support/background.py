@@ -17,6 +17,7 @@ from services.kit.identity import identity_headers
 from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
+from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import scratch_folder
 
 ENDED = {"succeeded", "failed", "cancelled"}
@@ -123,7 +124,7 @@ async def installed(
 ) -> AsyncIterator[Installation]:
     """Run an installation of the services ``names`` and some workers; ``api`` as the attributes of ``Installation``."""
     services = [service for service in SERVICES if service.name in names]
-    with scratch_folder() as folder:
+    with scratch_folder() as folder, forked_by_the_supervisor():
         async with Stack(folder, nodes=nodes, services=services, workers=workers, env=env) as stack:
             headers = {"authorization": f"Bearer {stack.environment['WATTSHIFT_SERVICE_TOKEN']}"}
             async with httpx.AsyncClient(base_url=stack.urls[api["service"]], headers=headers, timeout=20) as http:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from services.standalone.ports import Ports
 from services.standalone.process import Process
+from tests.support.forked import Forked
 from tests.support.servers import ROOT, wait_until
 
 TOKEN = "a-token-for-tests-only"
@@ -82,12 +83,12 @@ class Running:
     def __init__(self, process: Process, log: Path) -> None:
         self.process = process
         self.log = log
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._running: Forked | None = None
 
     def start(self) -> None:
         """Start it and return when it is ready; what it printed is part of the error if it does not get there."""
-        with self.log.open("ab") as output:
-            self._popen = subprocess.Popen(self.process.command, **self.process.popen_options(output.fileno()))
+        process = self.process
+        self._running = Forked(process.command[-1], env=process.environment, cwd=process.folder, output=self.log)
         ready = self.process.is_ready
         assert ready
         try:
@@ -99,20 +100,20 @@ class Running:
             raise RuntimeError(f"{self.process.name} ended:\n{self.log.read_text()[-3000:]}")
 
     def _has_ended(self) -> bool:
-        return self._popen is None or self._popen.poll() is not None
+        return self._running is None or self._running.poll() is not None
 
     def kill(self) -> None:
         """End it as the kernel does a process that is out of memory."""
-        if self._popen:
-            self._popen.kill()
-            self._popen.wait()
+        if self._running:
+            self._running.kill()
+            self._running.wait()
 
     def stop(self) -> None:
         """End it in good order."""
-        if self._popen and self._popen.poll() is None:
-            self._popen.terminate()
+        if self._running and self._running.poll() is None:
+            self._running.terminate()
             try:
-                self._popen.wait(timeout=self.process.stop_within_s)
+                self._running.wait(timeout=self.process.stop_within_s)
             except subprocess.TimeoutExpired:
                 self.kill()
 
