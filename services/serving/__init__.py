@@ -2,6 +2,6 @@
 
 ``app`` composes the process, ``endpoints`` speak HTTP, ``service`` holds the use cases. ``planning`` has every pool
 planned and puts plans in force, ``worker`` makes the plans, ``controller`` starts, probes, drains and replaces
-instances until they are as the plan in force says. Everything they go by is in the database (``repository``), so that
-any of them may be killed at any moment.
+instances until they match the plan in force. All their state is in the database (``repository``), so that any of them
+may be killed at any moment.
 """

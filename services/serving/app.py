@@ -32,11 +32,11 @@ from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
 
 WORKERS_LOOK_S = 0.5
-"""How often it is looked at most whether a plan waits for a worker: an operator may be waiting for the plan."""
+"""Time between checks for plans that wait for a worker; short, because an operator may be waiting for one."""
 
 
 def create_app(settings: ServingSettings) -> FastAPI:
-    """Return the app; while it runs it has pools planned and keeps them as planned."""
+    """Return the app; while it runs, it has pools planned and runs them as planned."""
     engine = create_engine(settings.database_url, application_name="serving")
     plan_rows = plan_repository(engine)
     repository = ServingRepository(engine)
@@ -89,7 +89,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; settings that do not hold together end it with a line for each that says why."""
+    """Run the service until SIGTERM; exit with one line for each invalid setting."""
     try:
         settings = ServingSettings()  # type: ignore[call-arg]
         app = create_app(settings)

@@ -1,4 +1,4 @@
-"""What serving asks the carbon service."""
+"""Requests of serving to the carbon service."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ async def place_intensities(
 ) -> dict[str, PlaceIntensity]:
     """Return the means over the six steps from ``from_s`` on, by place.
 
-    Lengths of time are real seconds, as those of the requests are: in a replay the grid's clock runs faster.
+    Durations are in real seconds, as those of requests are: in a replay the grid's clock runs faster.
 
     Raises:
         ProblemError: The carbon service does not answer.
-        DomainError: It does not know what is asked for.
+        DomainError: It does not have the requested values.
     """
     horizon_s = from_s - now_s + (STEPS_AHEAD + 1) * STEP_S
     async with new_session() as session:

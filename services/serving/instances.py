@@ -14,7 +14,7 @@ from services.core.domain.jobs import JobState
 
 
 class InstanceReason(StrEnum):
-    """Why an instance waits, leaves or ended, where it is not its job's own reason. The codes are public API."""
+    """Why an instance waits, leaves or ended, if that is not its job's own reason. The codes are public API."""
 
     LOADING = "loading"
     """Its process runs and does not answer yet."""
@@ -50,14 +50,14 @@ LEFT_AS_PLANNED = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, Inst
 
 
 class InstanceTerms(Message):
-    """What an instance is made from."""
+    """The specs that an instance is made from."""
 
     mode: ServerMode
     place: PoolPlace
     probes: ServerProbes
 
     def process(self) -> dict[str, Any]:
-        """Return what its process depends on; two instances for which this is equal run the same."""
+        """Return what its process depends on; instances for which this is equal run the same process."""
         return {
             **self.mode.model_dump(exclude={"name", "idle_w", "start_wh", "stop_wh"}),
             **self.place.model_dump(include={"zone", "node_labels"}),
@@ -66,7 +66,7 @@ class InstanceTerms(Message):
 
 
 class Blueprint:
-    """What a pool's spec says of its instances."""
+    """The specs of a pool's instances."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
@@ -75,12 +75,12 @@ class Blueprint:
         self._processes: dict[tuple[str, str], dict[str, Any]] = {}
 
     def terms(self, at: tuple[str, str]) -> InstanceTerms | None:
-        """Return what an instance would be made from now; None if the place or mode is gone."""
+        """Return the specs of an instance created now; None if the place or mode is gone."""
         place, mode = self._places.get(at[0]), self._modes.get(at[1])
         return InstanceTerms(mode=mode, place=place, probes=self.spec.probes) if place and mode else None
 
     def is_current(self, at: tuple[str, str], process: dict[str, Any]) -> bool:
-        """Whether an instance made now at that place and mode would run this process."""
+        """Whether an instance created now at that place and mode would run this process."""
         if at not in self._processes:
             terms = self.terms(at)
             self._processes[at] = terms.process() if terms else {}
@@ -139,12 +139,12 @@ class Instance:
 
     @property
     def job_has_ended(self) -> bool:
-        """Whether nothing runs or will run for it any more; not before it had a job."""
+        """Whether its job has ended and no other will run; false before it has a job."""
         return self.job_id is not None and (self.job is None or self.job.state.is_final)
 
 
 @lru_cache(maxsize=4_096)
 def read_terms(document: str) -> tuple[InstanceTerms, dict[str, Any]]:
-    """Return terms as they are stored, and what the process depends on; instances are many, their terms few."""
+    """Return terms as stored, and what the process depends on; cached, because many instances share few terms."""
     terms = InstanceTerms.model_validate_json(document)
     return terms, terms.process()

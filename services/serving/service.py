@@ -1,7 +1,7 @@
-"""Use cases on pools: make one or change it, see how it stands, delete it.
+"""Use cases on pools: create, change, read and delete them.
 
-A pool's *revision* counts the changes of what plans and instances are made from. Whether plans are carried out is not
-among these: switching it supersedes nothing that is under way.
+A pool's *revision* counts the changes of the spec that plans and instances are made from. Whether plans are carried out
+is not part of it: changing that supersedes no plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
 
 @dataclass(frozen=True)
 class PutPool:
-    """A pool as it was made or changed."""
+    """A pool that was created or changed."""
 
     pool: Pool
     is_new: bool
@@ -52,10 +52,10 @@ class Pools:
         self._plan_interval = timedelta(seconds=plan_interval_s)
 
     async def put(self, name: str, spec: PoolSpec, caller: Identity, if_match: str | None = None) -> PutPool:
-        """Make a pool, or give one another spec; the spec it has changes nothing.
+        """Create a pool, or replace its spec; the same spec changes nothing.
 
         Raises:
-            ProblemError: 422 for a zone or signal that there is not, 412 unless the pool is at ``if_match``, 409 for
+            ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
                 one that is being deleted.
         """
         await self._check_places(spec)
@@ -80,7 +80,7 @@ class Pools:
             return await queries.pools.show(name, self._plan_interval)
 
     async def delete(self, name: str, caller: Identity) -> Pool:
-        """Have a pool's instances drained, and then the pool gone; deleting it again changes nothing.
+        """Have a pool's instances drained, and then the pool removed; deleting it again changes nothing.
 
         Raises:
             ProblemError: 404 where there is no such pool.
@@ -94,7 +94,7 @@ class Pools:
             return await queries.pools.show(name, self._plan_interval)
 
     async def find(self, name: str, caller: Identity) -> Pool:
-        """Return a pool as it stands.
+        """Return a pool with its current state.
 
         Raises:
             ProblemError: 404 where there is none that the caller may see.
@@ -144,17 +144,17 @@ class Pools:
         return await self._plans.find(name, await self._plans.submit(name, "request", caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
-        """Put a proposal in force; again changes nothing.
+        """Put a proposed plan in force; repeating that changes nothing.
 
         Raises:
-            ProblemError: 404 where there is no such plan of this pool, 409 where it is no proposal, or an outdated one.
+            ProblemError: 404 if the pool has no such plan, 409 if it is not a proposal, or an outdated one.
         """
         await self._plans.find(name, plan_id)
         await self._plans.apply(plan_id, caller)
         return await self._plans.find(name, plan_id)
 
     async def plan(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
-        """Return a plan whole.
+        """Return a complete plan.
 
         Raises:
             ProblemError: 404 where there is no such pool or plan that the caller may see.
@@ -195,12 +195,12 @@ class Pools:
 
 
 def etag(pool: Pool) -> str:
-    """Return what names this spec of a pool."""
+    """Return the ETag of a pool's spec."""
     return f'"{pool.revision}-{pool.spec.mode}"'
 
 
 async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: Identity) -> None:
-    """Give a pool whose row is locked another spec, if it is another one."""
+    """Replace the spec of a pool whose row is locked, if it is a different one."""
     before = pool.spec
     if spec == before:
         return

@@ -33,7 +33,7 @@ class NotSolvedError(Exception):
 class PlanSolver:
     """Asks the optimizer for one solve at a time.
 
-    A plan's id is the idempotency key of its solve: asked for again, after a crash, it is the same solve.
+    A plan's id is the idempotency key of its solve: if it is requested again after a crash, it is the same solve.
     """
 
     def __init__(self, optimizer: ServiceClient) -> None:
@@ -41,7 +41,7 @@ class PlanSolver:
         self._solve_id: str | None = None
 
     async def solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
-        """Return the solve of a plan's problem once it has ended; an optimizer that is away is waited for.
+        """Return the solve of a plan's problem once it has ended; wait while the optimizer does not answer.
 
         Raises:
             ProblemError: The problem is refused.
@@ -69,7 +69,7 @@ class PlanSolver:
             raise NotSolvedError from error
 
     async def cancel(self) -> None:
-        """Cancel the solve that is waited for, if there is one; an optimizer that is away ends it by its time limit."""
+        """Cancel the awaited solve, if there is one; if the optimizer does not answer, its time limit ends it."""
         if self._solve_id is None:
             return
         solve_id, self._solve_id = self._solve_id, None
@@ -87,7 +87,7 @@ class PlanSolver:
     async def _ask(
         self, method: str, path: str, answer: type[M], *, headers: dict[str, str] | None = None, **options: Any
     ) -> M:
-        """Return the answer, however long the optimizer is away or full."""
+        """Return the answer, however long the optimizer does not answer or is full."""
         sent = {**identity_headers(PLANNER), **(headers or {})}
         while True:
             try:

@@ -1,4 +1,4 @@
-"""How an instance changes state, from what its job does and how its server answers. Pure."""
+"""How an instance changes state, given its job's state and its server's answers. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_A_ROW = 2
 """How many equal answers in a row show that an instance is silent, or holds no more requests."""
 
 Change = dict[str, Any]
-"""Columns and their new values; a value may be the one that the column has already."""
+"""Columns and their new values; a value may equal the present one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Seen:
 
     Attributes:
         answers: Whether it answered 2xx; None if it was not probed.
-        silences: How often in a row it did not answer, as this process counted.
+        silences: How often in a row it did not answer, counted by this process.
         empties: How often in a row it reported that it holds no request.
         job_id: The job that its submission created.
         refusal: Code and reason of a refused submission; it is tried again unless ``is_final``.
@@ -63,9 +63,10 @@ def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: da
 
 
 def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance, Change]]:
-    """Where all ready instances of a pool are silent, give up one at a time, and none while another one starts.
+    """If all ready instances of a pool are silent, give up one at a time, and none while another one starts.
 
-    The fault may be in this process's own network. If it is not, the first new instance answers, and the rest goes.
+    The fault may be in this process's own network. If it is not, the first new instance answers, and the rest are given
+    up.
     """
     serving = [
         (each, change)
@@ -137,7 +138,7 @@ def _starting(instance: Instance, seen: Seen | None, probes: ServerProbes, now: 
 
 
 def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
-    """A job that was queued again, such as after the loss of its node, starts anew and must get no requests yet."""
+    """A job that was queued again, as after the loss of its node, starts again and must get no requests yet."""
     if not _still_runs(instance):
         again = {"state": InstanceState.STARTING, "url": None, "ready_at": None, "silent_since": None}
         return again | ({"reason": instance.job.reason, "detail": instance.job.detail} if instance.job else {})

@@ -1,4 +1,4 @@
-"""How long a place and mode whose instances fail gets no new one; their rows tell, even after a restart."""
+"""How long a place and mode whose instances fail gets no new one; computed from their rows, even after a restart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LONGEST_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What became of an instance.
+    """The course of an instance.
 
     Attributes:
         ready_at: When it first answered; None if it never did, or has been started again since.
-        failed_at: When it was given up because of a fault; None while it lives, or if it left as planned.
+        failed_at: When it was given up because of a fault; None while it runs, or if it left as planned.
     """
 
     at: Combination
@@ -37,7 +37,7 @@ class Failures:
 
     @property
     def retry_at(self) -> datetime:
-        """When the next instance may be made: 5 s after the first failure, twice as long after each, 300 s at most."""
+        """When the next instance may start: 5 s after the first failure, twice as long after each, 300 s at most."""
         return self.last_at + timedelta(seconds=min(FIRST_S * 2 ** min(self.count - 1, 16), LONGEST_S))
 
 

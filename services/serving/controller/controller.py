@@ -1,8 +1,8 @@
-"""The control loop: it brings the instances of pools to what the plans in force say.
+"""The control loop: it makes the instances of pools match the plans in force.
 
-A loop in the service, for the sweeper's reasons; what it goes by is in the database. Each look reads the instances and
-their jobs, asks servers and admission over HTTP, and then, pool by pool, under the pool's row lock, writes what became
-of its instances and what is to change. Any number of services may run it: a pool that another one is at is left to
+A loop in the service, for the sweeper's reasons; its state is in the database. Each pass reads the instances and their
+jobs, calls servers and admission over HTTP, and then, pool by pool, under the pool's row lock, writes the states of its
+instances and what has to change. Any number of services may run it: a pool that another one is working on is left to
 that one, each write names the state it expects, and an instance leaves ``wanted`` only with the answer to its
 submission, whose key is its id, so that it never has two jobs and never leaves one behind.
 """
@@ -37,7 +37,7 @@ from services.serving.settings import ServingSettings
 log = Log(__name__)
 
 PATIENCE_S = 5.0
-"""A job that has waited longer for GPUs waits for such that others hold."""
+"""A job that has waited longer than this for GPUs waits for GPUs that others hold."""
 DELETE_EVERY_S = 3_600.0
 SUBMISSIONS = "submissions"
 
@@ -59,14 +59,14 @@ class Controller:
         self._delete_at_s = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
         try:
             await repeat(self.look, self._settings.instance_look_s, failed="controller.not_looked")
         finally:
             await end_tasks(self._asking.values())
 
     async def look(self) -> None:
-        """See how all instances do, and have every pool a step nearer to its plan."""
+        """Observe all instances, and bring every pool a step closer to its plan."""
         async with self._repository.reading() as queries:
             pools, instances = await queries.instances.pools(), await queries.instances.live()
             now = await queries.now()
@@ -103,7 +103,7 @@ class Controller:
     async def _ask(
         self, pools: Mapping[str, ControlledPool], instances: Sequence[Instance], now: datetime
     ) -> dict[str, Seen]:
-        """Ask what is due and return what is answered by the next look; who takes longer is heard at a later one."""
+        """Send due requests, and return the answers that arrive before the next pass; others count later."""
         wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
         if wanted and SUBMISSIONS not in self._asking:
             self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
@@ -152,7 +152,7 @@ class Controller:
         await self._jobs.cancel(each)
 
     def _count(self, each: Instance, is_so: bool) -> int:
-        """Return how often in a row it was so."""
+        """Return how often in a row the observation was made."""
         count = self._streaks.get((each.id, each.state), 0) + 1 if is_so else 0
         self._streaks[each.id, each.state] = count
         return count
@@ -186,7 +186,7 @@ class Controller:
     async def _fit(
         self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, instances: Sequence[Instance], now: datetime
     ) -> None:
-        """Make, reassign, stop and drain instances, as the plan has it."""
+        """Create, reassign, stop and drain instances according to the plan."""
         # Until a plan is made for the pool as it is now, it is kept as it was.
         is_planned = plan.revision == pool.revision
         members = [
@@ -234,7 +234,7 @@ class Controller:
 
 
 def _probes(pool: ControlledPool, instance: Instance) -> ServerProbes:
-    """Return how an instance is asked: as the pool says now, unless it runs something else than that is meant for."""
+    """Return how an instance is probed: by the pool's present spec, unless the instance was made from another one."""
     is_current = pool.blueprint.is_current(instance.at, instance.process)
     return pool.blueprint.spec.probes if is_current else instance.terms.probes
 
@@ -296,7 +296,7 @@ async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, 
 
 
 async def _write(rows: InstanceRows, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:
-    """Write the changes that are some and return all the instances with theirs."""
+    """Write the changes that are not empty, and return all instances with theirs."""
     real = [
         (each, change)
         for each, change in changes

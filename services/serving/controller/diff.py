@@ -1,4 +1,4 @@
-"""What must change for a pool to be as its plan says. Pure; applied to its own outcome, it changes nothing."""
+"""What must change for a pool to match its plan. Pure; applied to its own outcome, it changes nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Member:
     Attributes:
         at: Its place and mode.
         state: One of ``STAYING``.
-        is_current: Whether an instance made now would run the same process.
-        up_s: Seconds since it was ready, or else since it was made.
+        is_current: Whether an instance created now would run the same process.
+        up_s: Seconds since it was ready, or else since it was created.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is to be done.
+    """The changes to make.
 
     Attributes:
         make: Instances to make, by place and mode and then by class.
@@ -56,10 +56,10 @@ class Difference:
 def diff(target: Target, members: Sequence[Member], backing_off: Collection[Combination] = ()) -> Difference:
     """Return what must change.
 
-    An instance stays as long as its place and mode are wanted, whatever class it served; as many as possible keep
-    their class. One whose process would be another if it were made now leaves, and a new one is made for it. Where
-    there are too many, those that are not ready leave first, the youngest of them first; then ready ones, the *oldest*
-    first, so that those stay that a plan keeps because they have not run for ``min_up_s`` yet.
+    An instance stays as long as its place and mode are wanted, whatever class it served; as many as possible keep their
+    class. One whose process would be another if it were created now leaves, and is replaced. If there are too many,
+    those that are not ready leave first, the youngest of them first; then ready ones, the *oldest* first, so that those
+    stay that a plan keeps because they have not run for ``min_up_s`` yet.
     """
     at: dict[Combination, list[Member]] = defaultdict(list)
     for each in members:
@@ -89,7 +89,7 @@ def _stays_before(each: Member) -> tuple[int, float, str]:
 
 
 def _assign(slots: Counter[str | None], staying: Sequence[Member]) -> tuple[dict[str, str | None], list[str]]:
-    """Return who changes class to which, and the classes of those that are missing."""
+    """Return the instances that change class, with their new class, and the classes of missing instances."""
     open_slots = sorted(name for name in slots.elements() if name is not None)
     unassigned: list[Member] = []
     for each in staying:

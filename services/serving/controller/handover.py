@@ -11,19 +11,19 @@ ANY_GPUS = ("", "")
 
 
 class Outlook(Enum):
-    """What is to be expected of an instance that is not ready."""
+    """The prospects of an instance that is not ready."""
 
     COMES = auto()
-    """It is on its way."""
+    """It is starting."""
     WAITS = auto()
     """It waits for GPUs that others hold."""
     STUCK = auto()
-    """It failed and is tried again, has no node, or takes longer than it should."""
+    """It failed and is retried, has no node, or takes longer than it should."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs of one instance: which kind, and how many; ``ANY_GPUS`` where any of the tenant's will do (its quota)."""
+    """GPUs of one instance: which kind, and how many; ``ANY_GPUS`` if any of the tenant's GPUs will do (its quota)."""
 
     kind: tuple[str, str]
     count: int
@@ -42,11 +42,10 @@ def drainable(
 ) -> tuple[str, ...]:
     """Return the ids to drain now.
 
-    1. For instances that wait for GPUs, as many leave as give up that many GPUs of the kind, beside those that are
-       given up already: else both would wait for each other.
-    2. As long as an instance is on its way, no other leaves.
-    3. When none is, all leave but the last so many that they hold as many GPUs as the instances that are stuck would:
-       what never comes up takes nothing down, and does not keep the rest of a pool from shrinking either.
+    1. For instances that wait for GPUs, as many leave as hold that many GPUs of the kind, in addition to those being
+    released: otherwise both would wait for each other. 2. As long as an instance is starting, no other leaves. 3. When
+    none is, all leave except the last ones, which together hold as many GPUs as the instances that are stuck would: an
+    instance that never comes up takes no other down, and does not keep the rest of a pool from shrinking either.
 
     Args:
         leaving: Instances that leave, in the order in which they should, and what they hold.

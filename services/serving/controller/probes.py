@@ -11,7 +11,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 LARGEST_ANSWER = 4 * 1024 * 1024
-"""Most bytes of metrics that are read; of a longer answer nothing is used."""
+"""Most bytes of metrics that are read; a longer answer is not used."""
 
 T = TypeVar("T")
 
@@ -74,6 +74,6 @@ class Prober:
 
 
 def new_probe_session() -> aiohttp.ClientSession:
-    """Return a session for a ``Prober``: a connection for each question, no cookies; close it at the end."""
+    """Return a session for a ``Prober``: a connection for each request, no cookies; close it at the end."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())

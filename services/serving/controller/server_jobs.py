@@ -31,7 +31,7 @@ LONGEST_NAME = 63
 
 
 def job_document(instance: Instance) -> str:
-    """Return the job of an instance, from what is in its row alone: its submission may be said again at any time."""
+    """Return the job of an instance, from its row alone, so that its submission can be repeated at any time."""
     mode, place = instance.terms.mode, instance.terms.place
     document = {
         "name": f"{instance.pool}-{mode.name}"[:LONGEST_NAME],
@@ -56,13 +56,13 @@ def job_document(instance: Instance) -> str:
 
 
 class ServerJobs:
-    """Asks admission; what it cannot be asked now is asked again at the next look."""
+    """Calls admission; a request that fails is repeated at the next pass."""
 
     def __init__(self, admission: ServiceClient) -> None:
         self._admission = admission
 
     async def submit(self, instances: Sequence[Instance]) -> dict[str, Seen]:
-        """Submit the jobs of wanted instances and return what came of it; the instance's id is the idempotency key."""
+        """Submit the jobs of wanted instances and return the outcomes; the instance's id is the idempotency key."""
         seen: dict[str, Seen] = {}
         for start in range(0, len(instances), ENTRIES_A_REQUEST):
             some = instances[start : start + ENTRIES_A_REQUEST]
@@ -90,7 +90,7 @@ class ServerJobs:
         return seen
 
     async def cancel(self, instance: Instance) -> None:
-        """Have the job of an instance stopped; one that has ended by then is as good."""
+        """Have the job of an instance stopped; it may have ended already."""
         caller = Identity(tenant_id=instance.tenant_id, role=Role.USER, key_id=KEY_ID)
         try:
             await self._admission.request(

@@ -31,7 +31,7 @@ class RequestLog:
 
     @classmethod
     def empty(cls, classes: int, end_s: float) -> RequestLog:
-        """Return the log of two weeks of which nothing is known yet."""
+        """Return a log of two weeks without any reports."""
         windows = int(HISTORY_S / WINDOW_S)
         return cls(np.zeros((windows, classes), np.int64), np.zeros(windows, np.bool_), end_s)
 
@@ -41,8 +41,8 @@ def predict_demand(
 ) -> DemandForecast:
     """Return the peaks to plan for in six steps from ``from_s`` on.
 
-    Where the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or
-    the greatest of the last day known where that is more; nothing at all where there is neither.
+    If the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or the
+    greatest peak of the last known day if that is more; with neither, there is no demand.
     """
     from services.learning.demand import (  # scikit-learn: a tenth of a second, for this task alone
         candidates,
@@ -75,8 +75,8 @@ def predict_demand(
 def _history(log: RequestLog, max_age_s: float, now_s: float) -> tuple[Ints, float]:
     """Return the counts until the last window reported, and how long ago that ended, seconds.
 
-    Short silence means that no requests came. A longer one, within which the log was stale, is filled from the day
-    before; where that is not known either, history begins after it.
+    A short silence means that no requests came. A longer one, during which the log was stale, is filled from the day
+    before; if that is unknown too, history begins after it.
     """
     known = np.flatnonzero(log.is_known)
     if not known.size:
@@ -104,7 +104,7 @@ def _assumed(counts: Ints, assumed: Floats | None) -> tuple[Floats, str]:
 def _shifted(peaks_qps: Floats, steps: float) -> Floats:
     """Return the peaks of six steps that begin so many steps later: the greatest of those they overlap.
 
-    What lies beyond the forecast is as its last step.
+    Steps beyond the forecast are as its last step.
     """
     first = np.floor(np.arange(STEPS_AHEAD) + steps)
     last = np.ceil(np.arange(STEPS_AHEAD) + 1 + steps) - 1

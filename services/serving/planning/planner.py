@@ -1,7 +1,7 @@
-"""Has every pool planned each half hour, and decides what becomes of the plans.
+"""Has every pool planned each half hour, and decides the outcomes of plans.
 
 A loop in the service, as the sweeper is one. Any number of services may run it: the clock's plan for a slot is one row,
-and what becomes of it is decided once.
+and its outcome is decided once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from services.serving.planning.plans import Plans
 
 
 class Planner:
-    """Looks which plans have an answer, and which pools are due."""
+    """Finds the plans that have an answer, and the pools that are due."""
 
     def __init__(self, plans: Plans, look_s: float) -> None:
         self._plans = plans
         self._look_s = look_s
 
     async def run(self) -> None:
-        """Look until cancelled; a look that fails (the database is away) is left to the next."""
+        """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
         await repeat(self.look, self._look_s, failed="planner.not_looked")
 
     async def look(self) -> None:
-        """Decide what becomes of plans that have an answer or never will, then submit those that are due."""
+        """Decide the outcomes of plans that have an answer or never will, then submit those that are due."""
         for plan_id in await self._plans.undecided():
             await self._plans.decide(plan_id)
         for due in await self._plans.due():

@@ -1,6 +1,6 @@
-"""When plans are submitted, what becomes of them, and putting one in force.
+"""Submit plans, decide their outcomes, and put one in force.
 
-Whoever decides holds the row lock of the pool and then that of the plan, and a decision is made once: a plan that is
+A decision is made under the row lock of the pool and then that of the plan, and only once: a plan that is
 applied is in force in the same transaction, so that a crash leaves it either undecided or carried out.
 """
 
@@ -33,7 +33,7 @@ PENDING = (WorkState.QUEUED, WorkState.RUNNING)
 
 
 class Plans:
-    """Plans of pools, and what becomes of them."""
+    """Plans of pools, and their outcomes."""
 
     def __init__(self, repository: ServingRepository, store: PlanRepository, settings: ServingSettings) -> None:
         self._repository = repository
@@ -53,8 +53,8 @@ class Plans:
     ) -> str:
         """Have a pool planned; return the plan's id.
 
-        The clock plans a slot once, however many services ask for it. A request is answered with the plan that is being
-        made, if there is one.
+        The clock plans a slot once, however many services submit it. A request returns the plan that is being made, if
+        there is one.
 
         Args:
             pool: Its name.
@@ -83,17 +83,17 @@ class Plans:
         return submitted.id
 
     async def due(self) -> list[Due]:
-        """Return the pools that the clock wants planned."""
+        """Return the pools that are due by the clock."""
         async with self._repository.reading() as queries:
             return await queries.plans.due(interval=self._interval, lead=self._lead, retry=self._retry)
 
     async def undecided(self) -> list[str]:
-        """Return the plans of which something is to be decided, the oldest first."""
+        """Return the plans without an outcome, the oldest first."""
         async with self._repository.reading() as queries:
             return await queries.plans.undecided()
 
     async def decide(self, plan_id: str) -> PlanOutcome | None:
-        """Decide what becomes of a plan, and put it in force if it is that; None while it is to be waited for."""
+        """Decide the outcome of a plan, and put it in force if it is applied; None while it is still awaited."""
         async with self._repository.writing() as queries:
             found = await queries.plans.lock(plan_id)
             if found is None or found[1].outcome is not None:
@@ -107,7 +107,7 @@ class Plans:
         return outcome
 
     async def apply(self, plan_id: str, caller: Identity | None) -> None:
-        """Put a proposal in force; applying the plan in force again changes nothing.
+        """Put a proposed plan in force; applying the plan in force again changes nothing.
 
         Raises:
             ProblemError: 404 where there is no such plan, 409 ``invalid_transition`` for one that is no proposal,
@@ -146,7 +146,7 @@ class Plans:
         return PoolPlanList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
 
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail:
-        """Return a pool's plan whole.
+        """Return a complete plan of a pool.
 
         Raises:
             ProblemError: 404 where there is no such plan of this pool.
@@ -197,7 +197,7 @@ def _draft(slot: Slot, trigger: Trigger, caller: Identity | None, deadline_at: d
 
 
 def _is_for(plan: PlanRecord, locked: LockedPool) -> bool:
-    """Return whether the pool is still what it was planned as; a pool made anew begins to count its revisions anew."""
+    """Return whether the pool is the one that was planned, unchanged; a new pool restarts its revisions."""
     pool = locked.pool
     return pool.deleted_at is None and pool.revision == plan.revision and pool.created_at == plan.made_at
 

@@ -1,4 +1,4 @@
-"""From a pool's spec, the forecasts, the nodes and what runs to the problem of its next half hour. Pure."""
+"""Make the problem of a pool's next half hour from its spec, forecasts, nodes and running instances. Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FITS = "fits--"
 
 @dataclass(frozen=True)
 class Node:
-    """A node that takes work.
+    """A node that accepts work.
 
     Attributes:
         zone: Its grid zone.
-        labels: What it carries.
+        labels: Its labels.
         gpus: How many of each model the pool may have there: its own instances' and free ones, and those that training
             would be preempted from.
     """
@@ -45,7 +45,7 @@ class Node:
     gpus: Mapping[str, int]
 
     def is_of(self, zone: str, labels: Mapping[str, str]) -> bool:
-        """Return whether it is one of those meant."""
+        """Return whether it belongs to a place."""
         return self.zone == zone and labels.items() <= self.labels.items()
 
 
@@ -61,11 +61,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Running:
-    """An instance that is there or on its way.
+    """An instance that runs or is starting.
 
     Attributes:
-        terms: What it was made from.
-        up_s: Since it was ready, or else made.
+        terms: The specs that it was made from.
+        up_s: Seconds since it was ready, or else created.
     """
 
     place: str
@@ -76,11 +76,11 @@ class Running:
 
 @dataclass(frozen=True)
 class PlaceGpus:
-    """What a place has for a pool.
+    """The GPUs that a place has for a pool.
 
     Attributes:
         models: GPUs by model, of those models that a mode takes.
-        fits: How many instances of a mode its nodes would take alone: each needs its GPUs on one node.
+        fits: How many instances of a mode fit on its nodes if alone there: each needs its GPUs on one node.
     """
 
     models: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -88,7 +88,7 @@ class PlaceGpus:
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes less what others wait for, each on the first node that has it; what fits nowhere is left out."""
+    """Return the nodes without the GPUs that others wait for, each taken on the first node that has them, if any."""
     free = [Counter(node.gpus) for node in nodes]
     for need in needs:
         for node, left in zip(nodes, free, strict=True):
@@ -99,7 +99,7 @@ def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
 
 
 def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
-    """Return what each place has; a node of two places counts for the first, so that no GPU is planned twice."""
+    """Return the GPUs of each place; a node of two places counts for the first, so that no GPU is planned twice."""
     of_place: dict[str, list[Node]] = {place.name: [] for place in spec.places}
     for node in nodes:
         place = next((each for each in spec.places if node.is_of(each.zone, each.node_labels)), None)
@@ -118,7 +118,7 @@ def _place_gpus(place: PoolPlace, modes: Sequence[ServerMode], nodes: Sequence[N
 
 
 def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
-    """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends it goes on as it is there."""
+    """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends, the values there continue."""
     curve = curve_of(forecast.points)
     starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
     return PlaceIntensity(
@@ -133,7 +133,7 @@ def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
 
 
 def check_signals(spec: PoolSpec, intensity: Mapping[str, PlaceIntensity]) -> None:
-    """Refuse to weigh places by different signals against each other.
+    """Refuse to compare places by different signals.
 
     Raises:
         DomainError: The objective is carbon, and the places' intensities do not all measure the same.
@@ -165,7 +165,7 @@ def problem_of(
         in_force: The plan that the search begins from.
 
     Raises:
-        ValidationError: It does not fit together, or is too large.
+        ValidationError: It is inconsistent, or too large.
     """
     stand_ins = _stand_ins(spec.modes, gpus)
     types = {
@@ -200,7 +200,7 @@ def problem_of(
 
 
 def result_of(request: PoolsRequest, result: PoolsResult, intensity: Mapping[str, PlaceIntensity]) -> PoolsResult:
-    """Return a plan without what only its problem knows: stand-ins of GPU types, and sums over different signals."""
+    """Return a plan without what only its problem has: stand-ins for GPU types, and sums over different signals."""
     changes: dict[str, Any] = {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
     if len({each.signal for each in intensity.values()}) > 1:
         changes["emissions_kg"] = None
@@ -236,9 +236,9 @@ def _partition(part: PoolPartition, demand: DemandForecast) -> RequestPartition:
 def _running(
     spec: PoolSpec, modes: Sequence[PoolMode], types: Mapping[str, Mapping[str, int]], instances: Sequence[Running]
 ) -> list[RunningInstances]:
-    """Return what runs; young instances may not be stopped only as far as there are GPUs for them.
+    """Return the running instances; young ones are kept only as far as there are GPUs for them.
 
-    GPUs may have gone since they started: a node drains, or the spec allows fewer.
+    GPUs may have been lost since they started: a node is drained, or the spec allows fewer.
     """
     left = {place: Counter(has) for place, has in types.items()}
     takes = {mode.name: mode.gpus for mode in modes}

@@ -1,8 +1,8 @@
-"""The processes that make plans: started when plans wait, and gone some seconds after the last.
+"""The processes that make plans: started when plans wait, ended some seconds after the last.
 
 Planning reads two weeks of traffic and fits forecasts, which takes seconds of a processor: too long for the event loop.
-A worker claims plans by itself (``services.serving.worker``), so one that is killed costs a plan some time and nothing
-else. Its standard input is a pipe from this process, and it ends with that.
+A worker claims plans by itself (``services.serving.worker``), so killing one only delays a plan. Its standard input is
+a pipe from this process, and it ends when that closes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PlanWorkers:
         self._processes: list[Process] = []
 
     async def run(self) -> None:
-        """Look until cancelled, and then end the workers."""
+        """Check until cancelled, and then end the workers."""
         try:
             await repeat(self.look, self._look_s, failed="plan_workers.not_looked")
         finally:
@@ -40,7 +40,7 @@ class PlanWorkers:
                     process.terminate()
 
     async def look(self) -> None:
-        """Start a worker for each plan that waits, as far as more of them are allowed."""
+        """Start a worker for each waiting plan, up to the allowed number."""
         for process in self._processes:
             if process.returncode:
                 log.warning("plan_worker.ended", pid=process.pid, code=process.returncode)

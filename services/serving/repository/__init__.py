@@ -1,6 +1,6 @@
-"""All SQL of serving, by subject. Queries return typed records and run in the transaction of whoever asks.
+"""All SQL of serving, by subject. Queries return typed records and run in the caller's transaction.
 
-``ServingRepository`` begins transactions; ``cluster`` reads what a plan is made from, in a connection of its own.
+``ServingRepository`` begins transactions; ``cluster`` reads the inputs of a plan, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ServingRepository:
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[Queries]:
-        """Yield queries of which nothing is committed."""
+        """Yield queries in a transaction that is not committed."""
         async with self._engine.connect() as connection:
             yield _queries(connection)
 

@@ -1,4 +1,4 @@
-"""What a plan is made from: what the database knows at one moment of a pool's traffic, of nodes and of instances."""
+"""The inputs of a plan: a pool's traffic, nodes and instances as the database has them at one moment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SELECT c.node_id, c.device
  WHERE NOT {PREEMPTIBLE}
    AND NOT EXISTS (SELECT FROM pool_instances i WHERE i.job_id = j.id AND i.pool = $1 AND i.state <> 'ended')
 """
-"""What neither this pool's instances hold nor jobs that may be preempted."""
+"""Devices held by jobs that may not be preempted, except this pool's instances."""
 
 AWAITED = """
 SELECT i.terms
@@ -79,12 +79,12 @@ SELECT p.result -> 'plan' FROM pools q JOIN pool_plans p ON p.id = q.plan_id WHE
 
 @dataclass(frozen=True)
 class Known:
-    """What the database knew at one moment.
+    """The data in the database at one moment.
 
     Attributes:
         now_s: That moment, UTC seconds.
         logs: Of requests, by partition.
-        nodes: Those that take work, with the GPUs that the pool may have.
+        nodes: Those that accept work, with the GPUs that the pool may have.
         instances: The pool's own.
         in_force: The plan in force.
     """
@@ -97,7 +97,7 @@ class Known:
 
 
 async def read_known(database_url: str, pool: str, spec: PoolSpec) -> Known:
-    """Return what the database knows of a pool, in one consistent view."""
+    """Return the data of a pool, in one consistent view."""
     connection: Any = await connect(database_url, application_name="serving-planner")
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -152,15 +152,15 @@ async def _nodes(connection: Any, pool: str) -> list[Node]:
 
 
 async def _awaited(connection: Any, pool: str) -> list[Need]:
-    """Return what other pools' instances wait for."""
+    """Return the GPUs that other pools' instances wait for."""
     awaited = [InstanceTerms.model_validate(terms) for (terms,) in await connection.fetch(AWAITED, pool)]
     return [Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus) for of in awaited]
 
 
 async def _planned(connection: Any, pool: str) -> list[Need]:
-    """Return what other pools' instances will need that are planned and not made yet.
+    """Return the GPUs for other pools' instances that are planned and not created yet.
 
-    All pools are planned at the same moment of the clock: the next one must not count on what the last one was given.
+    All pools are planned at the same time: one must not count on GPUs that were planned for another.
     """
     made = Counter({tuple(row[:3]): row["count"] for row in await connection.fetch(MADE, pool)})
     needs: list[Need] = []

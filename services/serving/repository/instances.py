@@ -40,7 +40,7 @@ SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class,
  WHERE i.state <> 'ended' AND (CAST(:pool AS text) IS NULL OR i.pool = :pool)
  ORDER BY i.id
 """)
-"""A process killed between a submission and its writing left the job under the instance's key: there it is found."""
+"""If a process was killed between submitting a job and storing its id, the job is found by the instance's key."""
 
 LIVES = text("""
 SELECT place, mode, created_at, ready_at,
@@ -105,7 +105,7 @@ class InstanceRows:
         return [_pool(row) for row in (await self._connection.execute(ALL_POOLS)).mappings()]
 
     async def lock(self, pool: str) -> ControlledPool | None:
-        """Return a pool and keep others from changing it; None if it is gone, or another process is at it."""
+        """Return and lock a pool; None if it is gone, or another process holds the lock."""
         row = (await self._connection.execute(LOCK, {"pool": pool})).mappings().one_or_none()
         return None if row is None else _pool(row)
 
@@ -128,13 +128,13 @@ class InstanceRows:
         return PlanInForce(row.revision, plan.partition, target)
 
     async def lives(self, pool: ControlledPool) -> list[Life]:
-        """Return what became of the newest instances since the pool was last changed, the newest first."""
+        """Return the courses of the newest instances since the pool was last changed, the newest first."""
         planned = [reason.value for reason in LEFT_AS_PLANNED]
         rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "planned": planned})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
     async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
-        """Write one change each of instances that stand as they were read, as all do whose pool is locked."""
+        """Write one change for each instance; all are as they were read, because their pools are locked."""
         by_columns: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
         for each, change in changes:
             values = {f"new_{name}": value for name, value in change.items()}

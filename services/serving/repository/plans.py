@@ -114,12 +114,12 @@ class PlanRows:
         self._connection = connection
 
     async def due(self, *, interval: timedelta, lead: timedelta, retry: timedelta) -> list[Due]:
-        """Return the pools that the clock wants planned."""
+        """Return the pools that are due by the clock."""
         times = {"interval": interval, "lead": lead, "retry": retry}
         return [Due(*row) for row in (await self._connection.execute(DUE, times)).all()]
 
     async def undecided(self) -> list[str]:
-        """Return the plans of which something is to be decided, the oldest first."""
+        """Return the plans without an outcome, the oldest first."""
         return list((await self._connection.execute(UNDECIDED)).scalars())
 
     async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
@@ -132,7 +132,7 @@ class PlanRows:
         return None if row is None else Slot(pool_record(row), row["now"], row["slot_at"], row["from_at"])
 
     async def pending(self, pool: PoolRecord) -> str | None:
-        """Return the plan of a pool as it is now that is being made and may still be in time."""
+        """Return the plan of a pool's present revision that is being made and may still be in time."""
         c = pool_plans.c
         query = select(c.id).where(
             c.pool == pool.name,
@@ -145,7 +145,7 @@ class PlanRows:
         return (await self._connection.execute(query.order_by(c.id.desc()).limit(1))).scalar()
 
     async def lock(self, plan_id: str) -> tuple[LockedPool | None, PlanRecord] | None:
-        """Lock a plan's pool, if it is there still, and then the plan; return both."""
+        """Lock a plan's pool, if it still exists, and then the plan; return both."""
         c, connection = pool_plans.c, self._connection
         name = (await connection.execute(select(c.pool).where(c.id == plan_id))).scalar()
         if name is None:
@@ -177,7 +177,7 @@ class PlanRows:
         return pool, plan
 
     async def decide(self, plan: PlanRecord, outcome: PlanOutcome) -> None:
-        """Write an outcome, and put the plan in force if it is that; both rows are locked."""
+        """Write an outcome, and put the plan in force if it is applied; both rows are locked."""
         c = pool_plans.c
         await self._connection.execute(
             update(pool_plans)
@@ -212,7 +212,7 @@ class PlanRows:
         return [PoolPlanSummary.model_validate(dict(row)) for row in rows]
 
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail | None:
-        """Return a plan of a pool whole, if there is such a one."""
+        """Return a complete plan of a pool, if there is one."""
         query = _of_pool(pool, (*SUMMARY, pool_plans.c.result)).where(pool_plans.c.id == plan_id)
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else PoolPlanDetail.model_validate(dict(row))
@@ -226,7 +226,7 @@ def _of_pool(pool: str, columns: tuple[Any, ...]) -> Select[*tuple[Any, ...]]:
 
 
 def _ended_as(outcome: PlanOutcome) -> dict[str, Any]:
-    """Return what is written with an outcome: work that is not wanted any more is cancelled."""
+    """Return the columns to write with an outcome: work that is no longer needed is cancelled."""
     c = pool_plans.c
     is_live = c.state.in_(LIVE)
     return {

@@ -1,4 +1,4 @@
-"""Queries on pools, and the audit of what operators do with them."""
+"""Queries on pools, and the audit log of operators' actions on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PoolRecord:
 
     @property
     def spec(self) -> PoolSpec:
-        """What an operator asked for."""
+        """The spec as an operator submitted it."""
         return PoolSpec.model_validate(self.document)
 
 
@@ -55,7 +55,8 @@ class PoolRows:
         self._connection = connection
 
     async def find(self, name: str, caller: Identity, lock: Lock | None = None) -> PoolRecord:
-        """Return a pool, locked if asked: ``share`` keeps it from being changed, ``update`` from being read so.
+        """Return a pool, locked on request: ``share`` keeps it from being changed, ``update`` also from being locked by
+        others.
 
         Raises:
             ProblemError: 404 where there is none that the caller may see.
@@ -71,7 +72,7 @@ class PoolRows:
         return pool_record(row)
 
     async def add(self, name: str, spec: PoolSpec, caller: Identity) -> bool:
-        """Make a pool, and return whether there was none of that name."""
+        """Create a pool, and return whether there was none of that name."""
         values = {
             "name": name,
             "tenant_id": caller.tenant_id,
@@ -82,22 +83,22 @@ class PoolRows:
         return (await self._connection.execute(statement)).one_or_none() is not None
 
     async def set_spec(self, name: str, spec: PoolSpec, revision: int) -> None:
-        """Give a pool another spec."""
+        """Replace a pool's spec."""
         values = {"spec": spec.model_dump(mode="json"), "revision": revision, "updated_at": func.now()}
         await self._connection.execute(update(pools).where(pools.c.name == name).values(values))
 
     async def mark_deleted(self, name: str) -> None:
-        """Note that a pool is to be gone once its last instance has ended."""
+        """Mark a pool for removal once its last instance has ended."""
         values = {"deleted_at": func.now(), "updated_at": func.now()}
         await self._connection.execute(update(pools).where(pools.c.name == name).values(values))
 
     async def remove(self, name: str) -> None:
-        """Remove a pool and what was reported of its traffic."""
+        """Remove a pool and its reported traffic."""
         await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.pool == name))
         await self._connection.execute(delete(pools).where(pools.c.name == name))
 
     async def show(self, name: str, plan_interval: timedelta) -> Pool:
-        """Return a pool that is there as callers see it."""
+        """Return an existing pool as callers see it."""
         (pool,) = await self._shown(_with_staleness(plan_interval).where(pools.c.name == name))
         return pool
 
@@ -113,7 +114,7 @@ class PoolRows:
         return await self._shown(query)
 
     async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Write down what an operator did."""
+        """Record an operator's action."""
         values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
         await self._connection.execute(insert(audit_log).values(**values, data=data))
 

@@ -1,4 +1,4 @@
-"""Queries on what was reported of pools' traffic."""
+"""Queries on the reported traffic of pools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrafficRows:
         self._connection = connection
 
     async def replace(self, pool: str, source: str, windows: Sequence[WindowCounts]) -> None:
-        """Write windows; what the source said of them before is replaced."""
+        """Write windows, replacing earlier reports of the same source."""
         rows = [{"pool": pool, "start_at": each.start_at, "source": source, "counts": each.counts} for each in windows]
         statement = insert(pool_traffic)
         keys = list(pool_traffic.primary_key.columns)
@@ -39,6 +39,6 @@ class TrafficRows:
         await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
     async def delete_older(self, keep_days: float) -> int:
-        """Delete windows that are older than is kept, and return how many."""
+        """Delete windows past their retention, and return how many."""
         kept = func.now() - timedelta(days=keep_days)
         return (await self._connection.execute(delete(pool_traffic).where(pool_traffic.c.start_at < kept))).rowcount
