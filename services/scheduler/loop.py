@@ -1,4 +1,4 @@
-"""When to look, when to decide: woken by hints, by the clock of active rounds, and by itself every second."""
+"""The decision loop: woken by hints, by the clock of active rounds, and by itself every second."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
 """What Redis has of streams, in version 3 and version 2 of its protocol: the entries of each, with their ids."""
 
 ATTEMPTS = 5
-"""How often a round that met a change is held again before it waits for the next tick."""
+"""How often a round is repeated after a concurrent change, before it waits for the next tick."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round that was held."""
+    """A completed round."""
 
     trigger: Trigger
     applied: Applied
@@ -112,7 +112,7 @@ class Scheduler:
             await self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do ``work``; whatever stops it, the next turn tries again."""
+        """Do ``work``; if it fails, the next turn tries again."""
         try:
             await work()
         except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
@@ -161,7 +161,7 @@ class Scheduler:
             self._seen = now  # as it was before the round: what the round itself changed is looked at once more
 
     async def hold(self, trigger: Trigger) -> Round | None:
-        """Hold one round; return what it did, or None where the cluster moved faster than the round."""
+        """Run one round; return what it did, or None if the cluster changed during the round."""
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
@@ -259,7 +259,7 @@ class Scheduler:
             await rounds.trim(connection, self._settings.plans_kept)
 
     async def _sleep_until_woken(self) -> None:
-        """Return at the next hint, and at the latest when it is time to look anyway."""
+        """Return at the next hint, and at the latest when the next check is due."""
         async with self._database.connection() as connection:
             due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
         again_in_s = self._look_again_at_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""What operators and users ask of the scheduler, and what operators change: the policy, and how nodes are powered."""
+"""Requests of operators and users to the scheduler, and what operators change: the policy, and nodes' power."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SchedulerService:
             return await profiles.learned(connection, kind), await profiles.measurements(connection, kind)
 
     async def prediction(self, job_id: str) -> PredictionRow | None:
-        """Return a job with what was predicted of it, if anything was, and what it came to."""
+        """Return a job with its predicted length, if any, and its actual length."""
         async with self._database.connection() as connection:
             return await predictions.prediction(connection, job_id)
 

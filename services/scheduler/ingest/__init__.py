@@ -1,1 +1,1 @@
-"""What nodes report, and no longer report, becomes the state of allocations and jobs."""
+"""Turn what nodes report, and no longer report, into the state of allocations and jobs."""

@@ -33,7 +33,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShareReport:
-    """The last word on one node's share of a gang; ``lost`` once its node's lease is surely over."""
+    """The last report on one node's share of a gang; ``lost`` once its node's lease has certainly expired."""
 
     state: RankState | None = None
     exit_code: int | None = None
@@ -70,7 +70,7 @@ class Gang:
         state: Of the allocation.
         stop_reason: Why it is being stopped, where it is.
         shares: One report per node of the gang.
-        is_late: It has not come to run on all its nodes in time.
+        is_late: It did not start running on all its nodes in time.
         work_done: The job has reported its whole work done.
         cancel_requested, hold_requested: What the user wants.
         restarts, max_restarts: Of the job, after failures.
@@ -118,7 +118,7 @@ Fate = Run | Stop | End
 
 
 def fate_of(gang: Gang) -> Fate | None:
-    """Return what becomes of a gang, or None while it goes on as it is."""
+    """Return the fate of a gang, or None while it continues as it is."""
     if all(share.has_ended for share in gang.shares):
         return _end_of(gang)
     if gang.state is GangState.STOPPING:

@@ -34,7 +34,7 @@ HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
 
 @dataclass(frozen=True)
 class Ingested:
-    """What one look changed."""
+    """The changes of one pass."""
 
     nodes_lost: int = 0
     running: int = 0
@@ -48,11 +48,11 @@ class Ingested:
 
 
 ShareReports = Mapping[tuple[str, str], ShareReport]
-"""What was last heard of shares, by allocation and node."""
+"""The last reports on shares, by allocation and node."""
 
 
 class Ingest:
-    """Looks at every live gang; remembers only when it last repeated a command."""
+    """Checks every live gang; its only memory is when it last repeated a command."""
 
     def __init__(self, database: Database, settings: SchedulerSettings) -> None:
         self._database = database
@@ -109,7 +109,7 @@ class Ingest:
         )
 
     async def _lose_nodes(self) -> int:
-        """Give up nodes whose lease is surely over; a heartbeat that takes the row's lock first keeps its node."""
+        """Give up nodes whose lease has certainly expired; a heartbeat that locks the row first keeps its node."""
         async with self._database.transaction() as connection:
             lost = await node_power.lock_expired(connection, self._settings.lease_margin_s)
             if lost:
@@ -138,7 +138,7 @@ class Ingest:
             return await stop_gang(connection, gang, reason, detail=STOP_SENTENCES[reason])
 
     async def _end(self, seen: LiveGang) -> bool:
-        """End a gang all of whose shares have ended; look again under the job's lock, as its user may act meanwhile."""
+        """End a gang whose shares have all ended; check again under the job's lock, as its user may act in between."""
         async with self._database.transaction() as connection:
             await jobs.lock(connection, seen.job_id)
             gang = await gangs.live_one(connection, seen.id)
@@ -283,7 +283,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
 
 
 def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> ShareReports:
-    """Return what was last heard of shares; one that went with its node cannot run, whatever it reported before."""
+    """Return the last reports on shares; one that was lost with its node cannot run, whatever it reported before."""
     found = {
         (row.allocation_id, row.node_id): ShareReport(
             state=RankState(row.state),

@@ -1,1 +1,1 @@
-"""What the scheduler learns of jobs while they run: speed and power by device control, and predicted lengths."""
+"""What the scheduler learns about jobs while they run: speed and power by device control, and predicted lengths."""

@@ -1,4 +1,4 @@
-"""What an operator has measured of speed and power by control, from a file: what policies know of live jobs.
+"""An operator's measurements of speed and power by control, from a file, for policies to use on live jobs.
 
 A JSON list with one entry per kind of job, GPU model and kind of control::
 

@@ -1,4 +1,4 @@
-"""What was measured of kinds of jobs, as models and as the curves that policies see.
+"""The measurements of kinds of jobs, as models and as the curves that policies see.
 
 A kind's points are fitted again whenever a measurement of it ends (``services.core.profiles``). Sizes and values that
 were measured stand as measured; the model fills in the others.
@@ -39,7 +39,7 @@ class Learned:
     """One kind of job on one GPU model by one kind of control.
 
     Attributes:
-        table: What gangs of it do.
+        table: The predicted speed and power of its gangs.
         measured_gpus: Sizes that were measured.
         points: How many configurations were.
         time_mape, energy_mape: Mean absolute error of the model on them, as a share.
@@ -55,14 +55,14 @@ class Learned:
 def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus_per_node: int) -> Learned:
     """Return what is learned from these points.
 
-    The batch of the job as a whole is taken to stay the same at every size (PowerFlow, section 4). Where nothing says
-    how large it is, the smallest gang measured is taken to have its family's usual batch on each GPU.
+    The batch of the whole job is assumed to stay the same at every size (PowerFlow, section 4). If its size is unknown,
+    the smallest gang measured is assumed to have its family's usual batch on each GPU.
 
     Args:
         points: The newest first.
         gpu_model: The boards' name.
         control: What their ``value`` is of.
-        gpus_per_node: GPUs of the widest node, over which wider gangs are taken to spread.
+        gpus_per_node: GPUs of the widest node, over which wider gangs are assumed to spread.
 
     Raises:
         DomainError: The points do not belong together.

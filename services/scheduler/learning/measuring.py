@@ -45,7 +45,7 @@ TOO_RARE = "It reports progress every {:.0f} s: too rarely to measure a second v
 
 @dataclass(frozen=True)
 class Point:
-    """What a gang did at one value of a control.
+    """A gang's speed and power at one value of a control.
 
     Attributes:
         step_time_s: Seconds per unit of the job's own work.
@@ -174,7 +174,7 @@ def verdict_of(measurement: Measurement, reports: Mapping[str, ControlsStatus]) 
 
     Args:
         measurement: With its gang.
-        reports: What its nodes say of its controls, by node.
+        reports: Its nodes' reports on its controls, by node.
     """
     if measurement.allocation_state in ("stopping", "ended"):
         return End("cut", "The gang has ended.")

@@ -44,7 +44,7 @@ from services.scheduler.repository.rounds import NewPlan
 
 
 class StalePlanError(Exception):
-    """The cluster has moved on since the snapshot; nothing was written. Routine: the round is held again."""
+    """The cluster has changed since the snapshot; nothing was written. Routine: the round is repeated."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a plan did; ``controls`` counts what it set devices to."""
+    """What a plan did; ``controls`` counts the controls that it set."""
 
     round: int
     starts: int

@@ -1,4 +1,4 @@
-"""The grids as policies see them, from the carbon service, with a stated fallback where it does not answer."""
+"""The grids as policies see them, from the carbon service, with a defined fallback if it does not answer."""
 
 from __future__ import annotations
 

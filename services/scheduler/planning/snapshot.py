@@ -62,8 +62,8 @@ async def load(
         settings: When a gang size counts as profiled (before, its efficiency is NaN), whether gangs are
             measured, how they are placed, when active rounds are held and what connects GPUs; the width of nodes is
             added.
-        curves: What an operator knows of speed and power by control; beside it stands what was measured here.
-        at_rest: Whether what was changed last is in force, so that what is drawn now says something.
+        curves: The operator's curves of speed and power by control, in addition to those measured here.
+        at_rest: Whether the last changes are in force, so that the measured power can be used.
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
         predicting: Predicts the lengths of jobs that are seen for the first time; they are to be kept.
     """

@@ -1,4 +1,4 @@
-"""Power limits and clocks of gangs: from a plan to the nodes, and what the nodes made of them.
+"""Power limits and clocks of gangs: from a plan to the nodes, and the nodes' reports on them.
 
 An allocation keeps what its devices are set to, with a revision that every change raises; nodes follow the highest
 they have received and report it. A control that a node's devices refuse goes back to the default on all of the gang's
@@ -24,18 +24,18 @@ log = Log(__name__)
 
 
 class NoSuchGangError(Exception):
-    """A job whose devices are to be set has no gang any more."""
+    """A job whose devices are to be set no longer has a gang."""
 
 
 async def set_gangs(
     connection: Connection, actions: Sequence[SetPowerLimit | SetClock]
 ) -> list[SetPowerLimit | SetClock]:
-    """Write what a plan sets, with an event and the nodes' commands; return what changed anything.
+    """Write the controls that a plan sets, with an event and the nodes' commands; return those that changed anything.
 
-    What a gang's devices have refused is not asked of them again.
+    Controls that a gang's devices have refused are not sent to them again.
 
     Raises:
-        NoSuchGangError: a job does not run any more.
+        NoSuchGangError: a job no longer runs.
     """
     if not actions:
         return []
@@ -64,12 +64,12 @@ async def set_gangs(
 
 
 async def take_refusals(database: Database, gang: LiveGang, reports: Mapping[str, ControlsStatus]) -> bool:
-    """Put what devices refuse back to the default on all of a gang's nodes; return whether there was anything new.
+    """Reset refused controls to the default on all of a gang's nodes; return whether there was anything new.
 
     Args:
         database: The database.
         gang: A live one.
-        reports: What its nodes say of its controls, by node.
+        reports: Its nodes' reports on its controls, by node.
     """
     refusals = {
         kind: f"{node}: {why}"
@@ -121,7 +121,7 @@ async def write_controls(
         connection: In a transaction, with the allocation locked.
         gang: What its devices are set to now.
         values: What changes, None for the default.
-        refused: What the devices refuse from now on, by kind of control.
+        refused: The controls that the devices refuse from now on, by kind.
         event: Its type.
         why: What the event says beside the values.
         interval_s: Where the nodes are to report what the gang does: after how long its interval ends with a report.

@@ -1,7 +1,7 @@
 """How a node is powered: not at all, by an operator's own command, or through its management controller (IPMI).
 
 Both run as a process of their own, so that a time limit can end them and a library's threads stay out of the scheduler.
-A hook may be run again at any time, also for a node that is already as it should be: after a crash nobody knows.
+A hook may be run again at any time, also for a node that is already in the right state: after a crash that is unknown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from services.scheduler.settings import SchedulerSettings
 
 PLACEHOLDERS = frozenset({"node", "address"})
 SECRETS = frozenset({"DATABASE_URL", "REDIS_URL", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN"})
-"""What an operator's command has no business with."""
+"""Environment variables that an operator's command does not get."""
 SAID = 300
-"""Characters kept of what a hook wrote last."""
+"""Characters kept of a hook's last output."""
 
 
 class HookError(Exception):
-    """A node was not powered as asked; the message is for the operator and holds no secret."""
+    """A node's power was not changed as requested; the message is for the operator and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class PowerHook(Protocol):
         ...
 
     async def set_power(self, target: Target, *, on: bool) -> None:
-        """Power a node up or down; a node that already is as asked is left so.
+        """Power a node up or down; a node that is already in the requested state is left unchanged.
 
         Raises:
-            HookError: it was not done, or nobody knows.
+            HookError: it was not done, or the outcome is unknown.
         """
         ...
 
@@ -83,7 +83,7 @@ class CommandHook:
         """Take the two templates.
 
         Raises:
-            DomainError: one is empty, or names a placeholder there is not.
+            DomainError: one is empty, or names an unknown placeholder.
         """
         self._commands = {True: tuple(on_command), False: tuple(off_command)}
         self._time_limit_s = time_limit_s
@@ -119,7 +119,7 @@ def _check_template(template: tuple[str, ...], variable: str) -> None:
 
 
 class Controller(BaseModel):
-    """A management controller; its password stands in a file or an environment variable that is named here."""
+    """A management controller; its password is in a file or an environment variable that is named here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -211,7 +211,7 @@ def read_controllers(path: Path) -> dict[str, Controller]:
     """Return the controllers a TOML file names: a table ``nodes.NAME`` each, on top of ``defaults``.
 
     Raises:
-        DomainError: the file cannot be read, or does not hold together.
+        DomainError: the file cannot be read, or is not valid.
     """
     try:
         listed = _Controllers.model_validate(tomllib.loads(path.read_text()))
@@ -230,7 +230,7 @@ def build_hook(settings: SchedulerSettings) -> PowerHook:
     """Return the hook that the settings choose.
 
     Raises:
-        DomainError: it cannot work as it is set up.
+        DomainError: the settings are not sufficient for it.
     """
     if settings.node_power == "command":
         return CommandHook(

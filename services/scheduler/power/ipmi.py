@@ -17,10 +17,10 @@ LOOK_EVERY_S = 1.0
 
 
 def set_power(request: dict[str, Any]) -> None:
-    """Switch a chassis and return once its controller says that it is switched.
+    """Switch a chassis and return once its controller reports the new state.
 
     Raises:
-        Exception: whatever pyghmi or the controller has against it.
+        Exception: any error of pyghmi or the controller.
         TimeoutError: the chassis is not switched in time.
     """
     from pyghmi.ipmi import command  # pyright: ignore[reportMissingTypeStubs]

@@ -1,7 +1,8 @@
-"""When to look at the cluster's draw: a policy that has a power limit holds it by what is measured.
+"""When to check the cluster's power: a policy with a power limit keeps it by measurements.
 
 The policy corrects its models (``services.core.policies.powerflow.feedback``); this says when a round is due for it,
-and when the draw says something. Where the controls of devices alone do not keep the limit, a round has to stop gangs.
+and when the measured power can be used. If the controls of devices alone do not keep the limit, a round has to stop
+gangs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 PATIENCE = 3
-"""Looks in a row above the limit, after which a round may stop gangs."""
+"""Checks in a row above the limit after which a round may stop gangs."""
 LONGEST_UNREST = 6.0
 """After so many intervals without rest the draw counts all the same: a busy cluster never rests."""
 
 
 class PowerWatch:
-    """What one scheduler knows of the draw; lost with it, and found again with its first look."""
+    """One scheduler's data on the power; lost with it, and measured again at its first check."""
 
     def __init__(self, interval_s: float, settle_s: float) -> None:
         self._interval_s = interval_s
@@ -37,7 +38,7 @@ class PowerWatch:
 
     @property
     def trigger(self) -> Trigger:
-        """What kind of round that is."""
+        """The kind of that round."""
         return Trigger.ACTIVE if self._above >= PATIENCE else Trigger.PASSIVE
 
     def at_rest(self, now_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes powered down and woken: what was decided is committed first, the hook runs after it, and again after a crash.
+"""Nodes powered down and woken: the decision is committed first, then the hook runs, and it runs again after a crash.
 
 A node is ``on``, ``going_down`` (it gets no starts; the hook runs, and its lease runs out), ``off`` (plans may start
 gangs on it), ``waking`` (the hook runs, and its agent is waited for) or ``failed``. All but the hooks' own work happens
@@ -40,7 +40,7 @@ BY_OPERATOR = ("operator", "An operator asked for it.")
 
 
 class PowerStep(Enum):
-    """What is to be done about a node that is not simply on."""
+    """The next action for a node that is not simply on."""
 
     AWAKE = "awake"
     STAY = "stay"
@@ -55,7 +55,7 @@ class Patience:
     """How long a change of a node's power may take, and how often it is tried.
 
     Attributes:
-        down_s: Until a node that still sends heartbeats is taken to stay on.
+        down_s: Time after which a node that still sends heartbeats is considered to stay on.
         wake_s: Until the hook of a node that sends none runs again.
         attempts: How often the hook runs.
     """
@@ -66,7 +66,7 @@ class Patience:
 
 
 def next_step(node: ChangingNode, patience: Patience) -> PowerStep | None:
-    """Return what becomes of a node, None while there is something to wait for; pure.
+    """Return the next action for a node, None while waiting; pure.
 
     Args:
         node: As it stands.

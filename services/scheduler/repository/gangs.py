@@ -156,7 +156,7 @@ class LiveGang(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """What a node last said of its share of a gang."""
+    """A node's last report on its share of a gang."""
 
     allocation_id: str
     node_id: str
@@ -174,7 +174,7 @@ class LostShare(NamedTuple):
 
 
 class ControlsReport(NamedTuple):
-    """What a node last said of the controls of a gang's devices; ``settings`` is a ``ControlsStatus``."""
+    """A node's last report on the controls of a gang's devices; ``settings`` is a ``ControlsStatus``."""
 
     allocation_id: str
     node_id: str
@@ -241,7 +241,7 @@ class ControlledGang(NamedTuple):
 
 
 ControlsByNode = Mapping[str, Mapping[str, ControlsStatus]]
-"""What nodes say of gangs' controls, by allocation and node."""
+"""Nodes' reports on gangs' controls, by allocation and node."""
 
 
 async def live(connection: Connection) -> list[LiveGang]:
@@ -293,7 +293,7 @@ async def startable(connection: Connection, job_ids: Sequence[str]) -> list[Star
 
 
 async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
-    """Return those of these nodes that take work, locked against being drained or given up."""
+    """Return those of these nodes that accept work, locked against being drained or given up."""
     return await fetch_rows(connection, Host, HOSTS, list(node_ids))
 
 
@@ -321,7 +321,7 @@ async def stoppable(connection: Connection, job_ids: Sequence[str]) -> list[Stop
 
 
 async def run(connection: Connection, allocation_id: str) -> bool:
-    """Note that a gang has come to run on all its nodes; return whether it was starting."""
+    """Record that a gang runs on all its nodes; return whether it was starting."""
     return await connection.fetchval(RUN, allocation_id) is not None
 
 
@@ -342,7 +342,7 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
 
 
 async def failed_starts(connection: Connection, job_id: str) -> int:
-    """Return how many gangs of a job did not come to run."""
+    """Return how many gangs of a job failed to start."""
     return await connection.fetchval(FAILED_STARTS, job_id)
 
 

@@ -45,7 +45,7 @@ MARK_PREEMPTING = "UPDATE jobs SET state = 'preempting' WHERE id = $1 AND state 
 
 
 class Waiting(NamedTuple):
-    """Why a job goes on waiting: a stable code and a sentence, and when its policy lets it start, if that is known."""
+    """Why a job keeps waiting: a stable code and a sentence, and when its policy lets it start, if that is known."""
 
     job_id: str
     reason: str

@@ -73,7 +73,7 @@ class Predictions(NamedTuple):
 
 
 class PredictionRow(NamedTuple):
-    """A job with what was predicted of it, all None if nothing was, and what it came to."""
+    """A job with its prediction, all None if there is none, and its actual length."""
 
     tenant_id: str
     state: str
@@ -123,7 +123,7 @@ async def keep(connection: Connection, group_version: int, model_id: str | None,
 
 
 async def prediction(connection: Connection, job_id: str) -> PredictionRow | None:
-    """Return a job with what was predicted of it and what it came to, None without such a job."""
+    """Return a job with its predicted and its actual length; None if there is no such job."""
     return await fetch_row(connection, PredictionRow, PREDICTION, job_id)
 
 

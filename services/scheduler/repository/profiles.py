@@ -1,4 +1,4 @@
-"""What was learned of kinds of jobs: the points that were measured, and the tables fitted to them."""
+"""What was learned about kinds of jobs: the measured points, and the tables fitted to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from services.db.job_specs import FAMILY, MIN_GPUS
 from services.db.rows import fetch_row, fetch_rows
 
 KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
-"""A kind of job, as the tables name it, of a row ``j`` of jobs: what one tenant's jobs teach stays that tenant's."""
+"""A kind of job, as the tables name it, of a row ``j`` of jobs: what is learned from a tenant's jobs is used only for
+that tenant."""
 
 NEWS = """
 SELECT p.kind, p.gpu_model, p.setting AS control, max(p.measured_at) AS newest,
