@@ -1,11 +1,11 @@
 """A small elastic training program: what a job can do so that it may be started, grown, moved and stopped at any time.
 
-It fits a linear model by SGD, really, and takes as long for a step as it is told. What a GPU would do is paced: a gang
-of n GPUs makes `n * scaling ** log2(n)` times the steps of one, so `--scaling 0.95` loses five per cent of each GPU's
-speed at every doubling. Step i uses batch i whoever computes it: however often the job is interrupted and resized, the
-result is the same to the last bit.
+It really fits a linear model by SGD, and takes as long for a step as the options say. The work of a GPU is simulated by
+pacing: a gang of n GPUs makes `n * scaling ** log2(n)` times the steps of one, so `--scaling 0.95` loses five per cent
+of each GPU's speed at every doubling. Step i uses batch i, whichever process computes it: however often the job is
+interrupted and resized, the result is the same to the last bit.
 
-It needs NumPy alone, and these of Wattshift's variables, each of which may be missing:
+It needs only NumPy, and the following of Wattshift's variables, each of which may be missing:
 
 WATTSHIFT_CHECKPOINT_DIR   checkpoint.npz, replaced whole; steps.jsonl, who made which steps; result.json at the end
 WATTSHIFT_PROGRESS_FILE    one JSON line a second: done, total, loss, gpu_load
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def on_sigterm(*_: object) -> None:
-    """Note that somebody wants the process to end; it looks at every tick."""
+    """Record that the process should end; it checks this at every tick."""
     global stop_asked
     stop_asked = True
 
@@ -90,7 +90,7 @@ class Gang:
 
     @classmethod
     def from_environment(cls) -> Gang:
-        """Read what the agent says."""
+        """Read the agent's variables."""
         get = os.environ.get
         return cls(
             generation=int(get("WATTSHIFT_GENERATION", "0")),
@@ -126,7 +126,7 @@ def claim(folder: Path, gang: Gang) -> None:
 
 
 def report_twin(folder: Path, gang: Gang, why: str, status: int) -> NoReturn:
-    """Leave a line for whoever looks for gangs that ran twice, and end."""
+    """Write a line for tests that look for gangs that ran twice, and end."""
     line = {"at": time.time(), "pid": os.getpid(), "why": why, "status": status, **vars(gang)}
     with (folder / "twins.log").open("a") as log:
         log.write(json.dumps(line) + "\n")
@@ -182,7 +182,7 @@ class Model:
         replace(self._folder / "steps.jsonl", lines.encode())
 
     def save_result(self) -> None:
-        """Say what came out, so that two runs can be compared."""
+        """Write the result, so that two runs can be compared."""
         digest = hashlib.sha256(self.weights.tobytes()).hexdigest()
         result = {"steps": self.step, "loss": self.loss, "weights_sha256": digest}
         replace(self._folder / "result.json", json.dumps(result).encode())
@@ -215,7 +215,7 @@ class Reporter:
 
 
 def lead(gang: Gang, options: argparse.Namespace) -> int:
-    """Train until the work is done, a stop is asked for, or a node is lost."""
+    """Train until the work is done, a stop is requested, or a node is lost."""
     reporter = Reporter(options.gpu_load)
     followers = Followers(gang)
     if not followers.join():
@@ -272,7 +272,7 @@ class Followers:
         self.were_stopped = False
 
     def join(self) -> bool:
-        """Wait until every node is there; False if one is missing after a minute, or a stop is asked for."""
+        """Wait until every node is there; False if one is missing after a minute, or a stop is requested."""
         if self._gang.nnodes == 1:
             return True
         deadline = time.monotonic() + JOIN_S
@@ -296,7 +296,7 @@ class Followers:
             connection.close()  # of another gang
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and hear if a node has something to say."""
+        """Wait, and receive what other nodes send."""
         if not self._connections:
             time.sleep(seconds)
             return
@@ -306,7 +306,7 @@ class Followers:
             self._lost |= not said
 
     def are_well(self) -> bool:
-        """Whether every node is there and wants to go on."""
+        """Whether every node is connected and wants to continue."""
         return not self._lost and not self.were_stopped
 
     def dismiss(self, status: int) -> int:
@@ -318,7 +318,7 @@ class Followers:
 
 
 def follow(gang: Gang, options: argparse.Namespace) -> int:
-    """Join node 0 and keep this node's devices busy until it says that all is over."""
+    """Join node 0 and keep this node's devices busy until node 0 ends the training."""
     connection = reach(gang.master)
     if connection is None:
         return STOPPED if stop_asked else LOST
@@ -337,7 +337,7 @@ def follow(gang: Gang, options: argparse.Namespace) -> int:
 
 
 def reach(address: tuple[str, int]) -> socket.socket | None:
-    """Connect to node 0, which may take a moment to come; None after a minute, or when a stop is asked for."""
+    """Connect to node 0, which may take a moment to come; None after a minute, or when a stop is requested."""
     deadline = time.monotonic() + JOIN_S
     while not stop_asked and time.monotonic() < deadline:
         try:
@@ -348,7 +348,7 @@ def reach(address: tuple[str, int]) -> socket.socket | None:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Listen where the others look: on the address they were told, or on all if that is not this host's own."""
+    """Listen where the others connect: on the given address, or on all if that is not this host's own."""
     try:
         return socket.create_server(address, backlog=128)
     except OSError:
@@ -356,13 +356,13 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def send(connection: socket.socket, said: dict[str, Any]) -> None:
-    """Send one line; a node that is gone is noticed when it is listened to."""
+    """Send one line; a lost node is noticed when reading from it."""
     with suppress(OSError):
         connection.sendall(json.dumps(said).encode() + b"\n")
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
-    """Return what is said in one line, None if the other side is gone."""
+    """Return one received line, None if the other side is gone."""
     line = b""
     try:
         while not line.endswith(b"\n"):

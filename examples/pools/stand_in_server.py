@@ -1,4 +1,4 @@
-"""A stand-in for a model server: what a pool asks of one, without a model or a GPU. It needs Python alone.
+"""A stand-in for a model server: what a pool requires of one, without a model or a GPU. It needs only Python.
 
 GET  /health           200 once it has loaded, 503 before
 GET  /metrics          Prometheus text: the requests it runs, and those that wait for a slot
@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Engine:
-    """What would be the model: so many slots, each busy for as long as a completion takes."""
+    """In place of the model: a number of slots, each busy for as long as a completion takes."""
 
     def __init__(self, slots: int, load_s: float, service_s: float) -> None:
         self.ready_at_s = time.monotonic() + load_s
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, "application/json", json.dumps(answer).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request: a probe a second would fill the log."""
+        """Do not log requests: a probe a second would fill the log."""
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
