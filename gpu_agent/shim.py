@@ -46,7 +46,7 @@ _CLEANUP_S = 30.0
 
 
 def clock() -> float:
-    """Return seconds on the clock of leases: it runs while the host sleeps and nobody can set it."""
+    """Return seconds on the clock of leases: it runs while the host sleeps, and cannot be set."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

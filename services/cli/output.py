@@ -13,7 +13,7 @@ from rich.table import Table
 
 from services.core.domain.units import J_PER_KWH
 
-# Where nobody watches, a table is as wide as it needs to be: an id cut short is of no use to a script.
+# Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 STATE_STYLES = {

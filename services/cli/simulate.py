@@ -70,11 +70,11 @@ def training(
     node_mtbf_days: Annotated[
         float | None, typer.Option(help="Mean time between failures of a node; by default no failures.")
     ] = None,
-    host_idle_w: Annotated[float, typer.Option(help="Host draw per idle GPU, watts.")] = 30.0,
+    host_idle_w: Annotated[float, typer.Option(help="Host power per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
     placement: Annotated[
-        str, typer.Option(help="consolidated, buddy, heavy-edge or refined, for policies that do not place.")
-    ] = ("consolidated"),
+        str, typer.Option(help="consolidated, buddy, heavy-edge or refined; for policies that do not place jobs.")
+    ] = "consolidated",
     predictor: Annotated[
         str, typer.Option(help="Predictor of job lengths: perfect; or, for recurring jobs, forest, mean or median.")
     ] = "perfect",

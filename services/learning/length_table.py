@@ -19,7 +19,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import GroupTable, Predictions, Runs
 
-if TYPE_CHECKING:  # whoever serves tables does without scikit-learn
+if TYPE_CHECKING:  # processes that serve tables do not need scikit-learn
     from services.learning.forest import ForestModel
 
 QUANTILES = (0.1, 0.5, 0.9)

@@ -2,8 +2,8 @@
 
 A worker claims a plan that waits, reads everything at that moment (traffic, carbon forecasts, nodes, instances),
 predicts the demand, and has the optimizer solve the problem. The problem is kept with the plan before the optimizer is
-asked, and the plan's id is the solve's idempotency key, so that whoever takes the plan up after a crash asks for the
-same solve.
+asked, and the plan's id is the solve's idempotency key, so that a worker that resumes the plan after a crash asks for
+the same solve.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class PlanMaker:
         return _result(asked, solve)
 
     async def give_up(self) -> None:
-        """End the process, for nobody waits for its plan any more; its solve is cancelled first."""
+        """End the process, because its plan is no longer needed; its solve is cancelled first."""
         if self._solver is not None:
             await self._solver.cancel()
         os._exit(0)

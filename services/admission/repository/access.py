@@ -68,7 +68,7 @@ class AccessRepository:
         return None if row is None else _tenant(row)
 
     async def tenant(self, tenant_id: str, *, lock: bool = False) -> Tenant | None:
-        """Return a tenant; with ``lock``, nobody else changes it until the transaction ends."""
+        """Return a tenant; with ``lock``, no other transaction can change it until this one ends."""
         query = select(tenants).where(tenants.c.id == tenant_id)
         if lock:
             query = query.with_for_update(key_share=True)

@@ -1,7 +1,7 @@
 """The table of events, read in order.
 
-Events are read by ``(transaction_id, sequence)`` and only below the oldest transaction still open: whoever has read up
-to a position never misses an event before it (see the docstring of ``job_events``).
+Events are read by ``(transaction_id, sequence)`` and only below the oldest transaction still open: a reader that has
+read up to a position never misses an event before it (see the docstring of ``job_events``).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def known_of(
     Args:
         jobs: Of these kinds.
         gpu_models: Of the cluster.
-        operators: From the operator's file, by what users call kinds, whoever's they are.
+        operators: From the operator's file, by users' names of kinds, for all tenants.
         learned: What was measured.
         host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that beside what was measured of their GPUs.
     """

@@ -41,7 +41,7 @@ KEPT_S = 86_400
 MAX_ATTEMPTS = 3
 LONGEST_S = 86_400.0
 
-# Only whoever holds the lease may renew it, or write results under it.
+# Only the holder of a lease may renew it, or write results under it.
 _RENEW = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2])"
 _WRITE = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
