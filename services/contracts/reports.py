@@ -89,7 +89,7 @@ class Invariant(Message):
 
 
 class InvariantReport(Message):
-    """The result of checking the live system against its own rules."""
+    """The result of checking that the live system is consistent."""
 
     holds: bool
     invariants: list[Invariant]
