@@ -26,7 +26,6 @@ from services.core.cycle.plan import (
 )
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, allocation_id
-from services.core.domain.jobs import JobState
 from services.db.database import Connection, Database
 from services.scheduler.commands import free_port, start_commands
 from services.scheduler.ingest.gangs import EndReason
@@ -38,7 +37,7 @@ from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang
-from services.scheduler.repository.jobs import Waiting
+from services.scheduler.repository.jobs import Starting, Waiting
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.repository.rounds import NewPlan
 
@@ -161,19 +160,13 @@ async def _write_starts(
     connection: Connection, starts: Sequence[Start], made: Sequence[NewGang], asleep: set[str]
 ) -> None:
     await gangs.insert(connection, made)
-    await jobs.count_starts(connection, [start.job_id for start in starts])
+    starting: list[Starting] = []
     for start, gang in zip(starts, made, strict=True):
         waits = any(share.node_id in asleep for share in start.placement.shares)
         reason = Reason.WAITING_FOR_NODE if waits else start.reason
-        await jobs.move(
-            connection,
-            start.job_id,
-            [JobState.QUEUED],
-            JobState.STARTING,
-            reason=reason.value,
-            detail=SENTENCES[reason],
-            data={"allocation_id": gang.id, "gpus": start.gpus},
-        )
+        event: Json = {"reason": reason.value, "allocation_id": gang.id, "gpus": start.gpus}
+        starting.append(Starting(start.job_id, reason.value, SENTENCES[reason], event))
+    await jobs.start(connection, starting)
 
 
 async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:

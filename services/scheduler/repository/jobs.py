@@ -37,8 +37,15 @@ UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expe
 
 EVENT = "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, $2, $3 FROM jobs WHERE id = $1"
 
-STARTED = """
-UPDATE jobs SET generation = generation + 1, started_at = coalesce(started_at, now()) WHERE id = ANY($1::text[])
+START = """
+WITH started AS (
+    UPDATE jobs SET state = 'starting', reason = s.reason, detail = s.detail, expected_start_at = NULL,
+           generation = generation + 1, started_at = coalesce(started_at, now())
+      FROM unnest($1::text[], $2::text[], $3::text[], $4::jsonb[]) AS s(id, reason, detail, event)
+     WHERE jobs.id = s.id AND jobs.state = 'queued'
+    RETURNING jobs.id, jobs.tenant_id, s.event
+)
+INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, 'job.starting', event FROM started
 """
 
 MARK_PREEMPTING = "UPDATE jobs SET state = 'preempting' WHERE id = $1 AND state IN ('starting', 'running')"
@@ -51,6 +58,21 @@ class Waiting(NamedTuple):
     reason: str
     detail: str
     expected_start_at: datetime | None
+
+
+class Starting(NamedTuple):
+    """A job that is given a gang: why now, as a stable code and a sentence, and its event."""
+
+    job_id: str
+    reason: str
+    detail: str
+    event: Json
+
+
+async def start(connection: Connection, starting: Sequence[Starting]) -> None:
+    """Move jobs that wait to ``starting``, all in one statement, and count a gang of each."""
+    if starting:
+        await connection.execute(START, *(list(column) for column in zip(*starting, strict=True)))
 
 
 async def move(
@@ -101,11 +123,6 @@ async def hold(connection: Connection, waiting: Sequence[Waiting]) -> None:
 async def note(connection: Connection, job_id: str, event: str, data: Json) -> None:
     """Add an event to a job."""
     await connection.execute(EVENT, job_id, event, data)
-
-
-async def count_starts(connection: Connection, job_ids: Sequence[str]) -> None:
-    """Count a gang of each of these jobs, and note when the first one started."""
-    await connection.execute(STARTED, list(job_ids))
 
 
 async def mark_preempting(connection: Connection, job_id: str) -> None:
