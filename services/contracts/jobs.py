@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.core.cycle.plan import Reason
@@ -78,6 +79,15 @@ class Progress(Message):
         return self
 
 
+class Processes(StrEnum):
+    """How many processes the command of a job is started as."""
+
+    PER_GPU = "per_gpu"
+    """One for each GPU of the gang, each with its own `RANK` and `LOCAL_RANK`."""
+    PER_NODE = "per_node"
+    """One on each node of the gang, as launchers such as `torchrun` expect."""
+
+
 class ServiceTerms(Message):
     """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`."""
 
@@ -111,6 +121,13 @@ class JobSpec(Message):
     gpus: GpuRequest = GpuRequest()
     work: Work | None = None
     progress: Progress = Progress()
+    processes: Processes | None = Field(
+        default=None,
+        description="Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its "
+        "nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`, "
+        "`accelerate`, `deepspeed` or `mpirun`, or if the job has no command; else once per GPU. An accepted job whose "
+        "gang may be wider than one GPU shows what was chosen; with one GPU there is one process either way.",
+    )
     family: Literal["vision", "language", "speech", "recommendation"] | None = Field(
         default=None,
         description="Kind of model that the job trains. It serves as a prior for scaling until measurements exist.",
@@ -135,6 +152,13 @@ class JobSpec(Message):
     )
     preemptible: Flag = True
     grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
+    time_limit_s: Real | None = Field(
+        default=None,
+        gt=0,
+        le=365 * 86_400,
+        description="How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed with "
+        "the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts anew.",
+    )
     max_restarts: Int = Field(
         default=0, ge=0, le=100, description="How often a failed job is restarted; preemptions do not count."
     )
@@ -149,9 +173,14 @@ class JobSpec(Message):
         """Return the spec as JSON to store: with every default written out, and without fields that are null.
 
         A stored job therefore keeps the defaults it was accepted with. Only fields that a later release adds take their
-        default when the job is read.
+        default when the job is read. A gang that may be wider than one GPU is stored with the choice of `processes`
+        made: a stored job without it is one process on each node.
         """
-        return self.model_dump_json(exclude_none=True)
+        spec = self
+        if self.processes is None and self.gpus.largest > 1:
+            alone = self.service is not None or not self.command or is_launcher(self.command)
+            spec = self.model_copy(update={"processes": Processes.PER_NODE if alone else Processes.PER_GPU})
+        return spec.model_dump_json(exclude_none=True)
 
     @field_validator("working_dir", "checkpoint_dir")
     @classmethod
@@ -179,6 +208,8 @@ class JobSpec(Message):
     def _services_have_one_size(self) -> Self:
         if self.service is not None and self.gpus.largest != self.gpus.min:
             raise ValueError("a service instance has a fixed size: gpus.max must equal gpus.min")
+        if self.service is not None and self.processes is Processes.PER_GPU:
+            raise ValueError("a service instance is one process: processes must be per_node")
         return self
 
 
@@ -273,8 +304,9 @@ class SubmittedBatch(Message):
 
 
 class LogStream(StrEnum):
-    """Standard output or standard error."""
+    """Standard output, standard error, or both together in the order in which they were written."""
 
+    BOTH = "both"
     STDOUT = "stdout"
     STDERR = "stderr"
 

@@ -39,6 +39,10 @@ def test_a_name_and_a_command_are_enough() -> None:
         ({"progress": {"source": "log", "pattern": "("}}, ("progress",)),
         ({"progress": {"source": "log", "pattern": "step"}}, ("progress",)),
         ({"progress": {"source": "file", "pattern": "x"}}, ("progress",)),
+        ({"processes": "per_rank"}, ("processes",)),
+        ({"processes": "per_gpu", "service": {}}, ()),
+        ({"time_limit_s": 0}, ("time_limit_s",)),
+        ({"time_limit_s": 366 * 86_400}, ("time_limit_s",)),
         ({"unknown": 1}, ("unknown",)),
     ],
 )
@@ -66,3 +70,19 @@ def test_a_spec_stored_by_an_earlier_release_takes_the_defaults_of_later_fields(
     spec = JobSpec.model_validate(stored)
 
     assert (spec.gpus.step, spec.gpus.largest, spec.max_restarts, spec.service) == (1, 2, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stored"),
+    [
+        ({"command": ["python3", "train.py"], "gpus": {"min": 2}}, "per_gpu"),
+        ({"command": ["python3", "train.py"], "gpus": {"min": 1, "max": 4}}, "per_gpu"),
+        ({"command": ["torchrun", "train.py"], "gpus": {"min": 2}}, "per_node"),
+        ({"command": [], "image": "example.org/train:1", "gpus": {"min": 2}}, "per_node"),
+        ({"service": {}, "gpus": {"min": 2}}, "per_node"),
+        ({"command": ["python3", "train.py"], "gpus": {"min": 2}, "processes": "per_node"}, "per_node"),
+        ({"command": ["python3", "train.py"]}, None),
+    ],
+)
+def test_an_accepted_gang_is_stored_with_how_its_processes_start(fields: dict[str, Any], stored: str | None) -> None:
+    assert json.loads(spec(**fields).stored()).get("processes") == stored

@@ -1,0 +1,150 @@
+"""Programs that start the processes of a distributed job themselves, and how to tell that a command is one of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+PROGRAMS = frozenset(
+    {
+        *("torchrun", "torchrun-hpc", "accelerate", "deepspeed", "ray", "colossalai", "horovodrun", "composer"),
+        *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "lightning", "fabric"),
+    }
+)
+"""Names of programs that start one process for each GPU, or look for the GPUs themselves."""
+
+MODULES = frozenset(
+    {
+        *("torch.distributed.run", "torch.distributed.launch"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner"),
+        *("colossalai.cli", "horovod.runner", "horovod.runner.launch", "composer.cli.launcher", "deepspeed"),
+        *("lightning", "lightning.fabric.cli"),
+    }
+)
+"""The same for ``python -m MODULE``."""
+
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_SEPARATORS = re.compile(r"(?:&&|\|\||[;&|()\n])+")
+_PREFIXES = frozenset({"exec", "nohup", "time", "command", "then", "do", "else", "if", "{", "!"})
+_ONE_ARGUMENT = {
+    "env": frozenset({"-u", "--unset", "-C", "--chdir"}),
+    "nice": frozenset({"-n", "--adjustment"}),
+    "ionice": frozenset({"-c", "--class", "-n", "--classdata"}),
+    "stdbuf": frozenset({"-i", "-o", "-e", "--input", "--output", "--error"}),
+    "timeout": frozenset({"-k", "--kill-after", "-s", "--signal"}),
+    "numactl": frozenset(
+        {
+            *("-m", "--membind", "-N", "--cpunodebind", "-C", "--physcpubind", "-i", "--interleave"),
+            *("-p", "--preferred"),
+        }
+    ),
+    "uv": frozenset({"--with", "--python", "-p", "--project", "--directory", "--extra", "--group"}),
+    "poetry": frozenset({"-C", "--directory", "-P", "--project"}),
+    "conda": frozenset({"-n", "--name", "-p", "--prefix", "--cwd"}),
+    "tini": frozenset[str](),
+}
+_DEEPEST = 4
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Return whether a command starts the processes of a distributed job itself.
+
+    It is recognised by the name of its program, also at an absolute path, as ``python -m MODULE``, behind programs that
+    only prepare another one (``env A=B``, ``nice``, ``timeout``, ``uv run``, ...), and anywhere in the string of
+    ``sh -c``. A script that calls a launcher is not opened: such a job has to say ``processes: per_node``.
+    """
+    return _is_launcher(list(command), 0)
+
+
+def _is_launcher(words: list[str], depth: int) -> bool:
+    words = _without_prefixes(words)
+    if not words or depth > _DEEPEST:
+        return False
+    program, arguments = PurePosixPath(words[0]).name, words[1:]
+    if program in PROGRAMS:
+        return True
+    if _PYTHON.fullmatch(program):
+        return _runs_launcher(arguments)
+    if program in _SHELLS:
+        return any(_is_launcher(part, depth + 1) for part in _shell_commands(arguments))
+    return False
+
+
+def _without_prefixes(words: list[str]) -> list[str]:
+    """Leave out assignments and programs that only prepare the one that follows them."""
+    while words:
+        program = PurePosixPath(words[0]).name
+        if _ASSIGNMENT.match(words[0]) or words[0] in _PREFIXES:
+            words = words[1:]
+        elif program in _ONE_ARGUMENT:
+            words = _after_options(words[1:], _ONE_ARGUMENT[program])
+            if program == "timeout":
+                words = words[1:]
+            elif program in ("uv", "poetry", "conda") and words[:1] == ["run"]:
+                words = _after_options(words[1:], _ONE_ARGUMENT[program])
+        else:
+            break
+    return words
+
+
+def _after_options(words: list[str], with_argument: frozenset[str]) -> list[str]:
+    while words and words[0].startswith("-"):
+        if words[0] == "--":
+            return words[1:]
+        words = words[2:] if words[0] in with_argument else words[1:]
+    return words
+
+
+def _runs_launcher(arguments: list[str]) -> bool:
+    """Whether the arguments of Python run a launcher: a module, or the file of an installed program."""
+    while arguments and arguments[0].startswith("-"):
+        if arguments[0] == "-m":
+            return arguments[1:2] != [] and arguments[1] in MODULES
+        if arguments[0] == "-c":
+            return False
+        arguments = arguments[2:] if arguments[0] in ("-W", "-X") else arguments[1:]
+    return bool(arguments) and PurePosixPath(arguments[0]).name in PROGRAMS
+
+
+def _shell_commands(arguments: list[str]) -> list[list[str]]:
+    """Return the commands in the string of ``sh -c``; none if it is not such a call or cannot be read."""
+    for number, word in enumerate(arguments):
+        if not word.startswith("-"):
+            return []
+        if word.lstrip("-").endswith("c") and not word.startswith("--"):
+            if number + 1 == len(arguments):
+                return []
+            return [words for part in _parts(arguments[number + 1]) if (words := _words(part))]
+    return []
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the separators of a shell that are not in quotes."""
+    parts: list[str] = []
+    start, quote, at = 0, "", 0
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\" and quote != "'":
+            at += 2
+            continue
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif found := _SEPARATORS.match(text, at):
+            parts.append(text[start:at])
+            start = at = found.end()
+            continue
+        at += 1
+    return [*parts, text[start:]]
+
+
+def _words(part: str) -> list[str]:
+    try:
+        return shlex.split(part, comments=True)
+    except ValueError:
+        return []
