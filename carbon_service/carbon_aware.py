@@ -23,7 +23,7 @@ from services.contracts.carbon_aware import (
     CarbonIntensity,
     EmissionsData,
     EmissionsForecast,
-    ForecastPoint,
+    EmissionsForecastPoint,
     ForecastRequest,
     ForecastRequests,
     ForecastsQuery,
@@ -250,7 +250,9 @@ def _reach_s(known: Knowledge) -> float:
     return max(told_s, known.feed.horizon_s)
 
 
-def _windows(known: Knowledge, location: str, start_s: float, end_s: float, window_s: float) -> list[ForecastPoint]:
+def _windows(
+    known: Knowledge, location: str, start_s: float, end_s: float, window_s: float
+) -> list[EmissionsForecastPoint]:
     """Return the means of the windows that begin with each step and end by ``end_s``."""
     steps = known.steps(known.now_s, known.now_s + _reach_s(known))
     if not steps:
@@ -261,7 +263,7 @@ def _windows(known: Knowledge, location: str, start_s: float, end_s: float, wind
     means = as_curve(steps).means(starts_s, window_s) if starts_s.size else starts_s
     minutes = window_s / 60
     return [
-        ForecastPoint(
+        EmissionsForecastPoint(
             location=location,
             timestamp=at(float(begins_s)),
             duration=int(minutes) if minutes.is_integer() else minutes,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import aiohttp
@@ -27,6 +26,7 @@ from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.limits import RateLimiter
 from services.kit.http import ServiceClient
+from services.kit.release import RELEASE
 
 STATIC = Path(__file__).parent / "static"
 
@@ -124,7 +124,7 @@ class Readiness:
 @cache
 def described() -> tuple[bytes, str]:
     """Return the API's description as JSON and as HTML."""
-    document = describe(version("wattshift"))
+    document = describe(RELEASE)
     return orjson.dumps(document), render(document)
 
 

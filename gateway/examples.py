@@ -32,13 +32,13 @@ _TRAIN: dict[str, Any] = {
 }
 
 BODIES: dict[str, Any] = {
-    "post_jobs": _TRAIN,
-    "post_jobs_batch": {"jobs": [_TRAIN, {"name": "eval", "command": ["python", "eval.py"]}]},
-    "post_tenants": {"id": "vision", "limits": {"max_gpus": 64}},
-    "patch_tenants_tenant_id": {"limits": {"max_gpus": 128}},
-    "post_keys": {"tenant_id": "vision", "role": "user", "label": "CI"},
-    "put_policies_active": {"name": "green", "parameters": {"mu": 2.0}},
-    "post_optimize_pools": {
+    "submit_job": _TRAIN,
+    "submit_jobs": {"jobs": [_TRAIN, {"name": "eval", "command": ["python", "eval.py"]}]},
+    "create_tenant": {"id": "vision", "limits": {"max_gpus": 64}},
+    "change_tenant": {"limits": {"max_gpus": 128}},
+    "create_key": {"tenant_id": "vision", "role": "user", "label": "CI"},
+    "choose_policy": {"name": "green", "parameters": {"mu": 2.0}},
+    "solve_pools": {
         "step_s": 1800,
         "locations": [
             {"name": "virginia", "gpus": {"A100": 8}, "intensity": [410]},
@@ -63,7 +63,7 @@ BODIES: dict[str, Any] = {
         ],
         "running": [{"location": "virginia", "mode": "A100-TP4", "instances": 1}],
     },
-    "put_pools_pool": {
+    "set_pool": {
         "places": [{"name": "virginia", "zone": "US-MIDA-PJM"}, {"name": "california", "zone": "US-CAL-CISO"}],
         "modes": [
             {
@@ -88,12 +88,12 @@ BODIES: dict[str, Any] = {
             }
         ],
     },
-    "patch_pools_pool": {"mode": "fixed"},
-    "post_pools_pool_traffic": {
+    "change_pool": {"mode": "fixed"},
+    "report_pool_traffic": {
         "source": "router-1",
         "windows": [{"start_at": "2026-11-20T19:36:20Z", "requests": [[412, 96], [28, 310]]}],
     },
-    "post_simulations": {
+    "submit_simulation": {
         "policy": ["las", "green"],
         "jobs": "green-day",
         "carbon": "GB",
@@ -106,9 +106,9 @@ BODIES: dict[str, Any] = {
 _MADE = {"id": JOB, "name": "resnet50", "state": "queued", "submitted_at": "2026-11-20T19:36:20.770244Z"}
 
 ANSWERS: dict[str, Any] = {
-    "post_jobs": _MADE,
-    "post_jobs_batch": {"jobs": [_MADE]},
-    "get_predictions_job_id": {
+    "submit_job": _MADE,
+    "submit_jobs": {"jobs": [_MADE]},
+    "get_job_prediction": {
         "job_id": JOB,
         "predicted_at": "2026-11-20T19:36:21.113Z",
         "model_id": "length_01m7zw5j0gfxnxj2gt2qtgv8g8",
@@ -124,7 +124,7 @@ ANSWERS: dict[str, Any] = {
         "actual_gpu_s": 8155.0,
         "error_gpu_s": -35.0,
     },
-    "get_pools_pool_instances": {
+    "list_pool_instances": {
         "items": [
             {
                 "id": "instance_01m805bbdqfxhbcb151cgyg0ac",

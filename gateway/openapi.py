@@ -80,19 +80,14 @@ LOG_HEADERS = {
     LOG_GENERATION_HEADER: "Which of the job's gangs wrote the output.",
     LOG_NODE_HEADER: "On which of the gang's nodes it was written.",
 }
-EVENT: Schema = {
-    "type": "object",
-    "description": "One server-sent event.",
-    "properties": {
-        "id": {"type": "string", "description": "Send it back as `Last-Event-ID` to continue after this event."},
-        "event": {"type": "string", "description": "`job.submitted`, `job.running`, ..."},
-        "data": {
-            "type": "string",
-            "contentMediaType": JSON,
-            "contentSchema": {"$ref": "#/components/schemas/JobEvent"},
-        },
-    },
+EVENTS_SCHEMA: Schema = {
+    "type": "string",
+    "description": "Server-sent events. Each has an `id`, which a client sends back as `Last-Event-ID` to continue "
+    "after it, an `event` (`job.submitted`, `job.running`, ...), and as its `data` a `JobEvent` in JSON.",
+    "contentMediaType": EVENTS,
+    "x-event-data": {"$ref": "#/components/schemas/JobEvent"},
 }
+"""A string, as generated clients read it: most of them have no notion of an event stream."""
 TAGS = {
     "jobs": "Submit, inspect and control training jobs.",
     "events": "Follow what happens to jobs.",
@@ -192,7 +187,7 @@ def _is_part_of_input(name: str, taken_in: set[str], schemas: Schema) -> bool:
 
 def _operation(route: Route, models: _Models) -> Schema:
     described: Schema = {
-        "operationId": route.operation_id,
+        "operationId": route.operation,
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)],
@@ -202,7 +197,7 @@ def _operation(route: Route, models: _Models) -> Schema:
         described["description"] = text
     if route.body is not None:
         content: Schema = {"schema": models.schema(route.body, "validation")}
-        if example := BODIES.get(route.operation_id):
+        if example := BODIES.get(route.operation):
             content["example"] = example
         described["requestBody"] = {"required": True, "content": {JSON: content}}
     return described
@@ -266,12 +261,12 @@ def _header_parameters(route: Route) -> list[Schema]:
 def _responses(route: Route, models: _Models) -> Schema:
     success: Schema = {"description": HTTPStatus(route.status).phrase, "headers": _answer_headers(route)}
     if route.media == EVENTS:
-        success["content"] = {EVENTS: {"schema": EVENT, "example": ANSWERS["events"]}}
+        success["content"] = {EVENTS: {"schema": EVENTS_SCHEMA, "example": ANSWERS["events"]}}
     elif route.media == TEXT:
         success["content"] = {TEXT: {"schema": {"type": "string"}}}
     elif route.answer is not None:
         content: Schema = {"schema": models.schema(route.answer, "serialization")}
-        if example := ANSWERS.get(route.operation_id):
+        if example := ANSWERS.get(route.operation):
             content["example"] = example
         success["content"] = {JSON: content}
     responses: Schema = {str(route.status): success}

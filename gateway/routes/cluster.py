@@ -11,8 +11,26 @@ _NOT_POWERED = Status(
 )
 
 NODES = (
-    Route("GET", "/v1/nodes", Role.OPERATOR, Upstream.TELEMETRY, "nodes", "List nodes", answer=nodes.NodeList),
-    Route("GET", "/v1/nodes/{node_id}", Role.OPERATOR, Upstream.TELEMETRY, "nodes", "Get a node", answer=nodes.Node),
+    Route(
+        "GET",
+        "/v1/nodes",
+        Role.OPERATOR,
+        Upstream.TELEMETRY,
+        "nodes",
+        "List nodes",
+        operation="list_nodes",
+        answer=nodes.NodeList,
+    ),
+    Route(
+        "GET",
+        "/v1/nodes/{node_id}",
+        Role.OPERATOR,
+        Upstream.TELEMETRY,
+        "nodes",
+        "Get a node",
+        operation="get_node",
+        answer=nodes.Node,
+    ),
     Route(
         "POST",
         "/v1/nodes/{node_id}/drain",
@@ -21,6 +39,7 @@ NODES = (
         "nodes",
         "Drain a node",
         "Running jobs continue; nothing new starts on the node.",
+        operation="drain_node",
         answer=nodes.Node,
     ),
     Route(
@@ -30,6 +49,7 @@ NODES = (
         Upstream.TELEMETRY,
         "nodes",
         "Return a drained node to service",
+        operation="resume_node",
         answer=nodes.Node,
     ),
     Route(
@@ -40,6 +60,7 @@ NODES = (
         "nodes",
         "Power down an idle node",
         "A job that is planned on the node wakes it again.",
+        operation="sleep_node",
         answer=nodes.NodePower,
         statuses=(_NOT_POWERED,),
     ),
@@ -50,6 +71,7 @@ NODES = (
         Upstream.SCHEDULER,
         "nodes",
         "Wake a node",
+        operation="wake_node",
         answer=nodes.NodePower,
         statuses=(_NOT_POWERED,),
     ),
@@ -61,6 +83,7 @@ NODES = (
         "nodes",
         "Keep a node awake",
         "The node is woken if it is off, and plans do not power it down until it is unpinned.",
+        operation="pin_node_awake",
         answer=nodes.NodePower,
     ),
     Route(
@@ -70,6 +93,7 @@ NODES = (
         Upstream.SCHEDULER,
         "nodes",
         "Let plans power a node down again",
+        operation="unpin_node",
         answer=nodes.NodePower,
     ),
 )
@@ -83,6 +107,7 @@ REPORTS = (
         "footprint",
         "Sum energy and emissions by job, project, tenant or node",
         "A user sees its tenant's jobs; an operator sees everything, idle energy included.",
+        operation="report_footprint",
         query=queries.FootprintQuery,
         answer=reports.FootprintReport,
     ),
@@ -93,6 +118,7 @@ REPORTS = (
         Upstream.TELEMETRY,
         "jobs",
         "Export past jobs as they ran, to replay them",
+        operation="export_past_jobs",
         query=queries.PastJobsQuery,
         answer=reports.PastJobs,
     ),
@@ -103,6 +129,7 @@ REPORTS = (
         Upstream.TELEMETRY,
         "footprint",
         "Check that the live system is consistent",
+        operation="check_invariants",
         answer=reports.InvariantReport,
     ),
 )
@@ -115,6 +142,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "List policies",
+        operation="list_policies",
         answer=policies.PolicyList,
     ),
     Route(
@@ -124,6 +152,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "Get the policy that is active",
+        operation="get_active_policy",
         answer=policies.ActivePolicy,
     ),
     Route(
@@ -133,6 +162,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "Choose the policy and its parameters",
+        operation="choose_policy",
         body=policies.PolicyChoice,
         answer=policies.ActivePolicy,
         statuses=(Status(409, "Another request changed the policy at the same time: `conflict`."),),
@@ -144,6 +174,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "List the versions of the job length model, with their errors",
+        operation="list_length_models",
         answer=predictions.LengthModelList,
     ),
     Route(
@@ -153,6 +184,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "Get a policy",
+        operation="get_policy",
         answer=policies.PolicyDescription,
     ),
     Route(
@@ -162,6 +194,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "List scheduling rounds, newest first",
+        operation="list_plans",
         query=queries.PlanQuery,
         answer=policies.PlanList,
     ),
@@ -172,6 +205,7 @@ POLICIES = (
         Upstream.SCHEDULER,
         "policies",
         "Get a scheduling round",
+        operation="get_plan",
         answer=policies.PlanSummary,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +51,7 @@ class Route:
         tag: The section of the description it belongs to.
         summary: What it does, in a few words.
         detail: What the summary leaves open, in whole sentences.
+        operation: Its name in generated clients, such as `submit_job`. Once released, it is never changed.
         query: Model of the query parameters; None where the operation takes none.
         body: Model of the JSON body; None where the operation takes none.
         answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
@@ -68,6 +69,7 @@ class Route:
     tag: str
     summary: str
     detail: str = ""
+    operation: str = field(kw_only=True)
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     answer: AnswerType | None = None
@@ -81,9 +83,3 @@ class Route:
     def answers_head(self) -> bool:
         """Whether a GET answers HEAD too, which a stream does not."""
         return self.media == JSON
-
-    @property
-    def operation_id(self) -> str:
-        """A name for generated clients: `get_jobs_job_id_events`."""
-        words = self.path.replace("/v1/", "/").replace("{", "").replace("}", "").replace(":", "_").replace("-", "_")
-        return self.method.lower() + words.replace("/", "_")

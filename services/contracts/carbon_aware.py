@@ -27,7 +27,7 @@ class EmissionsData(_Shape):
     duration: str
 
 
-class ForecastPoint(_Shape):
+class EmissionsForecastPoint(_Shape):
     """The mean over a window of ``duration`` minutes that begins at ``timestamp``."""
 
     location: str
@@ -45,8 +45,8 @@ class EmissionsForecast(_Shape):
     data_start_at: datetime
     data_end_at: datetime
     window_size: float | int
-    optimal_data_points: list[ForecastPoint]
-    forecast_data: list[ForecastPoint]
+    optimal_data_points: list[EmissionsForecastPoint]
+    forecast_data: list[EmissionsForecastPoint]
 
 
 class ForecastRequest(_Shape):

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.identity import Identity
@@ -28,6 +27,7 @@ from services.contracts.simulations import (
 from services.core.domain.errors import DomainError
 from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.problems import ProblemError
+from services.kit.release import RELEASE
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
 from services.simulator.files import Content, unpack
 from services.simulator.readers.carbon import signal_named
@@ -127,7 +127,7 @@ class SimulatorService:
         await self._repository.keep(contents.values())
         document = problem.model_dump(mode="json")
         # Another release may simulate differently, so the same request to it is another problem.
-        same = sha256(f"training {version('wattshift')}", document)
+        same = sha256(f"training {RELEASE}", document)
         hashes = sorted(content.sha256 for content in contents.values())
         return WorkProblem(document, same, {"inputs": hashes, "total": total})
 

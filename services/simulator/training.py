@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +132,18 @@ def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterato
     """
     with on_disk(contents) as paths:
         named = {name: getattr(problem, name) for name in FILE_OPTIONS if name not in paths}
-        yield prepare(problem, Inputs(**named, **paths))
+        try:
+            run = prepare(problem, Inputs(**named, **paths))
+        except OptionError as error:
+            raise OptionError(error.option, _by_name(str(error), paths.values())) from error
+        yield run
+
+
+def _by_name(message: str, paths: Iterable[Path]) -> str:
+    """Return a message that names files as their senders do, without the folder they were unpacked in."""
+    for path in paths:
+        message = message.replace(str(path), path.name)
+    return message
 
 
 @contextmanager
