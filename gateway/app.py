@@ -18,13 +18,13 @@ from gateway.forward import Forwarder
 from gateway.gather import Gatherer
 from gateway.openapi import describe
 from gateway.reference import render
-from gateway.routes import ROUTES, Route, Upstream
+from gateway.routes import CARBON_AWARE, ROUTES, Route, Upstream
 from gateway.settings import GatewaySettings
 from services.kit.app import add_basics, serve
 from services.kit.edge.bodies import BodyReader
-from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge
+from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
-from services.kit.edge.limits import RateLimiter
+from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.http import ServiceClient
 from services.kit.release import RELEASE
 
@@ -94,7 +94,9 @@ def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls:
         grace_s=settings.key_grace_s,
         size=settings.key_cache_size,
     )
-    return Edge(ROUTES, keys, RateLimiter(), dispatcher.answer)
+    limiter = AddressLimiter(settings.open_requests_per_s, settings.open_burst)
+    open_routes = OpenRoutes[Route](CARBON_AWARE.__contains__, limiter) if settings.open_emissions else None
+    return Edge(ROUTES, keys, RateLimiter(), dispatcher.answer, open_routes)
 
 
 class Readiness:

@@ -95,7 +95,7 @@ TAGS = {
     "nodes": "The machines with the GPUs.",
     "policies": "Which policy decides, and what it decided.",
     "carbon": "Grid carbon intensity by zone.",
-    "carbon-aware": "The Green Software Foundation's Carbon Aware API.",
+    "carbon-aware": "The Green Software Foundation's Carbon Aware API. With `GATEWAY_OPEN_EMISSIONS` no key is needed.",
     "optimizer": "Optimization problems that take seconds to minutes to solve.",
     "pools": "Model servers, planned and kept running.",
     "simulations": "What policies would have done with past jobs.",

@@ -15,6 +15,12 @@ class GatewaySettings(EdgeSettings):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    open_emissions: bool = Field(
+        default=False,
+        description="Answer `/emissions/...` and `/locations` without a key: the Carbon Aware API's clients send none.",
+    )
+    open_requests_per_s: float = Field(default=5, gt=0, description="Without a key, from one address.")
+    open_burst: int = Field(default=20, ge=1, description="Without a key, from one address after a pause.")
     max_streams_per_tenant: int = Field(default=200, ge=1, description="Event and log streams open at once.")
     group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
     group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")

@@ -15,7 +15,7 @@ from gateway.routes.pools import POOLS
 from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
 from gateway.routes.work import OPTIMIZER, SIMULATIONS
 
-__all__ = ["EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH", "TEXT", "Route", "Status", "Upstream"]
+__all__ = ["CARBON_AWARE", "EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH", "TEXT", "Route", "Status", "Upstream"]
 
 ROUTES: tuple[Route, ...] = (
     *JOBS,

@@ -3,7 +3,7 @@
 import pytest
 
 from services.contracts.identity import TenantLimits
-from services.kit.edge.limits import RateLimiter
+from services.kit.edge.limits import MOST_ADDRESSES, AddressLimiter, RateLimiter
 from services.kit.problems import ProblemError
 
 
@@ -70,3 +70,40 @@ def test_new_limits_hold_at_once() -> None:
     assert _taken(limiter, TenantLimits(requests_per_s=100, burst=2), 9) == 0
     clock.now_s += 1
     assert _taken(limiter, TenantLimits(requests_per_s=100, burst=2), 9) == 2
+
+
+def _passed(limiter: AddressLimiter, address: str, times: int) -> int:
+    """Return how many of ``times`` requests are let through."""
+    refused = 0
+    for _ in range(times):
+        try:
+            limiter.take(address)
+        except ProblemError as error:
+            refused += error.status == 429
+    return times - refused
+
+
+def test_an_address_has_a_burst_then_the_rate() -> None:
+    clock = Clock()
+    limiter = AddressLimiter(2, 4, clock)
+    assert [_passed(limiter, address, 9) for address in ("192.0.2.1", "192.0.2.2")] == [4, 4]
+    clock.now_s += 1
+    assert _passed(limiter, "192.0.2.1", 9) == 2
+    assert dict(limiter.take("192.0.2.3")) == {
+        b"ratelimit-policy": b'"address";q=4;w=2',
+        b"ratelimit": b'"address";r=3;t=1',
+    }
+
+
+def test_an_ipv6_host_cannot_ask_from_each_address_of_its_network() -> None:
+    limiter = AddressLimiter(2, 4, Clock())
+    assert sum(_passed(limiter, f"2001:db8::{host:x}", 1) for host in range(1, 20)) == 4
+    assert _passed(limiter, "2001:db8:0:1::1", 9) == 4
+
+
+def test_addresses_are_forgotten_when_there_are_too_many() -> None:
+    limiter = AddressLimiter(2, 1, Clock())
+    for number in range(MOST_ADDRESSES + 1):
+        limiter.take(f"host-{number}")
+    assert _passed(limiter, "host-1", 1) == 0
+    assert _passed(limiter, "host-0", 1) == 1

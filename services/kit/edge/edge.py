@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.contracts.identity import ResolvedKey, Role
+from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
-from services.kit.edge.limits import RateLimiter
+from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.edge.matching import Matcher
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem
@@ -51,21 +52,42 @@ Answer = Callable[[Exchange, R, str, ResolvedKey], Awaitable[None]]
 """Answers a request that was let in, given its route and its normalised path."""
 
 
+WITHOUT_KEY = ResolvedKey(identity=Identity(tenant_id="", role=Role.USER, key_id=""), limits=TenantLimits())
+"""The caller of an open route who sent no key: of no tenant."""
+
+
+@dataclass(frozen=True)
+class OpenRoutes(Generic[R]):
+    """Which routes answer without a key, and how often they do so for one address."""
+
+    includes: Callable[[R], bool]
+    limiter: AddressLimiter
+
+
 class Edge(Generic[R]):
     """Lets requests in by a table of routes and hands them to ``answer``."""
 
-    def __init__(self, routes: Iterable[R], keys: KeyCache, limiter: RateLimiter, answer: Answer[R]) -> None:
+    def __init__(
+        self,
+        routes: Iterable[R],
+        keys: KeyCache,
+        limiter: RateLimiter,
+        answer: Answer[R],
+        open_routes: OpenRoutes[R] | None = None,
+    ) -> None:
         self._matcher = Matcher((route.method, route.path, route) for route in routes)
         self._keys = keys
         self._limiter = limiter
         self._answer = answer
+        self._open_routes = open_routes
 
     async def handle(self, exchange: Exchange) -> bool:
         """Answer a request; return False when its path is not in the table.
 
         Raises:
             ProblemError: 414 for a URL that is too long, 405 for a method that the path does not answer, 401 without a
-                valid key, 429 beyond the tenant's rate, 403 for a role that is not allowed, and what ``answer`` raises.
+                valid key where one is needed, 429 beyond the rate of the tenant or the address, 403 for a role that is
+                not allowed, and what ``answer`` raises.
         """
         raw_path: bytes = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
         if len(raw_path) + len(exchange.scope["query_string"]) > LONGEST_URL_BYTES:
@@ -79,7 +101,13 @@ class Edge(Generic[R]):
             allowed = ", ".join(sorted(match.methods))
             detail = f"This path answers {allowed}."
             raise ProblemError(405, ProblemCode.METHOD_NOT_ALLOWED, detail, headers={"allow": allowed})
-        key = await self._keys.caller(exchange.headers.get(b"authorization"))
+        authorization = exchange.headers.get(b"authorization")
+        if authorization is None and self._open_routes is not None and self._open_routes.includes(route):
+            client = exchange.scope.get("client")
+            exchange.extra += self._open_routes.limiter.take(client[0] if client else "")
+            await self._answer(exchange, route, match.path, WITHOUT_KEY)
+            return True
+        key = await self._keys.caller(authorization)
         exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.includes(route.role):
             raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {route.role} may do this.")

@@ -1,9 +1,11 @@
-"""Rate limits: one token bucket per tenant."""
+"""Rate limits: one token bucket per tenant, or per address for callers without a key."""
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +22,10 @@ class _Bucket:
     tokens: float
     at_s: float
     policy: Header
+
+
+MOST_ADDRESSES = 10_000
+"""Addresses remembered at once; the one that has been silent longest is forgotten first."""
 
 
 class RateLimiter:
@@ -67,3 +73,52 @@ class RateLimiter:
             at_s=now_s,
             policy=(b"ratelimit-policy", b'"tenant";q=%d;w=%d' % (burst, window_s)),
         )
+
+
+class AddressLimiter:
+    """Counts requests per address of the client; an IPv6 client is its network of 64 bits, which one host may own."""
+
+    def __init__(self, requests_per_s: float, burst: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._requests_per_s = requests_per_s
+        self._burst = burst
+        self._clock_s = clock_s
+        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._policy: Header = (
+            b"ratelimit-policy",
+            b'"address";q=%d;w=%d' % (burst, max(1, math.ceil(burst / requests_per_s))),
+        )
+
+    def take(self, address: str) -> list[Header]:
+        """Count a request; return the headers that say how much is left.
+
+        Raises:
+            ProblemError: 429, with the time after which the address may send requests again.
+        """
+        who, now_s = _network(address), self._clock_s()
+        left, at_s = self._tokens.pop(who, (float(self._burst), now_s))
+        tokens = min(self._burst, left + (now_s - at_s) * self._requests_per_s)
+        is_allowed = tokens >= 1
+        self._tokens[who] = (tokens - 1 if is_allowed else tokens, now_s)
+        if len(self._tokens) > MOST_ADDRESSES:
+            self._tokens.popitem(last=False)
+        if not is_allowed:
+            wait_s = max(1, math.ceil((1 - tokens) / self._requests_per_s))
+            raise ProblemError(
+                429,
+                ProblemCode.RATE_LIMITED,
+                f"An address without a key may make {self._requests_per_s:g} requests per second; try again in "
+                f"{wait_s} s.",
+                headers={"retry-after": str(wait_s), "ratelimit": f'"address";r=0;t={wait_s}'},
+            )
+        full_in_s = math.ceil((self._burst - tokens + 1) / self._requests_per_s)
+        return [self._policy, (b"ratelimit", b'"address";r=%d;t=%d' % (tokens - 1, full_in_s))]
+
+
+def _network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False))

@@ -242,4 +242,5 @@ async def test_bad_input_is_reported_by_field(
     assert (status, code) == (422, "invalid_request")
     assert where.startswith(pointer)
     assert words in detail
+    assert "/wattshift-" not in detail  # the folder that the server unpacked a file in
     assert len((await simulator.call("GET", "/v1/simulations?limit=500")).json()["items"]) == before
