@@ -31,7 +31,7 @@ SERVICE_TOKEN = "service-token-of-the-tests"
 _numbers = itertools.count(1)
 
 
-async def eventually(condition: Callable[[], Any], within_s: float = 15.0) -> None:
+async def eventually(condition: Callable[[], Any], within_s: float = 60.0) -> None:
     """Return as soon as ``condition`` holds; fail if it does not within ``within_s``."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  what a test waits for happens in another process
@@ -78,7 +78,7 @@ class Node:
         """Start the agent and wait until the control plane has heard from it."""
         heard = len(self.plane.heartbeats)
         self._spawn(self.environment | environment)
-        await eventually(lambda: len(self.plane.heartbeats) > heard or self._died(), 30)
+        await eventually(lambda: len(self.plane.heartbeats) > heard or self._died(), 90)
 
     def _spawn(self, environment: dict[str, str]) -> None:
         log = self.folder / "agent.log"

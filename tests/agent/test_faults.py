@@ -137,7 +137,7 @@ async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> N
     finally:
         ranks = node.processes()
         node.clear()
-        psutil.wait_procs(ranks, 5)
+        psutil.wait_procs(ranks, 60)
         assert _run("umount", "--lazy", str(node.state_dir))
 
 

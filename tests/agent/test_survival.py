@@ -83,7 +83,7 @@ async def test_ranks_end_with_their_lease_when_the_agent_is_dead(node: Node) -> 
     stubborn = await node.run("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", devices=[1], grace_s=30)
     await eventually(lambda: {node.plane.state(saving), node.plane.state(stubborn)} == {"running"})
     node.kill()
-    await eventually(lambda: not node.processes(), 5)
+    await eventually(lambda: not node.processes(), 20)
     await node.start()
     for gang, code in ((saving, 7), (stubborn, -signal.SIGKILL)):
         await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
@@ -98,7 +98,7 @@ async def test_ranks_end_with_their_lease_when_the_control_plane_is_away(node: N
     gang = await node.run(*SLEEP)
     await eventually(lambda: node.plane.state(gang) == "running")
     node.plane.is_away = True
-    await eventually(lambda: not node.processes(), 5)
+    await eventually(lambda: not node.processes(), 20)
     node.plane.is_away = False
     await eventually(lambda: node.plane.state(gang) == "exited")
     rank = node.plane.rank(gang)

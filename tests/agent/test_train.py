@@ -193,7 +193,7 @@ async def test_a_gang_on_two_nodes_meets_stops_and_goes_on(nodes: list[Node], tm
     saved = ledger(checkpoints)[-1]["last"]
     nodes[0].plane.named.clear()
     second = await start_gang(nodes, 2, ports.take(29_701))
-    await eventually(lambda: states(nodes, second) == [("exited", 0)] * 2, 30)
+    await eventually(lambda: states(nodes, second) == [("exited", 0)] * 2, 90)
     assert_each_step_once(checkpoints, 400)
     assert ledger(checkpoints)[0] == {"generation": 1, "world_size": 4, "first": 0, "last": saved}
     assert not (checkpoints / "twins.log").exists()

@@ -71,7 +71,7 @@ def started(**environment: str) -> "subprocess.CompletedProcess[str]":
         env={**kept, **chosen},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
 

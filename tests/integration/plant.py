@@ -204,7 +204,7 @@ class Plant:
             assert process.poll() is None, f"{name} ended with {process.returncode}"
             return await asyncio.to_thread(http_ready, port)
 
-        await eventually(is_ready, within_s=30)
+        await eventually(is_ready, within_s=90)
         return process
 
     async def ask(self, query: str, *arguments: Any) -> list[Any]:
@@ -246,7 +246,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 async def a_plant(postgres_url: str, redis_url: str) -> AsyncIterator[Plant]:
     """Yield a plant on an empty database, with no process running yet."""
     database_url = fresh_database(postgres_url)
-    async with FakeCarbon().serve() as carbon, httpx.AsyncClient(timeout=5) as http:
+    async with FakeCarbon().serve() as carbon, httpx.AsyncClient(timeout=60) as http:
         carbon.flat(300.0)
         database, redis = await Database.open(database_url, size=4), connect(redis_url)
         await redis.flushdb()

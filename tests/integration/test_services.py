@@ -48,7 +48,7 @@ def put_policy(installation: Installation, name: str, **parameters: Any) -> None
 
 def answers(installation: Installation, service: str) -> bool:
     port, _ = installation.gateway.text(f"/v1/jobs/{service}/logs").text.split("\n")[0].split()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
         return answer.status == 200
 
 

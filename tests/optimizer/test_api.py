@@ -127,7 +127,7 @@ async def test_a_running_solve_is_cancelled_and_stops(optimizer: Installation) -
     answer = await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
     # The worker is free again long before the solve could have been over.
-    assert (await optimizer.until(waiting_id, lambda solve: solve["state"] == "succeeded", within_s=10))[
+    assert (await optimizer.until(waiting_id, lambda solve: solve["state"] == "succeeded", within_s=60))[
         "attempts"
     ] == 1
     assert (await optimizer.read(solve_id))["result"] is None

@@ -102,11 +102,11 @@ async def test_a_model_is_trained_when_enough_jobs_have_ended_and_replaced_by_a_
     async def trained(count: int) -> bool:
         return len(await trainings(optimizer, "succeeded")) >= count
 
-    await eventually(lambda: trained(1), within_s=30)
+    await eventually(lambda: trained(1), within_s=90)
     (first,) = await models(optimizer)
     async with optimizer.database() as database:
         await past_jobs(database, 20, 3, after=20, base_s=900.0)  # the groups have become longer
-    await eventually(lambda: trained(2), within_s=30)
+    await eventually(lambda: trained(2), within_s=90)
     first, second = await models(optimizer)
 
     table = LengthTable.from_bytes(first["content"])
@@ -123,7 +123,7 @@ async def test_a_worker_killed_under_a_training(optimizer: Installation) -> None
     async def under_way() -> bool:
         return bool(await trainings(optimizer, "running"))
 
-    await eventually(under_way, within_s=30)
+    await eventually(under_way, within_s=90)
     (training,) = await trainings(optimizer, "running")
     os.kill(optimizer.pid("worker"), signal.SIGKILL)
 

@@ -166,7 +166,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     assert await repository.release_abandoned(max_attempts=5) == []
     async with repository._engine.begin() as connection:
         await connection.execute(text("UPDATE solves SET claim = 'another'"))
-    assert await asyncio.to_thread(was_lost.wait, 5)
+    assert await asyncio.to_thread(was_lost.wait, 60)
     may_go_on.set()
     await working
     row = await repository.summary(solve_id)

@@ -51,7 +51,7 @@ def a_stack(folder: Path, **options: object) -> Stack:
 
 
 def get(url: str) -> dict[str, str]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
 
 

@@ -41,7 +41,7 @@ async def supervised(folder: Path, **options: object) -> AsyncIterator[Superviso
         await supervisor.stop()
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s, "not in time"

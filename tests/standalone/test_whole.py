@@ -41,7 +41,7 @@ def test_up_and_down_and_up(folder: Path) -> None:
         assert {"postgres", "valkey", *WORKERS, "agent-node-1", "agent-node-2"} < by_name(status).keys()
         assert {process.restarts for process in status.processes} == {0}
         for url in status.urls.values():
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=60) as answer:
                 assert answer.status == 200
         left = [p for child in psutil.Process(status.pid).children() for p in (child, *child.children(recursive=True))]
         assert down(folder)

@@ -78,7 +78,7 @@ class Installation:
         return work_id
 
     async def until(
-        self, work_id: str, holds: Callable[[dict[str, Any]], bool], within_s: float = 30, **options: Any
+        self, work_id: str, holds: Callable[[dict[str, Any]], bool], within_s: float = 60, **options: Any
     ) -> dict[str, Any]:
         deadline_s = time.monotonic() + within_s
         while not holds(work := await self.summary(work_id, **options)):

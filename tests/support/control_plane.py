@@ -30,7 +30,7 @@ USER = Identity(tenant_id="t", role=Role.USER, key_id="key-t")
 _boots = itertools.count(1)
 
 
-async def eventually(condition: Callable[[], Awaitable[Any]], within_s: float = 15.0) -> Any:
+async def eventually(condition: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
     """Return the first true value of ``condition``; AssertionError if none comes in time."""
     deadline = time.monotonic() + within_s
     while not (found := await condition()):

@@ -39,7 +39,7 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Return as soon as `condition` holds.
 
     Raises:
