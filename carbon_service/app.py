@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -29,6 +27,7 @@ from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
 from services.kit.plugins import PluginError
+from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -114,21 +113,12 @@ def _retention(settings: Settings) -> Retention:
 
 def main() -> None:
     """Run the service until SIGTERM; exit with one line for each error if the settings are not valid."""
+    settings = settings_or_exit(Settings, database=True)
     try:
-        settings = Settings()  # type: ignore[call-arg]
         app = create_app(settings)
-    except ValidationError as error:
-        sys.exit("\n".join(f"carbon service: {_where(e['loc'])}{e['msg']}" for e in error.errors(include_input=False)))
     except (PluginError, ValueError) as error:
-        sys.exit("\n".join(f"carbon service: {line}" for line in str(error).splitlines()))
+        exit_with(*(f"carbon service: {line}" for line in str(error).splitlines()))
     serve(app, "carbon", settings, settings.host, settings.port)
-
-
-def _where(location: tuple[int | str, ...]) -> str:
-    if not location:
-        return ""
-    name = str(location[0])
-    return f"{name if name.isupper() else 'CARBON_' + name.upper()}: "
 
 
 if __name__ == "__main__":

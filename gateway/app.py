@@ -27,6 +27,7 @@ from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.http import ServiceClient
 from services.kit.release import RELEASE
+from services.kit.settings import settings_or_exit
 
 STATIC = Path(__file__).parent / "static"
 
@@ -150,7 +151,7 @@ def add_pages(app: FastAPI) -> None:
 
 def main() -> None:
     """Run the process."""
-    settings = GatewaySettings()  # pyright: ignore[reportCallIssue]
+    settings = settings_or_exit(GatewaySettings)
     serve(create_app(settings), "gateway", settings, settings.host, settings.port)
 
 

@@ -14,7 +14,7 @@ class GatewaySettings(EdgeSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = Field(default=8000, ge=0, le=65_535)
     open_emissions: bool = Field(
         default=False,
         description="Answer `/emissions/...` and `/locations` without a key: the Carbon Aware API's clients send none.",

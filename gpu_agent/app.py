@@ -15,6 +15,7 @@ from gpu_agent.settings import AgentSettings
 from services.kit.app import create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.settings import settings_or_exit
 
 _PR_SET_DUMPABLE = 4
 _MOST_BODY_BYTES = 64 * 1024
@@ -60,7 +61,7 @@ def hide_memory() -> None:
 def main() -> None:
     """Run the agent until SIGTERM."""
     hide_memory()
-    settings = AgentSettings()  # pyright: ignore[reportCallIssue]
+    settings = settings_or_exit(AgentSettings)
     serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -35,6 +33,7 @@ from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 
 MOST_PLAN_SOLVES = 10_000
@@ -96,13 +95,11 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
 
 def main() -> None:
     """Run the service until SIGTERM; exit with one line for each invalid setting."""
+    settings = settings_or_exit(OptimizerSettings, database=True)
     try:
-        settings = OptimizerSettings()  # type: ignore[call-arg]
         app = create_app(settings)
-    except ValidationError as error:
-        sys.exit("\n".join(f"optimizer: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
     except ValueError as error:
-        sys.exit(f"optimizer: {error}")
+        exit_with(f"optimizer: {error}")
     serve(app, "optimizer", settings, settings.host, settings.port)
 
 

@@ -14,7 +14,7 @@ class OptimizerSettings(WorkSettings):
     model_config = SettingsConfigDict(env_prefix="OPTIMIZER_")
 
     host: str = "127.0.0.1"
-    port: int = 8040
+    port: int = Field(default=8040, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     max_pending_per_tenant: int = Field(default=100, ge=1, description="Solves a tenant may have queued or running.")
     plan_solve_keep_days: float = Field(

@@ -14,8 +14,9 @@ from optimizer_service.worker import solve_worker
 from services.db.engine import async_url, create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
+from services.kit.settings import settings_or_exit
 
-settings = OptimizerSettings()  # type: ignore[call-arg]
+settings = settings_or_exit(OptimizerSettings, database=True)
 async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 app = optimizer_celery(settings)
 prepare_worker("optimizer-worker", settings)

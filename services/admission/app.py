@@ -31,6 +31,7 @@ from services.kit.http import new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
+from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -102,7 +103,7 @@ async def answer_database_error(request: Request, error: Exception) -> Response:
 
 def main() -> None:
     """Run the process."""
-    settings = AdmissionSettings()  # pyright: ignore[reportCallIssue]
+    settings = settings_or_exit(AdmissionSettings, database=True)
     serve(create_app(settings), "admission", settings, settings.host, settings.port)
 
 

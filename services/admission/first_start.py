@@ -20,6 +20,7 @@ log = Log(__name__)
 
 DEFAULT_TENANT = "default"
 KEY_FILE = "admin.key"
+FIRST_LABEL = "made at the first start"
 RETRY_EVERY_S = 0.25
 
 
@@ -49,7 +50,7 @@ async def ensure_first_admin(engine: AsyncEngine, data_dir: Path) -> str | None:
             return None
         secret = _kept_secret(data_dir / KEY_FILE)
         await repository.insert_tenant(TenantSpec(id=DEFAULT_TENANT))
-        spec = KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label="made at the first start")
+        spec = KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label=FIRST_LABEL)
         key = await repository.insert_key(spec, key_hash(secret))
     log.info("admin_key.created", key_id=key.id, file=str(data_dir / KEY_FILE))
     return secret
@@ -62,8 +63,14 @@ def _kept_secret(path: Path) -> str:
             return secret
     except FileNotFoundError:
         pass
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = new_secret()
+    write_secret(path, secret)
+    return secret
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Write a secret to ``path``, readable by its owner only, and return once it is on disk."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -77,7 +84,6 @@ def _kept_secret(path: Path) -> str:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return secret
 
 
 def show_secret(secret: str, data_dir: Path) -> None:

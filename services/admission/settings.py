@@ -14,7 +14,7 @@ class AdmissionSettings(SharedSettings):
     model_config = SettingsConfigDict(env_prefix="ADMISSION_")
 
     host: str = "127.0.0.1"
-    port: int = 8020
+    port: int = Field(default=8020, ge=0, le=65_535)
     max_jobs_per_commit: int = Field(
         default=2_000, ge=1, description="Jobs in one commit; submissions beyond that wait for the next commit."
     )

@@ -42,8 +42,13 @@ def gateway_url() -> str:
         return url
     try:
         return str(json.loads((data_dir() / "run.json").read_text())["gateway_url"])
-    except (OSError, ValueError, KeyError):
+    except OSError:
         return "http://127.0.0.1:8000"
+    except (ValueError, KeyError, TypeError):
+        raise CliError(
+            f"{data_dir() / 'run.json'} is corrupt: `wattshift down` and `wattshift up` write a new one",
+            EXIT_USAGE,
+        ) from None
 
 
 def api_key() -> str:
@@ -54,7 +59,8 @@ def api_key() -> str:
         return (data_dir() / "admin.key").read_text().strip()
     except OSError:
         raise CliError(
-            "no API key: set WATTSHIFT_API_KEY, or start the control plane on this machine with `wattshift up`",
+            "no API key: set WATTSHIFT_API_KEY, or start the control plane on this machine with `wattshift up`; "
+            "a lost admin key of this machine is replaced by `wattshift admin-key --new`",
             EXIT_USAGE,
         ) from None
 

@@ -15,12 +15,12 @@ from typing import Annotated
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_UNAVAILABLE, CliError, Gateway, data_dir
+from services.cli.client import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.standalone import stack
 from services.standalone.data_folder import StackStatus
-from services.standalone.process import StackError
+from services.standalone.process import BadInputError, StackError
 
 DataDir = Annotated[
     Path | None,
@@ -32,7 +32,8 @@ Nodes = Annotated[
     str | None, typer.Option(help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; 2x4 by default.")
 ]
 Port = Annotated[
-    int | None, typer.Option(help="Port of the public API; by default 8000, or a free one if that is taken.")
+    int | None,
+    typer.Option(min=1, max=65_535, help="Port of the public API; by default 8000, or a free one if that is taken."),
 ]
 
 
@@ -41,27 +42,34 @@ def register(app: typer.Typer) -> None:
     app.command()(up)
     app.command()(down)
     app.command()(status)
+    app.command("admin-key")(admin_key)
 
 
 def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: AsJson = False) -> None:
-    """Start the control plane on this machine, in the background."""
+    """Start the control plane on this machine, in the background, with the options it was last started with."""
     folder = folder or data_dir()
     key_file = folder / "admin.key"
     is_first_start = not key_file.exists()
     try:
+        changes = stack.changes_of(folder, nodes=nodes, port=port)
         with console.status("starting") if not as_json else contextlib.nullcontext():
             started = stack.up(folder, nodes=nodes, port=port)
     except StackError as error:
-        raise CliError(str(error)) from error
+        raise _as_cli_error(error) from error
     if as_json:
         output.print_json(asdict(started))
         return
+    for change in changes:
+        console.print(f"changed: {change}", soft_wrap=True)
     console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
     print_admin_key(key_file, is_first_start)
 
 
 def print_admin_key(key_file: Path, is_first_start: bool) -> None:
     """Say where the admin key is kept; the key itself only once."""
+    if not key_file.exists():
+        console.print(f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", soft_wrap=True)
+        return
     console.print(
         f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""),
         soft_wrap=True,
@@ -82,7 +90,7 @@ def down(
         if erase:
             stack.erase(where)
     except StackError as error:
-        raise CliError(str(error)) from error
+        raise _as_cli_error(error) from error
     console.print("stopped" if was_running else "was not running")
     if erase:
         console.print(f"removed {where}", soft_wrap=True)
@@ -92,14 +100,35 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
     """Show the processes of this machine's installation; exit 5 unless it is running."""
     try:
         found = stack.read_status(folder or data_dir())
+        options = stack.remembered_options(folder or data_dir())
     except StackError as error:
-        raise CliError(str(error)) from error
+        raise _as_cli_error(error) from error
     if as_json:
-        output.print_json(asdict(found))
+        output.print_json({**asdict(found), "options": asdict(options)})
     else:
         _print_status(found)
+        console.print(f"[dim]data folder {folder or data_dir()}[/]", soft_wrap=True)
+        if shown := options.shown():
+            console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
     if found.state != "running":
         raise typer.Exit(EXIT_UNAVAILABLE)
+
+
+def admin_key(
+    new: Annotated[bool, typer.Option("--new", help="Replace the key; the one that was lost is revoked.")] = False,
+    folder: DataDir = None,
+) -> None:
+    """Show where this installation's admin key is, or replace it; works whether the installation is up or down."""
+    key_file = (folder or data_dir()) / "admin.key"
+    if new:
+        try:
+            with console.status("replacing the key"):
+                key_file = stack.new_admin_key(folder or data_dir())
+        except StackError as error:
+            raise _as_cli_error(error) from error
+    else:
+        _own_key(key_file)
+    print_admin_key(key_file, is_first_start=new)
 
 
 def _print_status(found: StackStatus) -> None:
@@ -167,7 +196,7 @@ def run_with_stack(
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.ask)
-            key = (running.folder.path / "admin.key").read_text().strip()
+            key = _own_key(running.folder.path / "admin.key")
             return await asyncio.to_thread(_interruptible, show, Gateway(running.gateway_url, key), stop)
         finally:
             with console.status("stopping"):
@@ -176,9 +205,23 @@ def run_with_stack(
     try:
         return asyncio.run(run())
     except StackError as error:
-        raise CliError(str(error)) from error
+        raise _as_cli_error(error) from error
     except asyncio.CancelledError:
         return 130
+
+
+def _own_key(key_file: Path) -> str:
+    try:
+        return key_file.read_text().strip()
+    except OSError:
+        raise CliError(
+            f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", EXIT_USAGE
+        ) from None
+
+
+def _as_cli_error(error: StackError) -> CliError:
+    """Return the error with its exit code: 2 for an option, setting or file that is wrong."""
+    return CliError(str(error), EXIT_USAGE if isinstance(error, BadInputError) else EXIT_FAILED)
 
 
 def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+EXIT_BAD_SETTINGS = 2
+NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
+SECRET_NAME = re.compile("TOKEN|PASSWORD|SECRET|KEY|URL")
+"""Variables whose values are not repeated in messages; an address may contain a password."""
 
 
 class SharedSettings(BaseSettings):
@@ -36,3 +50,99 @@ class SharedSettings(BaseSettings):
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+
+
+Settings = TypeVar("Settings", bound=SharedSettings)
+
+
+def settings_or_exit(settings_type: type[Settings], *, database: bool = False) -> Settings:
+    """Return a process's settings; if any is wrong, print a line for each that is, and exit with status 2.
+
+    Args:
+        settings_type: The settings of the process.
+        database: Whether the process needs ``DATABASE_URL``.
+    """
+    try:
+        settings = settings_type()  # pyright: ignore[reportCallIssue]  # the environment fills it
+    except (ValidationError, SettingsError) as error:
+        exit_with(*faults_of(settings_type, error))
+    if database and not is_postgres(settings.database_url):
+        exit_with(NOT_POSTGRES)
+    return settings
+
+
+def is_postgres(url: str) -> bool:
+    """Return whether an address is that of a PostgreSQL server, by its form."""
+    return re.match(r"postgres(ql)?(\+\w+)?://", url) is not None
+
+
+def exit_with(*lines: str) -> NoReturn:
+    """Print what is wrong with the settings, a line for each fault, and exit with status 2."""
+    print("\n".join(lines), file=sys.stderr)
+    sys.exit(EXIT_BAD_SETTINGS)
+
+
+def settings_faults(settings_type: type[SharedSettings], environment: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with the settings that a process would read from ``environment``, a line per variable."""
+    with _environment(environment):
+        try:
+            settings_type()  # pyright: ignore[reportCallIssue]
+        except (ValidationError, SettingsError) as error:
+            return faults_of(settings_type, error)
+    return []
+
+
+def faults_of(settings_type: type[SharedSettings], error: ValidationError | SettingsError) -> list[str]:
+    """Return one line for each wrong variable: its name, its value unless that is secret, and what would be right."""
+    if isinstance(error, SettingsError):  # the value of a list or a pair is not JSON
+        found = re.search(r'field "(\w+)"', str(error))
+        field = settings_type.model_fields.get(found[1]) if found else None
+        if found is None or field is None:
+            return [str(error)]
+        return [_line(variable_of(settings_type, found[1]), "must be JSON", field)]
+    return [_fault(settings_type, fault) for fault in error.errors(include_url=False)]
+
+
+def variable_of(settings_type: type[SharedSettings], name: str) -> str:
+    """Return the environment variable of a field, which is given by its name or its alias."""
+    field = settings_type.model_fields.get(name)
+    if field is None:
+        return name
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        alias = alias.choices[0]
+    return alias if isinstance(alias, str) else f"{settings_type.model_config.get('env_prefix', '')}{name}".upper()
+
+
+def _fault(settings_type: type[SharedSettings], fault: ErrorDetails) -> str:
+    if not fault["loc"]:
+        return fault["msg"].removeprefix("Value error, ")
+    variable = variable_of(settings_type, str(fault["loc"][0]))
+    fields = {variable_of(settings_type, name): field for name, field in settings_type.model_fields.items()}
+    field = fields.get(variable)
+    if fault["type"] == "missing":
+        return f"{variable} is not set" + (f": {field.description}" if field and field.description else "")
+    right = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    right = re.sub(r", unable to parse string as an? \w+$", "", right)
+    right = re.sub(r"^String should", "must", right)
+    return _line(variable, right, field)
+
+
+def _line(variable: str, right: str, field: FieldInfo | None) -> str:
+    value = os.environ.get(variable)
+    shown = variable if value is None or SECRET_NAME.search(variable) else f"{variable}={value[:60]}"
+    default: Any = None if field is None or field.is_required() else field.default
+    return f"{shown}: {right}" + (f" (default {default})" if isinstance(default, int | float | str) and default else "")
+
+
+@contextmanager
+def _environment(environment: Mapping[str, str]) -> Generator[None]:
+    """Make ``environment`` that of this process for a moment: pydantic-settings reads no other."""
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -18,6 +17,7 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.policies import load_policies
 from services.kit.redis import connect
+from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
 from services.scheduler.loop import Scheduler
@@ -73,11 +73,11 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
 def main() -> None:
     """Run the scheduler until SIGTERM."""
-    settings = SchedulerSettings()  # type: ignore[call-arg]
+    settings = settings_or_exit(SchedulerSettings, database=True)
     try:
         app = create_app(settings)
     except WattshiftError as error:
-        sys.exit(f"wattshift scheduler: {error}")
+        exit_with(f"scheduler: {error}")
     serve(app, "scheduler", settings, settings.host, settings.port)
 
 

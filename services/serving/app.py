@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -16,6 +14,7 @@ from services.db.engine import create_engine, is_connection_error
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
+from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.serving import endpoints
 from services.serving.carbon import CarbonZones
@@ -90,13 +89,11 @@ def create_app(settings: ServingSettings) -> FastAPI:
 
 def main() -> None:
     """Run the service until SIGTERM; exit with one line for each invalid setting."""
+    settings = settings_or_exit(ServingSettings, database=True)
     try:
-        settings = ServingSettings()  # type: ignore[call-arg]
         app = create_app(settings)
-    except ValidationError as error:
-        sys.exit("\n".join(f"serving: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
     except ValueError as error:
-        sys.exit(f"serving: {error}")
+        exit_with(f"serving: {error}")
     serve(app, "serving", settings, settings.host, settings.port)
 
 

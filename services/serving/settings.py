@@ -19,7 +19,7 @@ class ServingSettings(WorkSettings):
     model_config = SettingsConfigDict(env_prefix="SERVING_")
 
     host: str = "127.0.0.1"
-    port: int = 8090
+    port: int = Field(default=8090, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     carbon_timeout_s: float = Field(default=10, gt=0)
     keep_days: float = Field(

@@ -37,6 +37,7 @@ from services.kit.background.worker import Worker
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
+from services.kit.settings import settings_or_exit
 from services.serving.carbon import place_intensities
 from services.serving.planning.demand import predict_demand
 from services.serving.planning.problem import check_signals, gpus_by_place, problem_of, result_of
@@ -240,7 +241,7 @@ def end_with_serving() -> None:
 
 def main() -> None:
     """Make the plans that wait, and end when there has been none for some seconds."""
-    settings = ServingSettings()  # type: ignore[call-arg]
+    settings = settings_or_exit(ServingSettings, database=True)
     configure_logging("serving-planner", log_format=settings.log_format, level=settings.log_level)
     end_with_serving()
     engine = create_engine(settings.database_url, pool_size=1, application_name="serving-planner")

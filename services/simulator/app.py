@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -21,6 +19,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
 from services.kit.redis import connect
+from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.simulator import endpoints
 from services.simulator.queue import QUEUE, TASK, simulator_celery
@@ -79,13 +78,11 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
 
 def main() -> None:
     """Run the service until SIGTERM; exit with one line for each invalid setting."""
+    settings = settings_or_exit(SimulatorSettings, database=True)
     try:
-        settings = SimulatorSettings()  # type: ignore[call-arg]
         app = create_app(settings)
-    except ValidationError as error:
-        sys.exit("\n".join(f"simulator: {e['loc']}: {e['msg']}" for e in error.errors(include_input=False)))
     except (ValueError, PluginError) as error:
-        sys.exit(f"simulator: {error}")
+        exit_with(f"simulator: {error}")
     serve(app, "simulator", settings, settings.host, settings.port)
 
 

@@ -14,7 +14,7 @@ class SimulatorSettings(WorkSettings):
     model_config = SettingsConfigDict(env_prefix="SIMULATOR_")
 
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: int = Field(default=8080, ge=0, le=65_535)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     max_pending_per_tenant: int = Field(default=20, ge=1, description="Runs a tenant may have queued or running.")
     max_jobs: int = Field(default=150_000, ge=1, description="Most jobs of a run; the bundled year has 146,000.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 from redis import Redis
 
@@ -12,18 +11,19 @@ from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
+from services.kit.settings import exit_with, settings_or_exit
 from services.simulator.experiments import remote
 from services.simulator.experiments.remote import CellWorker
 from services.simulator.queue import TASK, simulator_celery
 from services.simulator.settings import SimulatorSettings
 from services.simulator.worker import simulation_worker
 
-settings = SimulatorSettings()  # type: ignore[call-arg]
+settings = settings_or_exit(SimulatorSettings, database=True)
 async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 try:
     load_policies()
 except PluginError as error:
-    sys.exit(f"simulator worker: {error}")
+    exit_with(f"simulator worker: {error}")
 app = simulator_celery(settings)
 prepare_worker("simulator-worker", settings)
 

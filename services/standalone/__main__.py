@@ -4,13 +4,14 @@ import argparse
 import asyncio
 import sys
 
-from services.standalone.process import StackError
+from services.kit.settings import EXIT_BAD_SETTINGS
+from services.standalone.process import BadInputError, StackError
 from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import Stack, default_data_dir, serve
 
 
 def main() -> int:
-    """Return 0 after a stop that was asked for, 1 if something could not start."""
+    """Return 0 after a stop that was asked for, 1 if something could not start, 2 if an option or setting is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m services.standalone", description="Run everything on this machine until SIGTERM or Ctrl-C."
     )
@@ -31,7 +32,7 @@ def main() -> int:
         asyncio.run(serve(stack, on_ready=lambda: print(f"wattshift: ready at {stack.gateway_url}", flush=True)))
     except StackError as error:
         print(f"wattshift: {error}", file=sys.stderr)
-        return 1
+        return EXIT_BAD_SETTINGS if isinstance(error, BadInputError) else 1
     return 0
 
 

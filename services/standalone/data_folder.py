@@ -1,7 +1,8 @@
 """The folder with all state of an installation.
 
-lock         held by the running supervisor
+lock         held by the running supervisor, whose process id is in it
 run.json     what runs now: addresses, process ids, states; for `status` and `down`
+options.json what the installation was made with: nodes, zones, port
 secrets/     passwords and tokens, created once
 postgres     the database (a link, where the database's user cannot reach this folder)
 valkey/      streams and task queues
@@ -20,7 +21,7 @@ from typing import Literal
 
 import psutil
 
-from services.standalone.process import StackError
+from services.standalone.process import BadInputError, StackError
 
 State = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
 
@@ -88,8 +89,10 @@ class DataFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            url = self.status().gateway_url
+            url = self.last_status().gateway_url
             raise StackError(f"already running{f' at {url}' if url else ''} (data folder {self.path})") from None
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
         self._lock = lock
 
     def close(self) -> None:
@@ -98,36 +101,87 @@ class DataFolder:
             os.close(self._lock)
             self._lock = None
 
-    def secret(self, name: str) -> str:
-        """Return the secret of that name, made at the first call; only the owner of the folder can read it."""
+    def holder(self) -> int | None:
+        """Return the process id of the supervisor that holds the folder, or None if none does."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except OSError:
+            text = os.read(lock, 20)
+            return int(text) if text.isdigit() else None
+        finally:
+            os.close(lock)
+
+    def secret(self, name: str, *, made_with: Path | None = None) -> str:
+        """Return the secret of that name, made at the first call; only the owner of the folder can read it.
+
+        Args:
+            name: File in ``secrets``.
+            made_with: What is unusable without this very secret: while it exists, a lost secret is not replaced.
+
+        Raises:
+            BadInputError: the secret is lost or empty, or cannot be read.
+        """
         path = self.path / "secrets" / name
-        if not path.exists():
-            write_whole(
-                path, secrets.token_urlsafe(32), durably=True
-            )  # a password lost in a power cut locks the database
-        return path.read_text()
+        try:
+            if not path.exists():
+                if made_with is not None and made_with.exists():
+                    raise BadInputError(
+                        f"{path} is missing, and {made_with} opens with that password only: put the file back "
+                        "from a backup, or start anew with another --data-dir"
+                    )
+                # Durably: a password lost in a power cut locks the database.
+                write_whole(path, secrets.token_urlsafe(32), durably=True)
+            secret = path.read_text().strip()
+        except OSError as error:
+            raise BadInputError(f"cannot read the secret {path}: {error.strerror}") from error
+        if not secret:
+            raise BadInputError(f"the secret {path} is empty: put the file back from a backup")
+        return secret
 
     def write_status(self, status: StackStatus) -> None:
         """Write what runs, for `status` and `down`."""
         write_whole(self.path / "run.json", json.dumps(asdict(status), indent=1))
 
     def status(self) -> StackStatus:
-        """Return what the supervisor wrote last, or `stopped` if it no longer runs."""
-        status = self.last_status()
+        """Return what the supervisor wrote last, or `stopped` if it no longer runs.
+
+        Raises:
+            BadInputError: what it wrote cannot be understood.
+            StackError: the folder belongs to another user.
+        """
+        try:
+            status = self._read_status()
+        except (ValueError, TypeError, KeyError):
+            holder = self.holder()
+            stop = f"`wattshift down` stops what runs (process {holder}), and " if holder else ""
+            raise BadInputError(
+                f"{self.path / 'run.json'} is corrupt or of another version; {stop}`wattshift up` writes a new one"
+            ) from None
         if status.pid is None or not lives(status.pid, status.started_at_s):
             return StackStatus(state="failed" if status.state == "failed" else "stopped")
         return status
 
     def last_status(self) -> StackStatus:
-        """Return what the last supervisor wrote, whether or not it still runs."""
+        """Return what the last supervisor wrote, whether or not it still runs; `stopped` if that is not readable."""
+        try:
+            return self._read_status()
+        except (ValueError, TypeError, KeyError):  # corrupt, or written by another version
+            return StackStatus(state="stopped")
+
+    def _read_status(self) -> StackStatus:
         try:
             written = json.loads((self.path / "run.json").read_text())
-            written["processes"] = tuple(ProcessStatus(**process) for process in written["processes"])
-            return StackStatus(**written)
         except PermissionError as error:
             raise StackError(f"cannot read the data folder {self.path}: {error.strerror}") from error
-        except (OSError, ValueError, TypeError, KeyError):  # never started, or started by another version
+        except OSError:  # never started
             return StackStatus(state="stopped")
+        written["processes"] = tuple(ProcessStatus(**process) for process in written["processes"])
+        return StackStatus(**written)
 
 
 def lives(pid: int, started_at_s: float | None) -> bool:

@@ -19,6 +19,10 @@ class StackError(Exception):
     """The installation cannot do what was asked; the message is for the user."""
 
 
+class BadInputError(StackError):
+    """An option, a setting or a file of the installation is wrong, and nothing was changed; one line for each fault."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """The user another process runs as."""

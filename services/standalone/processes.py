@@ -9,7 +9,7 @@ from pathlib import Path
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.settings import SharedSettings
-from services.standalone.process import Process, StackError, http_ready
+from services.standalone.process import BadInputError, Process, http_ready
 
 PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
 
@@ -36,6 +36,7 @@ SERVICES = (
 )
 AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
 MIGRATIONS = ("-m", "migrations")
+NEW_ADMIN_KEY = ("-m", "services.admission.admin_key")
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
@@ -70,7 +71,7 @@ def parse_nodes(text: str | None) -> tuple[Node, ...]:
     node if it has GPUs, else `2x4`; the empty text is no node.
 
     Raises:
-        StackError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes.
+        BadInputError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes.
     """
     if not text:
         return () if text == "" else (Node("node-1"),) if _has_gpu() else parse_nodes("2x4")
@@ -79,14 +80,14 @@ def parse_nodes(text: str | None) -> tuple[Node, ...]:
         match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?(?:@([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?\s*", part)
         if not match or not int(match[1]) or not int(match[2]):
             wanted = f"COUNTxGPUS[:MODEL][@ZONE][,...], such as 2x4:{DEFAULT_MODEL}@DE"
-            raise StackError(f"nodes have the form {wanted}, not {part!r}")
+            raise BadInputError(f"nodes have the form {wanted}, not {part!r}")
         try:
             model = gpu_model(match[3] or DEFAULT_MODEL).name
         except DomainError as error:
-            raise StackError(str(error)) from error
+            raise BadInputError(str(error)) from error
         sizes += [(int(match[2]), model, match[4])] * int(match[1])
     if len(sizes) > 64:
-        raise StackError(f"at most 64 nodes run on one machine, not {len(sizes)}")
+        raise BadInputError(f"at most 64 nodes run on one machine, not {len(sizes)}")
     return tuple(Node(f"node-{number}", *size) for number, size in enumerate(sizes, start=1))
 
 

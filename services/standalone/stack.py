@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,10 +29,12 @@ from typing import Self
 import psutil
 
 from services.kit.extras import first_missing
-from services.standalone import node_power, postgres, processes, valkey
+from services.kit.settings import EXIT_BAD_SETTINGS
+from services.standalone import node_power, postgres, processes, remembered, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.ports import Ports
-from services.standalone.process import Process, StackError
+from services.standalone.preflight import check_settings
+from services.standalone.process import BadInputError, Process, StackError
 from services.standalone.processes import SERVICES, Service
 from services.standalone.supervisor import Supervisor
 
@@ -60,19 +63,18 @@ class Stack:
 
         Args:
             data_dir: Where everything is kept; see `default_data_dir`.
-            nodes: Simulated nodes as `parse_nodes` reads them; None takes this machine's GPUs, or else simulates two
-                nodes of four; "" runs no agent.
+            nodes: Simulated nodes as `parse_nodes` reads them; None takes those that the installation was made with,
+                at first this machine's GPUs, or else two simulated nodes of four; "" runs no agent.
             env: Settings on top of the caller's environment. Where either has DATABASE_URL or REDIS_URL, that server
                 is used and none is started; `<PREFIX>PORT` asks for exactly that port.
-            port: The gateway's port, exactly; None prefers 8000.
+            port: The gateway's port, exactly; None takes the remembered one, or else prefers 8000.
             services: What runs beside the servers and the agents.
             workers: Which of the Celery workers run too.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
         self.urls: dict[str, str] = {}
-        if port is not None:
-            self.environment["GATEWAY_PORT"] = str(port)
+        self._port = port
         self._nodes = nodes
         self._services = services
         self._workers = workers
@@ -102,11 +104,12 @@ class Stack:
         """Start everything and return when it is ready; on an error everything is stopped again.
 
         Raises:
+            BadInputError: an option, a setting or a secret is wrong; nothing was started.
             StackError: the folder is in use, a port is taken, or a process does not become ready.
         """
-        nodes = processes.parse_nodes(self._nodes)
         _check_packages(self.environment)
-        self.environment.setdefault("CARBON_ZONES", ",".join(processes.zones_of(nodes, self.environment)))
+        settled = settle(self.folder, self._nodes, self._port, self.environment, self._services)
+        nodes, self.environment = settled.nodes, settled.environment
         self.folder.open()
         try:
             await _stop_leftovers(self.folder.last_status())
@@ -140,6 +143,7 @@ class Stack:
                 for name in self._workers
             ]
             await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
+            remembered.write(self.folder, settled.options)
             self._become("running")
         except BaseException as error:
             await self.stop("failed" if isinstance(error, Exception) else "stopped")
@@ -169,7 +173,8 @@ class Stack:
         """Return the servers that have to be started, and add their addresses to the environment."""
         servers: list[Process] = []
         if not self.environment.get("DATABASE_URL"):
-            port, password = self._ports.take(15_432), self.folder.secret("postgres")
+            made_with = self.folder.path / "postgres" / "data"
+            port, password = self._ports.take(15_432), self.folder.secret("postgres", made_with=made_with)
             servers.append(postgres.prepare(self.folder.path / "postgres", password=password, port=port))
             self.environment["DATABASE_URL"] = postgres.url(password, port)
         if not self.environment.get("REDIS_URL"):
@@ -205,6 +210,46 @@ class Stack:
     def _write_status(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
             self.folder.write_status(self.status())
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What an installation is about to run with, after every check that needs no process.
+
+    Attributes:
+        options: Those given, and for the others those remembered.
+        changes: A line for each remembered option that is replaced by a given one.
+        nodes: The nodes to run agents for.
+        environment: Of all processes, without the addresses that are found at the start.
+    """
+
+    options: remembered.Options
+    changes: tuple[str, ...]
+    nodes: tuple[processes.Node, ...]
+    environment: dict[str, str]
+
+
+def settle(
+    folder: DataFolder,
+    nodes: str | None,
+    port: int | None,
+    environment: Mapping[str, str],
+    services: Sequence[Service] = SERVICES,
+) -> Settled:
+    """Return what an installation would run with; nothing is changed.
+
+    Raises:
+        BadInputError: an option or a setting is wrong, or the remembered options cannot be read.
+    """
+    given = remembered.asked(nodes, port, environment)
+    options, changes = remembered.merge(remembered.read(folder), given)
+    full = {**environment, **options.environment()}
+    if options.port is not None:
+        full["GATEWAY_PORT"] = str(options.port)
+    chosen = processes.parse_nodes(options.nodes)
+    full.setdefault("CARBON_ZONES", ",".join(processes.zones_of(chosen, full)))
+    check_settings([*services, *([processes.AGENT] if chosen else [])], full)
+    return Settled(options, tuple(changes), chosen, full)
 
 
 async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -254,13 +299,17 @@ def up(
         on_change: Called with the status whenever it has changed, to show progress.
 
     Raises:
+        BadInputError: an option, a setting or a secret is wrong; nothing was started.
         StackError: it runs already, or did not start; nothing of it is left running then.
     """
     _check_packages({**os.environ, **(env or {})})
     folder = DataFolder(data_dir or default_data_dir())
-    status = folder.status()
-    if status.state in ("starting", "running", "stopping"):
-        raise StackError(f"already {status.state} at {status.gateway_url} (data folder {folder.path})")
+    status = folder.last_status()
+    if (holder := folder.holder()) is not None:
+        where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
+        raise StackError(f"already {where} (data folder {folder.path})")
+    services = [service for service in SERVICES if service.name not in without]
+    settle(folder, nodes, port, {**os.environ, **(env or {})}, services)
     command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []
@@ -290,7 +339,8 @@ def up(
         raise
     with (folder.log / "supervisor.log").open(errors="replace") as log:
         log.seek(seen)
-        raise StackError(log.read().strip().removeprefix("wattshift: ") or f"ended with status {daemon.returncode}")
+        kind = BadInputError if daemon.returncode == EXIT_BAD_SETTINGS else StackError
+        raise kind(log.read().strip().removeprefix("wattshift: ") or f"ended with status {daemon.returncode}")
 
 
 def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool:
@@ -300,7 +350,10 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
         StackError: it belongs to another user, or has not stopped in time.
     """
     folder = DataFolder(data_dir or default_data_dir())
-    status = folder.status()
+    try:
+        status = folder.status()
+    except BadInputError:  # run.json is corrupt: the lock names the process too
+        status = _held_by(folder.holder())
     if status.pid is None:
         return False
     try:
@@ -315,6 +368,14 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
             raise StackError(f"process {status.pid} still runs after {timeout_s:.0f} s")
         time.sleep(0.05)
     return True
+
+
+def _held_by(pid: int | None) -> StackStatus:
+    """Return the status of a supervisor of which only the process id is known."""
+    try:
+        return StackStatus("running", pid=pid, started_at_s=psutil.Process(pid).create_time() if pid else None)
+    except psutil.Error:
+        return StackStatus("stopped")
 
 
 def erase(data_dir: Path | str | None = None) -> None:
@@ -333,6 +394,69 @@ def erase(data_dir: Path | str | None = None) -> None:
     except OSError as error:
         raise StackError(f"cannot remove {error.filename}: {error.strerror}") from error
     finally:
+        folder.close()
+
+
+def changes_of(data_dir: Path | str | None = None, *, nodes: str | None = None, port: int | None = None) -> list[str]:
+    """Return a line for each remembered option that `up` with these options would replace.
+
+    Raises:
+        BadInputError: the remembered options cannot be read.
+    """
+    before = remembered_options(data_dir)
+    return remembered.merge(before, remembered.asked(nodes, port, os.environ))[1]
+
+
+def remembered_options(data_dir: Path | str | None = None) -> remembered.Options:
+    """Return the options that the installation was made with.
+
+    Raises:
+        BadInputError: they cannot be read.
+    """
+    return remembered.read(DataFolder(data_dir or default_data_dir()))
+
+
+def new_admin_key(data_dir: Path | str | None = None) -> Path:
+    """Replace the installation's own admin key, whether it runs or not; return the file that has the new one.
+
+    Raises:
+        BadInputError: there is no installation in the folder, or its database is not known.
+        StackError: the database does not start, or refuses.
+    """
+    folder = DataFolder(data_dir or default_data_dir())
+    if not folder.is_one():
+        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    asyncio.run(_new_admin_key(folder))
+    return folder.path / "admin.key"
+
+
+async def _new_admin_key(folder: DataFolder) -> None:
+    supervisor = Supervisor(folder.log)
+    environment = {**os.environ, "WATTSHIFT_DATA_DIR": str(folder.path), "PYTHONUNBUFFERED": "1"}
+    is_running = folder.holder() is not None
+    ports = Ports()
+    if not is_running:
+        folder.open()
+    try:
+        if not environment.get("DATABASE_URL"):
+            data = folder.path / "postgres" / "data"
+            if not data.exists():
+                raise BadInputError(f"{folder.path} has no database of its own: name it by DATABASE_URL")
+            password = folder.secret("postgres", made_with=data)
+            if is_running:
+                port = next((p.port for p in folder.status().processes if p.name == "postgres"), None)
+                if port is None:
+                    raise BadInputError("the installation uses another database: name it by DATABASE_URL")
+            else:
+                port = ports.take(15_432)
+                await supervisor.start([postgres.prepare(folder.path / "postgres", password=password, port=port)])
+            environment["DATABASE_URL"] = postgres.url(password, port)
+        await supervisor.finish(
+            processes.command_process("admin-key", processes.NEW_ADMIN_KEY, environment, folder.path)
+        )
+    finally:
+        await supervisor.stop()
+        ports.release()
         folder.close()
 
 

@@ -14,6 +14,7 @@ from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks, repeat
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
@@ -65,7 +66,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
 
 def main() -> None:
     """Run the process."""
-    settings = TelemetrySettings()  # type: ignore[call-arg]  # the environment fills it
+    settings = settings_or_exit(TelemetrySettings, database=True)
     serve(create_app(settings), "telemetry", settings, settings.host, settings.port)
 
 

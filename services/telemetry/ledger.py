@@ -30,6 +30,15 @@ class Reporter:
     node_id: str
     zone: str
     host_power: EnergySource
+    zones: Sequence[tuple[float, str]] = ()
+
+    def zone_at(self, time_s: float) -> str:
+        """Return the zone the node was in at ``time_s``, UTC seconds.
+
+        ``zones`` are those it was in, each with the time since when, oldest first; none: always in ``zone``.
+        """
+        began = [zone for since_s, zone in self.zones if since_s <= time_s]
+        return began[-1] if began else self.zones[0][1] if self.zones else self.zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,7 @@ class Ledger:
         """Store intervals that are not stored yet, and update everything that depends on them.
 
         Energy is assumed to be spread evenly over its interval, so that the intensity of a line is the time-weighted
-        mean over the interval.
+        mean over the interval. A node that was moved to another zone is charged the zone in which an interval began.
 
         Raises:
             ProblemError: 503, no intensity is known for the node's zone; nothing was stored.
@@ -115,7 +124,7 @@ class Ledger:
         priced: dict[tuple[str, int], Intensity] = {}
         for key, interval in distinct.items():
             start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
-            priced[key] = await self._intensities.during(reporter.zone, start_s, max(start_s, end_s))
+            priced[key] = await self._intensities.during(reporter.zone_at(start_s), start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
         async with self._database.transaction() as connection:
             rows = [_interval_row(distinct[key]) for key in sorted(distinct)]
@@ -124,14 +133,10 @@ class Ledger:
             if fresh:
                 gangs = await self._gangs(connection, reporter, fresh)
                 lines = self._lines(reporter, fresh, priced, gangs)
-                await energy.store_usages(
-                    connection,
-                    reporter.node_id,
-                    reporter.host_power,
-                    reporter.zone,
-                    self._pue,
-                    [_usage_row(line) for line in lines],
-                )
+                for zone, usages in _by_zone(reporter, lines).items():
+                    await energy.store_usages(
+                        connection, reporter.node_id, reporter.host_power, zone, self._pue, usages
+                    )
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
                 await _advance_profiles(connection, reporter, lines, gangs)
         return EnergyReceipt(accepted=len(keys), duplicates=len(intervals) - len(keys))
@@ -198,6 +203,13 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
             owners_j=owners_j,
             metered_j=metered_j,
         )
+
+
+def _by_zone(reporter: Reporter, lines: Sequence[Line]) -> dict[str, list[energy.UsageRow]]:
+    rows: dict[str, list[energy.UsageRow]] = defaultdict(list)
+    for line in lines:
+        rows[reporter.zone_at(line.interval.start_at.timestamp())].append(_usage_row(line))
+    return rows
 
 
 def _interval_row(interval: EnergyInterval) -> energy.IntervalRow:

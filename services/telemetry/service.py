@@ -84,7 +84,7 @@ class Telemetry:
         node = await nodes.known_node(self.database, node_id, token)
         if node is None:
             raise UNKNOWN_NODE
-        reporter = Reporter(node_id, node.zone, EnergySource(node.host_power))
+        reporter = Reporter(node_id, node.zone, EnergySource(node.host_power), node.zones)
         return await self.ledger.store(reporter, report.intervals)
 
     async def list_nodes(self) -> NodeList:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.admission.admin_key import replace_admin_key
 from services.admission.first_start import ensure_first_admin
 from services.admission.keys import key_hash
 from services.db.engine import create_engine
@@ -63,3 +64,28 @@ async def test_a_damaged_file_is_replaced(postgres_url: str, tmp_path: Path, lef
     secret = await _start(database_url, tmp_path)
     assert secret
     assert (tmp_path / "admin.key").read_text().strip() == secret
+
+
+async def test_a_lost_key_is_replaced_and_revoked_and_keys_of_people_stay(postgres_url: str, tmp_path: Path) -> None:
+    database_url = fresh_database(postgres_url)
+    lost = await _start(database_url, tmp_path)
+    (tmp_path / "admin.key").unlink()
+    engine = create_engine(database_url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "INSERT INTO api_keys (id, tenant_id, role, label, key_sha256) VALUES ('mine', 'default', 'admin', '', 'x')"
+        )
+    first = await replace_admin_key(engine, tmp_path)
+    second = await replace_admin_key(engine, tmp_path)
+    assert lost
+    assert [len(first), len(second)] == [1, 1]
+    assert first != second, "the second replaces what the first made"
+    kept = (tmp_path / "admin.key").read_text().strip()
+    async with engine.connect() as connection:
+        query = "SELECT key_sha256 FROM api_keys WHERE role = 'admin' AND revoked_at IS NULL ORDER BY id"
+        valid = [row.key_sha256 for row in await connection.exec_driver_sql(query)]
+        audit = [tuple(row) for row in await connection.exec_driver_sql("SELECT action, data FROM audit_log")]
+    await engine.dispose()
+    assert sorted(valid) == sorted([key_hash(kept), b"x"])
+    assert [action for action, _ in audit] == ["key.replaced", "key.replaced"]
+    assert stat.S_IMODE((tmp_path / "admin.key").stat().st_mode) == 0o600

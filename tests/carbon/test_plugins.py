@@ -90,6 +90,6 @@ def test_the_process_ends_with_that_line(site: Path) -> None:
 
     ended = started(PYTHONPATH=str(site))
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.startswith("carbon service: plugin 'flat' (wattshift.carbon_providers, package added)")
     assert len(ended.stderr.strip().splitlines()) == 1

@@ -78,7 +78,7 @@ def started(**environment: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_zone_without_credentials_ends_the_start_with_what_is_missing() -> None:
     ended = started(CARBON_ZONES="DE,US-CAL-CISO", CARBON_PROVIDERS="DE=electricity_maps,US-CAL-CISO=watttime")
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "zone DE is to come from electricity_maps, which needs CARBON_ELECTRICITY_MAPS_TOKEN" in ended.stderr
     assert "Traceback" not in ended.stderr
 

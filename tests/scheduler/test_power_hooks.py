@@ -120,13 +120,14 @@ def test_a_scheduler_that_cannot_power_nodes_says_so_in_one_line() -> None:
     environment = os.environ | {
         "WATTSHIFT_SERVICE_TOKEN": "a-token-of-sixteen-and-more",
         "SCHEDULER_NODE_POWER": "ipmi",
+        "DATABASE_URL": "postgresql://127.0.0.1:1/none",
     }
     ended = subprocess.run(
         [sys.executable, "-m", "services.scheduler.app"], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     needs = "SCHEDULER_NODE_POWER=ipmi needs SCHEDULER_NODE_POWER_FILE, a list of controllers"
-    assert ended.stderr.strip() == f"wattshift scheduler: {needs}"
+    assert ended.stderr.strip() == f"scheduler: {needs}"
 
 
 CONTROLLER = """

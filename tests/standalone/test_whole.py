@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from services.standalone.data_folder import ProcessStatus, StackStatus
 from services.standalone.processes import SERVICES, WORKERS
-from services.standalone.stack import down, read_status, up
+from services.standalone.stack import down, new_admin_key, read_status, up
 from tests.support.servers import scratch_folder, wait_until
 
 
@@ -34,18 +35,38 @@ def by_name(status: StackStatus) -> dict[str, ProcessStatus]:
     return {process.name: process for process in status.processes}
 
 
+def works(status: StackStatus, key: str) -> bool:
+    request = urllib.request.Request(f"{status.gateway_url}/v1/keys", headers={"authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as error:
+        return error.code != 401
+
+
 def test_up_and_down_and_up(folder: Path) -> None:
-    for _ in range(2):
-        status = up(folder, nodes="2x2")
+    """The second time without options, and with the admin key lost while it was down, then while it is up."""
+    key_file = folder / "admin.key"
+    for nodes in ("2x2@DE", None):
+        status = up(folder, nodes=nodes)
         assert {service.name for service in SERVICES} < by_name(status).keys()
         assert {"postgres", "valkey", *WORKERS, "agent-node-1", "agent-node-2"} < by_name(status).keys()
         assert {process.restarts for process in status.processes} == {0}
         for url in status.urls.values():
             with urllib.request.urlopen(f"{url}/readyz", timeout=60) as answer:
                 assert answer.status == 200
+        lost = key_file.read_text().strip()
+        assert works(status, lost)
+        if nodes is None:
+            key_file.unlink()
+            new_admin_key(folder)
+            assert works(status, key_file.read_text().strip())
+            wait_until(lambda lost=lost: not works(read_status(folder), lost), within_s=10)
         left = [p for child in psutil.Process(status.pid).children() for p in (child, *child.children(recursive=True))]
         assert down(folder)
         assert not [process for process in left if process.is_running()]
+        key_file.unlink()
+        assert new_admin_key(folder) == key_file
 
 
 @pytest.mark.chaos

@@ -104,6 +104,25 @@ async def test_without_the_carbon_service_the_last_known_intensity_is_used_and_m
     assert (line["intensity_gco2_per_kwh"], line["intensity_estimated"], line["carbon_gco2"]) == (-20, True, -20)
 
 
+async def test_a_node_that_moves_to_another_zone_is_charged_each_zone_for_its_own_time(plane) -> None:
+    agent = await plane.agent(zone="west")
+    t = now_s()
+    agent.registration["zone"] = "east"
+    await agent.register()
+    await agent.register()
+    moved = await row(plane, "SELECT * FROM audit_log")
+    late, new = agent.interval(t - 20, t - 10, usage(None, 1)), agent.interval(now_s(), now_s() + 1, usage(None, 1))
+    assert (await agent.report(late, new)).status_code == 200
+    assert [line["zone"] for line in await lines(plane)] == ["west", "east"]
+    assert (moved["action"], moved["target"], moved["data"]) == (
+        "node.zone_changed",
+        "n0",
+        {"before": "west", "after": "east"},
+    )
+    zones = await row(plane, "SELECT array_agg(zone ORDER BY since) AS zones FROM node_zones WHERE node_id = 'n0'")
+    assert zones["zones"] == ["west", "east"], "a second registration in the same zone is no change"
+
+
 async def test_a_node_charges_no_job_that_it_does_not_run(plane) -> None:
     agent = await plane.agent("n1")
     await plane.agent("n2")

@@ -45,3 +45,20 @@ async def test_sleep_and_boot_are_booked_once_as_nobodys_estimated_energy(plane:
     seen = (await asked("/v1/nodes/n0"))["power"]
     assert (seen["wakes"], seen["off_s"], seen["waking_s"]) == (1, 110, 30)
     assert seen["estimated_energy_j"] == 10_000
+
+
+async def test_sleep_is_booked_in_the_zone_the_node_was_in(plane: Plane) -> None:
+    agent = await plane.agent("n0", zone="west")
+    agent.registration["zone"] = "east"
+    await agent.register()
+    async with plane.database.connection() as connection:
+        await connection.execute("UPDATE node_zones SET since = now() - interval '30 s' WHERE zone = 'east'")
+        await connection.execute("UPDATE node_zones SET since = now() - interval '60 s' WHERE zone = 'west'")
+    await periods(plane.database, "n0")
+
+    async def zones() -> list[str]:
+        async with plane.database.connection() as connection:
+            rows = await connection.fetch("SELECT zone FROM energy_usages WHERE boot_id = $1 ORDER BY sequence", LIFE)
+        return [row["zone"] for row in rows] if len(rows) == 2 else []
+
+    assert await eventually(zones) == ["west", "west"], "both periods began before the node moved"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,16 @@ class AccessRepository:
         """Mark a key as revoked."""
         query = update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=utc_now())
         await self._connection.execute(query)
+
+    async def revoke_admin_keys(self, labels: Collection[str]) -> list[str]:
+        """Revoke the admin keys that have one of these labels; return their ids."""
+        query = (
+            update(api_keys)
+            .where(api_keys.c.role == Role.ADMIN, api_keys.c.label.in_(labels), api_keys.c.revoked_at.is_(None))
+            .values(revoked_at=utc_now())
+            .returning(api_keys.c.id)
+        )
+        return sorted((await self._connection.execute(query)).scalars())
 
     async def keys(self, before_id: str | None, limit: int) -> list[ApiKey]:
         """Return up to ``limit`` keys, newest first, from before ``before_id``."""

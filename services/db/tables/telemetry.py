@@ -89,6 +89,15 @@ job_profiles = Table(
 Each gang counts from its first report of progress, at ``since_at``, so that starting up and what a restart repeats is
 left out; ``generation`` is the newest gang that counted."""
 
+node_zones = Table(
+    "node_zones",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("since", Timestamp, primary_key=True),
+    Column("zone", Text, nullable=False),
+)
+"""The grid zones a node was in, for nodes that were ever moved: energy is priced by the zone in force at its time."""
+
 energy_intervals = Table(
     "energy_intervals",
     metadata,

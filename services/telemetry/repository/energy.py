@@ -68,7 +68,11 @@ SELECT intensity_gco2_per_kwh AS gco2_per_kwh, signal FROM energy_usages WHERE z
 """
 
 UNBOOKED = """
-SELECT d.id, d.node_id, d.start_at, d.end_at, d.power_w, n.zone FROM node_power_periods d
+SELECT d.id, d.node_id, d.start_at, d.end_at, d.power_w, coalesce(
+    (SELECT z.zone FROM node_zones z WHERE z.node_id = d.node_id
+     ORDER BY z.since <= d.start_at DESC, CASE WHEN z.since <= d.start_at THEN z.since END DESC, z.since LIMIT 1),
+    n.zone) AS zone
+FROM node_power_periods d
 JOIN nodes n ON n.id = d.node_id
 WHERE d.power_w > 0
     AND NOT EXISTS (

@@ -117,18 +117,41 @@ SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.co
 FROM nodes n WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
 """
 
-_KNOWN = "SELECT zone, host_power FROM nodes WHERE id = $1 AND token_sha256 = $2"
+_KNOWN = """
+SELECT n.zone, n.host_power, coalesce((
+    SELECT jsonb_agg(jsonb_build_array(extract(epoch FROM z.since), z.zone) ORDER BY z.since)
+    FROM node_zones z WHERE z.node_id = n.id), '[]') AS zones
+FROM nodes n WHERE n.id = $1 AND n.token_sha256 = $2
+"""
+
+_ZONE_BEFORE = "SELECT zone, registered_at FROM nodes WHERE id = $1 FOR UPDATE"
+
+# The first change also records where the node was until then.
+_CHANGE_ZONE = """
+INSERT INTO node_zones (node_id, since, zone)
+SELECT $1, $2, $3 WHERE NOT EXISTS (SELECT FROM node_zones WHERE node_id = $1)
+UNION ALL SELECT $1, now(), $4
+"""
 
 _DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
 
 _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+_AUDIT_ZONE = """
+INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ('', '', 'node.zone_changed', $1, $2)
+"""
+"""Nobody's key did this: the node registered so."""
 
 
 class KnownNode(NamedTuple):
-    """What is needed to price a node's energy, and the source of its host's power."""
+    """What is needed to price a node's energy, and the source of its host's power.
+
+    ``zones`` has every zone the node was ever in with the time since when, UTC seconds, oldest first; it is empty for a
+    node that was always in ``zone``.
+    """
 
     zone: str
     host_power: str
+    zones: list[tuple[float, str]]
 
 
 class NodeRow(NamedTuple):
@@ -188,17 +211,24 @@ async def register(database: Database, registration: NodeRegistration, token: st
     """Store a node and its new token, which invalidates the old one.
 
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
-    counts as lost until its first heartbeat.
+    counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
+    and its energy from now on is that of the new zone.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
+    zone = registration.zone or default_zone
     async with database.transaction() as connection:
+        before = await connection.fetchrow(_ZONE_BEFORE, registration.node_id)
+        if before is not None and before["zone"] != zone:
+            known = before["registered_at"], before["zone"]
+            await connection.execute(_CHANGE_ZONE, registration.node_id, *known, zone)
+            await connection.execute(_AUDIT_ZONE, registration.node_id, {"before": before["zone"], "after": zone})
         await connection.execute(
             _REGISTER,
             registration.node_id,
             token_sha256(token),
             registration.address,
             registration.agent_url,
-            registration.zone or default_zone,
+            zone,
             registration.driver,
             registration.containers,
             registration.host_power,

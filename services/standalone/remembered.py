@@ -1,0 +1,94 @@
+"""The options that an installation was made with, so that a plain `up` brings back the same cluster.
+
+They are in ``options.json`` in the data folder, written when everything is ready. An option that is given replaces what
+is remembered; one that is not given is taken from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from services.standalone.data_folder import DataFolder, write_whole
+from services.standalone.process import BadInputError
+
+FILE = "options.json"
+ZONE_VARIABLES = {"zone": "WATTSHIFT_ZONE", "agents_zone": "GPU_AGENT_ZONE"}
+_FLAGS = {"nodes": "--nodes", "port": "--port", **ZONE_VARIABLES}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an installation is made with; None: not given, so that the default holds.
+
+    Attributes:
+        nodes: Nodes as `parse_nodes` reads them.
+        port: The gateway's port.
+        zone: Grid zone of nodes that name none, `WATTSHIFT_ZONE`.
+        agents_zone: The same for agents alone, `GPU_AGENT_ZONE`.
+    """
+
+    nodes: str | None = None
+    port: int | None = None
+    zone: str | None = None
+    agents_zone: str | None = None
+
+    def shown(self) -> str:
+        """Return the options as they are typed, or nothing if none was ever given."""
+        given = {name: "''" if value == "" else value for name, value in asdict(self).items() if value is not None}
+        return " ".join(
+            f"{_FLAGS[name]}{'=' if name in ZONE_VARIABLES else ' '}{value}" for name, value in given.items()
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that carry the zones."""
+        return {variable: value for name, variable in ZONE_VARIABLES.items() if (value := getattr(self, name))}
+
+
+def asked(nodes: str | None, port: int | None, environment: Mapping[str, str]) -> Options:
+    """Return the options that a caller gives: arguments, and the zones and the port of the environment."""
+    if port is None and environment.get("GATEWAY_PORT", "").isdigit():
+        port = int(environment["GATEWAY_PORT"])
+    zones = {name: environment.get(variable) or None for name, variable in ZONE_VARIABLES.items()}
+    return Options(nodes=nodes, port=port, **zones)
+
+
+def read(folder: DataFolder) -> Options:
+    """Return what the installation remembers; nothing at its first start.
+
+    Raises:
+        BadInputError: the file cannot be read.
+    """
+    path = folder.path / FILE
+    try:
+        written = json.loads(path.read_text())
+        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str}
+        known = {name: written[name] for name in types if written.get(name) is not None}
+        if any(not isinstance(value, types[name]) for name, value in known.items()):
+            raise ValueError("a value has the wrong type")
+    except FileNotFoundError:
+        return Options()
+    except (OSError, ValueError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not the JSON that `wattshift up` writes"
+        raise BadInputError(
+            f"cannot read {path}: {reason}; remove it, and give `wattshift up` its options (--nodes, --port) again"
+        ) from None
+    return Options(**known)
+
+
+def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
+    """Return the options in force, and a line for each remembered value that a given one replaces."""
+    merged: dict[str, str | int | None] = {}
+    changes: list[str] = []
+    for name in (field.name for field in fields(Options)):
+        old, new = getattr(before, name), getattr(given, name)
+        merged[name] = old if new is None else new
+        if old is not None and new is not None and old != new:
+            changes.append(f"{_FLAGS[name]} was {old or 'empty'}, is now {new or 'empty'}")
+    return Options(**merged), changes  # type: ignore[arg-type]  # each under its own name
+
+
+def write(folder: DataFolder, options: Options) -> None:
+    """Remember options for the next start."""
+    write_whole(folder.path / FILE, json.dumps(asdict(options), indent=1), durably=True)
