@@ -50,6 +50,7 @@ class Jobs:
             name=query.name,
             labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
             name_part=query.q,
+            id_prefix=query.id_prefix,
             submitted_after=query.submitted_after,
             submitted_before=query.submitted_before,
             before_id=read_cursor(query.cursor, JOB_ID),

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+from rich.console import RenderableType
 
 from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.forecast import forecast
-from services.cli.jobs import AsJson
+from services.cli.jobs import AsJson, Watch
 from services.cli.output import console
 from services.cli.values import parameter_value
 
@@ -52,14 +53,18 @@ class _ZoneOrCommand(typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
 
-def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
+def list_nodes(context: typer.Context, watch: Watch = False, as_json: AsJson = False) -> None:
     """Show the cluster's nodes."""
     if context.invoked_subcommand:
         return
-    found = Gateway().get("/v1/nodes")["items"]
+    gateway = Gateway()
     if as_json:
-        output.print_json(found)
+        output.print_json(gateway.get("/v1/nodes")["items"])
         return
+    output.show(lambda: _node_table(gateway.get("/v1/nodes")["items"]), watch=watch)
+
+
+def _node_table(found: list[Any]) -> RenderableType:
     figures = ("GPUs", "in use", "power")
     shown = output.table("node", "state", "GPUs", "in use", "model", "power", "zone", "driver", "heard", right=figures)
     for node in found:
@@ -71,7 +76,7 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
             node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models), power, node["zone"],
             node["driver"], heard,
         )  # fmt: skip
-    console.print(shown if found else "no nodes have registered")
+    return shown if found else "no nodes have registered"
 
 
 def drain(node: str) -> None:

@@ -20,8 +20,10 @@ from rich.text import Text
 from services.cli import local, output
 from services.cli.client import EXIT_FAILED, CliError, Gateway, data_dir
 from services.cli.cluster import sparkline
-from services.cli.jobs import FINAL, read_specs, submit_all
+from services.cli.following import FINAL
 from services.cli.output import console
+from services.cli.specs import read_specs
+from services.cli.submit import submit_all
 from services.core.domain.units import J_PER_KWH
 
 WORKLOAD = Path(__file__).parents[2] / "examples" / "workload.json"

@@ -1,38 +1,36 @@
-"""Commands on jobs: submit, inspect, control."""
+"""Commands on jobs: list, inspect, control."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import CliError, Gateway
+from services.cli.following import STREAM, follow, interruptible
+from services.cli.names import job_id, job_ids
 from services.cli.output import console
-from services.cli.values import filled
-from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
+from services.cli.submit import USER_LABEL, SubmitCommand, submit, user_name
+from services.cli.values import duration_s, time_of
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 from services.contracts.problems import ProblemCode
-from services.core.domain.jobs import JobState
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
-
-FINAL = {state.value for state in JobState if state.is_final}
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.", show_default=False)
+]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(submit)
+    app.command(cls=SubmitCommand)(submit)
     app.command("jobs")(list_jobs)
     app.command("job")(show_job)
     app.command()(logs)
@@ -40,102 +38,47 @@ def register(app: typer.Typer) -> None:
         app.command(command, help=f"{command.capitalize()} jobs.")(_steer(command))
 
 
-def read_specs(path: Path) -> list[JobSpec]:
-    """Return the jobs of a file: one spec, a list of them, or ``{"jobs": [...]}``; `-` is standard input.
-
-    ``{python}`` in a command stands for the Python of this installation and ``{examples}`` for the folder of examples.
-
-    Raises:
-        CliError: The file cannot be read, or a spec is not valid; the message names the field.
-    """
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text()
-        document: Any = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise CliError(f"cannot read {path}: {error}", EXIT_USAGE) from error
-    if isinstance(document, dict):
-        specs: Any = document.get("jobs", [document])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    else:
-        specs = document
-    try:
-        batch = JobBatch.model_validate({"jobs": specs})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CliError(f"{path}: /{'/'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE) from error
-    return [spec.model_copy(update={"command": [filled(word) for word in spec.command]}) for spec in batch.jobs]
-
-
-def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | None = None) -> list[Any]:
-    """Submit jobs, in batches where there are many; return the accepted jobs in order."""
-    key = idempotency_key or uuid.uuid4().hex
-    if len(specs) == 1:
-        return [gateway.call("POST", "/v1/jobs", body=specs[0], headers={"idempotency-key": key})]
-    accepted: list[Any] = []
-    for number, start in enumerate(range(0, len(specs), MAX_BATCH_JOBS)):
-        batch = JobBatch(jobs=specs[start : start + MAX_BATCH_JOBS])
-        headers = {"idempotency-key": f"{key}-{number}"}
-        accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
-    return accepted
-
-
-def submit(
-    file: Annotated[Path | None, typer.Argument(help="JSON file with one or more jobs; - for standard input.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of a job given on the command line.")] = None,
-    gpus: Annotated[str, typer.Option(help="Gang size: N, or MIN-MAX.")] = "1",
-    command: Annotated[str | None, typer.Option("--command", "-c", help="Command line, quoted as for a shell.")] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="Submitting again with the same key is safe.")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait for the end; exit 1 unless every job succeeds.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Submit jobs from a file, or one job: wattshift submit --gpus 1-4 --command 'python3 train.py'."""
-    if (file is None) == (command is None):
-        raise CliError("give either a file or a --command", EXIT_USAGE)
-    specs = read_specs(file) if file else [_spec_of(name, gpus, shlex.split(command or ""))]
-    gateway = Gateway()
-    accepted = submit_all(gateway, specs, idempotency_key)
-    if wait:
-        accepted = list(wait_for(gateway, [job["id"] for job in accepted]))
-    if as_json:
-        output.print_json(accepted)
-    else:
-        for job in accepted:
-            console.print(f"{job['id']}  {output.state(job['state'])}  {job['name']}")
-    if wait and any(job["state"] != "succeeded" for job in accepted):
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _spec_of(name: str | None, gpus: str, command: list[str]) -> JobSpec:
-    least, _, most = gpus.partition("-")
-    try:
-        document = {"name": name or Path(command[0]).name if command else "", "command": command}
-        return JobSpec.model_validate({**document, "gpus": {"min": int(least), "max": int(most or least)}})
-    except ValueError as error:
-        raise CliError(f"that is not a job: {error}", EXIT_USAGE) from error
-
-
-def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = 0.5) -> Iterator[Any]:
-    """Yield each job once it has ended, in the order given."""
-    for job_id in job_ids:
-        while (job := gateway.get(f"/v1/jobs/{job_id}"))["state"] not in FINAL:
-            time.sleep(poll_s)
-        yield job
-
-
 def list_jobs(
-    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; may be repeated.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only jobs in this state; may be repeated, or separated by commas.")
+    ] = None,
+    mine: Annotated[
+        bool, typer.Option("--mine", help="Only jobs that your account on this machine submitted.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only jobs submitted since then: 2d, 6h or 2026-03-01.")
+    ] = None,
     project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this label, key=value; may be repeated.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many jobs to show, newest first.")] = 50,
+    watch: Watch = False,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    jobs = Gateway().pages("/v1/jobs", limit, state=state or None, project=project, label=label or None)
+    labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine else [])]
+    states = [each.strip() for word in state or [] for each in word.split(",")]
+    after = _since(since).isoformat() if since else None
+    gateway = Gateway()
+
+    def jobs() -> list[Any]:
+        return gateway.pages(
+            "/v1/jobs", limit, state=states or None, project=project, label=labels or None, submitted_after=after
+        )
+
     if as_json:
-        output.print_json(jobs)
+        output.print_json(jobs())
     else:
-        console.print(job_table(jobs) if jobs else "no jobs")
+        output.show(lambda: job_table(found) if (found := jobs()) else "no jobs", watch=watch)
+
+
+def _since(text: str) -> datetime:
+    """Return the time that ``--since`` means: an age, or a time."""
+    now = datetime.now(UTC)
+    if text[:4].isdigit() and "-" in text:
+        return time_of(text, "--since", now)
+    return now - timedelta(seconds=duration_s(text, "--since"))
 
 
 def job_table(jobs: list[Any]) -> Table:
@@ -161,6 +104,7 @@ def job_table(jobs: list[Any]) -> Table:
 def show_job(job: JobArgument, as_json: AsJson = False) -> None:
     """Show a job: its state, the reason, its energy and its emissions."""
     gateway = Gateway()
+    job = job_id(gateway, job)
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     prediction = _prediction(gateway, job)
     if as_json:
@@ -171,7 +115,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "job": found["id"],
         "name": found["name"],
         "state": output.state(found["state"]),
-        "why": f"{found.get('reason') or '-'}  {found.get('detail') or ''}",
+        "why": _why(found),
         "expected start": found.get("expected_start_at") or "-",
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
@@ -182,7 +126,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
         "ended": found.get("ended_at") or "-",
         "gangs": f"{found['generation']} ({found['preemptions']} preemptions, {found['restarts']} restarts)",
-        "exit code": str(found.get("exit_code", "-")),
+        "exit code": "-" if found.get("exit_code") is None else str(found["exit_code"]),
         "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
         "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
     }
@@ -199,8 +143,8 @@ def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
     newest = next((each for each in profile["in_force"] if each["current"]), None)
     if newest is None or (newest["power_limit_w"], newest["clock_mhz"]) != (watts, clock):
         return asked
-    told = f", {min(newest['enforced_w']):g} W as read back from the devices" if newest["enforced_w"] else ""
-    return f"{asked} (in force since {newest['since']}{told})"
+    read_back = f", {min(newest['enforced_w']):g} W as read back from the devices" if newest["enforced_w"] else ""
+    return f"{asked} (in force since {newest['since']}{read_back})"
 
 
 def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
@@ -217,14 +161,14 @@ def _prediction_words(prediction: dict[str, Any] | None) -> str:
     if prediction is None:
         return "nothing yet"
     if not prediction["group_seen"]:
-        told = "0: the first of its group"
+        words = "unknown: no job like it has run here before"
     else:
-        told = (
+        words = (
             f"{prediction['gpu_s']:.0f} +- {prediction['spread_gpu_s']:.0f} GPU seconds, from {prediction['examples']} "
             f"jobs of its group ({prediction['low_gpu_s']:.0f} to {prediction['high_gpu_s']:.0f})"
         )
     actual = prediction["actual_gpu_s"]
-    return told if actual is None else f"{told}; actual {actual:.0f}"
+    return words if actual is None else f"{words}; it took {actual:.0f} GPU seconds"
 
 
 def _profile_words(profile: dict[str, Any]) -> str:
@@ -254,15 +198,23 @@ def _progress_words(job: dict[str, Any]) -> str:
 
 def logs(
     job: JobArgument,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Show standard output alone.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error alone.")] = False,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job ends, over restarts.")
+    ] = False,
     generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
 ) -> None:
     """Print a job's output."""
     gateway = Gateway()
-    stream = "stderr" if stderr else "stdout"
+    job = job_id(gateway, job)
+    stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"
     path = f"/v1/jobs/{job}/logs"
-    if follow:
+    if follow_it and generation is None:
+        with interruptible([job]):
+            follow(gateway, job, stream)
+        return
+    if follow_it:
         with gateway.stream(path, stream=stream, follow="true", generation=generation) as answer:
             for chunk in answer.iter_bytes():
                 sys.stdout.buffer.write(chunk)
@@ -280,14 +232,36 @@ def logs(
 
 def _steer(action: str) -> Any:
     def command(
-        jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.")], as_json: AsJson = False
+        jobs: Annotated[
+            list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, beginnings of ids, or names; unambiguous.")
+        ],
+        as_json: AsJson = False,
     ) -> None:
         gateway = Gateway()
-        answers = [gateway.call("POST", f"/v1/jobs/{job}/{action}") for job in jobs]
+        answers = [gateway.call("POST", f"/v1/jobs/{job}/{action}") for job in job_ids(gateway, jobs)]
         if as_json:
             output.print_json(answers)
         else:
             for answer in answers:
-                console.print(f"{answer['id']}  {output.state(answer['state'])}  {answer.get('detail') or ''}")
+                console.print(f"{answer['id']}  {answer['name']}: {what_follows(action, answer)}", soft_wrap=True)
 
     return command
+
+
+def what_follows(action: str, job: dict[str, Any]) -> str:
+    """Return what happens next to a job that was cancelled, held or released, in a sentence."""
+    state, grace = job["state"], job["spec"].get("grace_s", 120)
+    has_gang = state in ("starting", "running", "preempting")
+    stopping = f"It is being stopped; it has {grace:g} s to save its work"
+    if action == "cancel":
+        return f"{stopping}, and is cancelled then." if has_gang else "It is cancelled."
+    if action == "hold":
+        return f"{stopping}, and waits then until it is released." if has_gang else "It waits until it is released."
+    return "It is queued again." if state == "queued" else f"It is {state}."
+
+
+def _why(job: dict[str, Any]) -> str:
+    reason, detail = job.get("reason"), job.get("detail")
+    if not reason:
+        return detail or "-"
+    return f"{detail} ({reason})" if detail else reason

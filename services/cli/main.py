@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -15,12 +17,27 @@ app = typer.Typer(
     name="wattshift",
     help="Run GPU work on time with the least carbon.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for room in (local, jobs, cluster, serving, export, simulate, fit, plan, demo):
     room.register(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"wattshift {version('wattshift')}")
+        raise typer.Exit
+
+
+@app.callback()
+def wattshift(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Run GPU work on time with the least carbon."""
 
 
 def main() -> None:

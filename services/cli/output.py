@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 
+from services.cli.client import EXIT_USAGE, CliError
 from services.core.domain.units import J_PER_KWH
 
 # Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
@@ -38,6 +41,22 @@ STATE_STYLES = {
     "late": "red",
     "superseded": "dim",
 }
+
+
+WATCH_S = 2.0
+
+
+def show(make: Callable[[], RenderableType], *, watch: bool) -> None:
+    """Print what ``make`` returns, once or, to watch it, again and again until Ctrl-C."""
+    if not watch:
+        console.print(make())
+        return
+    if not console.is_terminal:
+        raise CliError("--watch needs a terminal; use --json in a loop for a program", EXIT_USAGE)
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(make(), refresh=True)
+            time.sleep(WATCH_S)
 
 
 def print_json(value: Any) -> None:

@@ -12,6 +12,7 @@ from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.pools import pools
 from services.cli.values import json_document
+from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def _graph(job: Path | None, model: str | None, gpus: int | None, batch: int | N
     try:
         return placement_job(document).graph()
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"])) or "the job"
-        raise CliError(f"{job or '--model'}: {at}: {first['msg']}", EXIT_USAGE) from None
+        raise CliError(f"{job or '--model'}: {first_error(error, whole='the job')}", EXIT_USAGE) from None
 
 
 def _document(graph: JobGraph, found: Mapping, servers: int, solve_ms: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.values import json_document
+from services.contracts.invalid import explained, field_of
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
@@ -95,11 +95,9 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
         return PoolsRequest.model_validate(document | given)
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
+        at = field_of(first["loc"])
         where = f"--{at.replace('_', '-')}" if at in given else f"{file}: {at}" if at else str(file)
-        # Pydantic shows an enumeration's member as Python does.
-        said = re.sub(r"<[^:]+: ('\w+')>", r"\1", first["msg"].removeprefix("Value error, "))
-        raise CliError(f"{where}: {said}", EXIT_USAGE) from None
+        raise CliError(f"{where}: {explained(first)}", EXIT_USAGE) from None
 
 
 def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:

@@ -17,6 +17,7 @@ from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
 from services.cli.plugins import add_plugins
+from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def training(
         run = prepare(options, Inputs(**sources))
     except ValidationError as error:
         first = error.errors()[0]
-        raise CliError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", EXIT_USAGE) from None
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        raise CliError(f"{option}: {explained(first)}", EXIT_USAGE) from None
     except OptionError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     results: list[SimulationResult] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,43 @@ def moment_s(text: str) -> float:
     except ValueError:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_CLOCK = re.compile(r"(\d+):([0-5]\d)(?::([0-5]\d))?")
+
+
+def duration_s(text: str, option: str) -> float:
+    """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``.
+
+    Raises:
+        CliError: it is none; the message names ``option``.
+    """
+    if clock := _CLOCK.fullmatch(text.strip()):
+        hours, minutes, seconds = clock.groups()
+        return int(hours) * 3_600.0 + int(minutes) * 60.0 + int(seconds or 0)
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS_S:
+        raise CliError(
+            f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 6h, 2d or 06:00:00", EXIT_USAGE
+        )
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def time_of(text: str, option: str, now: datetime) -> datetime:
+    """Return a time: ISO 8601, of this machine's time zone unless it has one of its own, or ``+6h`` from ``now``.
+
+    Raises:
+        CliError: it is none; the message names ``option``.
+    """
+    if text.startswith("+"):
+        return now + timedelta(seconds=duration_s(text[1:], option))
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(
+            f"{option}: {text!r} is not a time; write 2026-03-01T18:00 (local time), 2026-03-01T18:00Z or +6h",
+            EXIT_USAGE,
+        ) from None
+    return found if found.tzinfo else found.astimezone()

@@ -39,6 +39,9 @@ class JobQuery(PageQuery):
     )
     project: Name | None = None
     name: Name | None = None
+    id_prefix: Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{0,26}$")] | None = Field(
+        default=None, description="Only jobs whose ids begin so."
+    )
     label: list[LabelFilter] = Field(
         default_factory=list[LabelFilter],
         max_length=20,

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from services.contracts.identity import REQUEST_ID_HEADER
+from services.contracts.invalid import explained
 from services.contracts.problems import MEDIA_TYPE, FieldError, Problem, ProblemCode
 from services.core.domain.errors import PlanError, PolicyConfigError, TransitionError, WattshiftError
 from services.kit.logging import Log
@@ -91,10 +92,7 @@ def _pointer(location: Sequence[int | str]) -> str:
 
 def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldError]:
     """Return Pydantic's errors as field pointers; at most 50 of them, so that an answer stays readable."""
-    return [
-        FieldError(pointer=_pointer(e["loc"]), detail=str(e["msg"]).removeprefix("Value error, "))
-        for e in list(errors)[:50]
-    ]
+    return [FieldError(pointer=_pointer(e["loc"]), detail=explained(e)) for e in list(errors)[:50]]
 
 
 def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.jobs import read_specs
+from services.cli.specs import read_specs
 from services.contracts.commands import StopGang
 from services.kit.redis import connect
 from services.standalone.ports import Ports

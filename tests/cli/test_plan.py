@@ -79,7 +79,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], job: Path) -> No
         (None, ["--model", "vgg19", "--gpus", "8", "--servers", "4,3"], "needs 8 GPUs, the servers have 7", 2),
         (None, ["--model", "vgg19", "--gpus", "8", "--servers", "4;4"], "is not a list of free GPUs", 2),
         (None, ["--model", "vgg19", "--gpus", "8", "--servers", "16"], "cannot be free", 2),
-        (None, ["--model", "vgg19", "--gpus", "0", "--servers", "8"], "greater than or equal to 1", 2),
+        (None, ["--model", "vgg19", "--gpus", "0", "--servers", "8"], "must be at least 1", 2),
         (None, ["--model", "gpt-175b", "--gpus", "8", "--servers", "4,4"], "whole", 2),
         (None, ["--model", "vgg19", "--gpus", "4", "--servers", "4", "--method", "luck"], "no placement method", 2),
         (None, ["--model", "vgg19", "--gpus", "4", "--servers", "4", "--inter-gbps", "0"], "bandwidths", 2),

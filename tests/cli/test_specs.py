@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import EXIT_USAGE, CliError
-from services.cli.jobs import read_specs
+from services.cli.specs import read_specs
 
 JOB = {"name": "a", "command": ["{python}", "{examples}/train.py", "--x={python}"]}
 
@@ -30,7 +30,7 @@ def test_one_job_a_list_or_a_batch(tmp_path: Path, document: Any) -> None:
         ("", "cannot read"),
         ("[]", "jobs"),
         ('[{"name": "a"}]', "command or a container image"),
-        ('[{"name": "a", "command": ["x"], "gpus": {"min": 0}}]', "/jobs/0/gpus/min"),
+        ('[{"name": "a", "command": ["x"], "gpus": {"min": 0}}]', r"jobs\[0\].gpus.min: must be at least 1"),
         ("7", "jobs"),
     ],
 )

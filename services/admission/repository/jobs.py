@@ -61,6 +61,7 @@ class JobFilter:
     submitted_after: datetime | None = None
     submitted_before: datetime | None = None
     before_id: str | None = None
+    id_prefix: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the filter as SQL."""
@@ -79,6 +80,8 @@ class JobFilter:
             found.append(jobs.c.submitted_at > self.submitted_after)
         if self.submitted_before is not None:
             found.append(jobs.c.submitted_at < self.submitted_before)
+        if self.id_prefix is not None:
+            found.append(jobs.c.id.startswith(self.id_prefix, autoescape=True))
         if self.before_id is not None:
             found.append(jobs.c.id < self.before_id)
         found += [jobs.c.labels.contains({key: value}) for key, value in self.labels]

@@ -1,0 +1,326 @@
+"""``wattshift submit``: a command, a script with ``#WATTSHIFT`` lines, or a file of specs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+import typer.core
+
+from services.cli import following, output
+from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.output import console
+from services.cli.scripts import Script, read_script
+from services.cli.specs import (
+    SPEC_SUFFIXES,
+    SpecOptions,
+    command_words,
+    program_name,
+    read_specs,
+    read_text,
+    spec_of,
+)
+from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
+
+_REST, _SCRIPT, _TEXT = "wattshift.rest", "wattshift.script", "wattshift.text"
+_NOT_IN_SCRIPTS = frozenset(("file", "command", "wait", "follow", "as_json", "test_only", "idempotency_key"))
+USER_LABEL = "user"
+"""The label that names who submitted a job, by the account on the machine that it was submitted from."""
+
+
+class SubmitCommand(typer.core.TyperCommand):
+    """Keeps what follows ``--`` apart, and reads a script's options as if they stood before those typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line."""
+        args = list(args)
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_REST] = args[at + 1 :]
+            args = args[:at]
+        if not ctx.resilient_parsing and not set(args) & set(ctx.help_option_names):
+            args = [*self._from_script(ctx, args), *args]
+        return super().parse_args(ctx, args)
+
+    def _from_script(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        files = given.get("file")
+        if not isinstance(files, list | tuple) or len(files) != 1:
+            return []
+        file = str(files[0])
+        text = ctx.meta[_TEXT] = read_text(Path(file))
+        if not is_script(file, text):
+            return []
+        script = ctx.meta[_SCRIPT] = read_script(file, text)
+        return [word for number, words in script.directives for word in self._checked(ctx, script, number, words)]
+
+    def _checked(self, ctx: Any, script: Script, number: int, words: list[str]) -> list[str]:
+        """Return the words of one ``#WATTSHIFT`` line, which must be options of a job and nothing else."""
+        where = f"{script.name}, line {number}"
+        try:
+            given, left, _ = self.make_parser(ctx).parse_args(args=list(words))
+        except Exception as error:  # typer has its own copy of click's exceptions, and does not export it
+            message = getattr(error, "format_message", None)
+            if message is None:
+                raise
+            raise CliError(f"{where}: {message()}", EXIT_USAGE) from None
+        named = {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
+        if wrong := sorted(named & _NOT_IN_SCRIPTS) or left:
+            what = (
+                "a script is its own command"
+                if "file" in wrong or "command" in wrong or left
+                else (f"--{wrong[0].replace('as_', '').replace('_', '-')} goes on the command line")
+            )
+            raise CliError(f"{where}: {what}; only options that describe the job may stand here", EXIT_USAGE)
+        return words
+
+
+def is_script(file: str, text: str) -> bool:
+    """Return whether a file is a script and not a spec: it begins with ``#!``, or is not named or written as a spec."""
+    if text.startswith("#!"):
+        return True
+    if Path(file).suffix in SPEC_SUFFIXES or file == "-":
+        return False
+    return text.lstrip()[:1] not in ("{", "[")
+
+
+def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | None = None) -> list[Any]:
+    """Submit jobs, in batches where there are many; return the accepted jobs in order."""
+    key = idempotency_key or uuid.uuid4().hex
+    if len(specs) == 1:
+        return [gateway.call("POST", "/v1/jobs", body=specs[0], headers={"idempotency-key": key})]
+    accepted: list[Any] = []
+    for number, start in enumerate(range(0, len(specs), MAX_BATCH_JOBS)):
+        batch = JobBatch(jobs=specs[start : start + MAX_BATCH_JOBS])
+        headers = {"idempotency-key": f"{key}-{number}"}
+        accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
+    return accepted
+
+
+JOB, RUN, SENT = "What the job is", "How it may run", "Submitting"
+
+
+def submit(
+    context: typer.Context,
+    file: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A script, with options in #WATTSHIFT lines before its first command; or YAML or JSON with one or "
+            "more specs. - is standard input. What follows -- are the script's arguments or, without a FILE, the "
+            "command.",
+            show_default=False,
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            "-c",
+            help="The command, as typed into a shell; a shell runs it if it needs one.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="By default the script's or program's.", rich_help_panel=JOB)] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="N, MIN-MAX or MIN-MAX:STEP; 1 by default.", rich_help_panel=JOB)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
+    memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,
+    container: Annotated[
+        str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
+    ] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder to run in; by default the present one.", rich_help_panel=JOB)
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="A variable for the job, by default with its value here; may be repeated. PATH, VIRTUAL_ENV and "
+            "CONDA_PREFIX are always passed on, except to containers.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
+    ] = None,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(help="Kept between restarts; by default a folder of the job's own.", rich_help_panel=JOB),
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(metavar="TOTAL:UNIT", help="30000:steps, 90:epochs or 1e6:samples.", rich_help_panel=JOB),
+    ] = None,
+    progress: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="file (the default), http, none or log:PATTERN.", rich_help_panel=JOB),
+    ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(metavar="per_gpu|per_node", help="How many copies of the command start.", rich_help_panel=JOB),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per step of the whole gang.", rich_help_panel=JOB)] = None,
+    family: Annotated[
+        str | None, typer.Option(help="vision, language, speech or recommendation.", rich_help_panel=JOB)
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="For reports and filters.", rich_help_panel=JOB)] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.", rich_help_panel=JOB)
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00.", rich_help_panel=RUN)
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="2026-03-01T18:00, or +6h from now.", rich_help_panel=RUN)
+    ] = None,
+    flexible: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long it may be delayed for greener hours.", rich_help_panel=RUN),
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher goes first.", rich_help_panel=RUN)] = None,
+    preemptible: Annotated[
+        bool | None,
+        typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped.", rich_help_panel=RUN),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.", rich_help_panel=RUN),
+    ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="How often it is restarted if it fails.", rich_help_panel=RUN)
+    ] = None,
+    hold: Annotated[bool | None, typer.Option("--hold", help="Start after a release.", rich_help_panel=RUN)] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again with the same key is safe.", rich_help_panel=SENT)
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit 1 unless every job succeeds.", rich_help_panel=SENT)
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="As --wait, and print the job's output.", rich_help_panel=SENT)
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.", rich_help_panel=SENT)] = False,
+) -> None:
+    """Submit jobs; print their ids.
+
+    wattshift submit --gpus 1-4 --command 'python3 train.py'
+    wattshift submit --gpus 2 -- python3 train.py --lr 0.1
+    wattshift submit train.sh -- arguments
+    wattshift submit jobs.yaml
+
+    A job runs in the folder it is submitted from, with the caller's PATH and virtual environment.
+    """
+    options = SpecOptions(
+        **{name: value for name, value in context.params.items() if name in SpecOptions.__dataclass_fields__}
+    )
+    specs = _specs(context, file or [], command, options)
+    gateway = Gateway()
+    check_folders(gateway, specs)
+    if follow and len(specs) > 1:
+        raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
+    accepted = submit_all(gateway, specs, idempotency_key)
+    _announce(accepted, as_json=as_json, follow=follow, wait=wait)
+    if not (wait or follow):
+        return
+    ids = [job["id"] for job in accepted]
+    with following.interruptible(ids):
+        ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
+    if as_json:
+        output.print_json(ended)
+    elif not follow:
+        for job in ended:
+            print(following.ended_words(job), file=sys.stderr)
+    if any(job["state"] != "succeeded" for job in ended):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _specs(context: typer.Context, files: list[str], command: str | None, options: SpecOptions) -> list[JobSpec]:
+    """Return the jobs that the command line asks for."""
+    rest: list[str] | None = context.meta.get(_REST)
+    script: Script | None = context.meta.get(_SCRIPT)
+    if len(files) > 1:
+        raise CliError(
+            f"one FILE at a time; a script's arguments follow --: wattshift submit {files[0]} -- {' '.join(files[1:])}",
+            EXIT_USAGE,
+        )
+    forms = [bool(files), command is not None, rest is not None and not files]
+    if sum(forms) > 1:
+        raise CliError("give one of these: a FILE, --command, or -- and a command", EXIT_USAGE)
+    if not any(forms) and not options.container:
+        raise CliError("what should run? Give a FILE, --command 'python3 train.py', or -- python3 train.py", EXIT_USAGE)
+    if files and script is None:
+        if given := options.given():
+            raise CliError(f"{given[0]} goes with a command or a script; in {files[0]}, the spec says it", EXIT_USAGE)
+        if rest:
+            raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
+        return [_signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT))]
+    if script is not None:
+        words, name = script.command(rest or []), Path(script.name).stem
+    else:
+        words = rest if rest else command_words(command) if command is not None else []
+        if not words and not options.container:
+            raise CliError("the command is empty", EXIT_USAGE)
+        name = program_name(command.split() if command else words)
+        name = name if words else (options.container or "job").rpartition("/")[2].partition(":")[0]
+    return [_signed(spec_of(options, words, name, dict(os.environ)))]
+
+
+def _signed(spec: JobSpec) -> JobSpec:
+    """Return the spec with the label that `wattshift jobs --mine` looks for, unless it has one."""
+    return spec.model_copy(update={"labels": {USER_LABEL: user_name(), **spec.labels}})
+
+
+def user_name() -> str:
+    """Return the name of the account that runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def is_on_this_machine(gateway: Gateway) -> bool:
+    """Return whether the control plane listens on this machine alone, so that jobs see the same folders."""
+    return urlsplit(gateway.url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
+    """Check the working folders of jobs before they are submitted.
+
+    Raises:
+        CliError: A folder does not exist on the machine that the jobs will run on.
+    """
+    for folder in dict.fromkeys(spec.working_dir for spec in specs if spec.working_dir and not spec.image):
+        if Path(folder).is_dir():
+            continue
+        what = "is not a folder" if Path(folder).exists() else "does not exist"
+        if is_on_this_machine(gateway):
+            raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
+        print(f"wattshift: working folder {folder} {what} on this machine; nodes must have it", file=sys.stderr)
+
+
+def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -> None:
+    """Say what was submitted: ids alone on a standard output that a program reads."""
+    if as_json:
+        if not (wait or follow):
+            output.print_json(accepted)
+        return
+    shown = console.is_terminal
+    for job in accepted:
+        if follow:
+            print(f"{job['id']}  {job['name']}", file=sys.stderr)
+        elif shown:
+            console.print(f"[bold]{job['id']}[/]  {job['name']} is {output.state(job['state'])}")
+        else:
+            print(job["id"], flush=True)
+    if shown and not (follow or wait) and len(accepted) == 1:
+        job = accepted[0]
+        then = "wattshift release" if job["state"] == "held" else "wattshift logs --follow"
+        console.print(f"[dim]{then} {job['id']}[/]")

@@ -1,0 +1,103 @@
+"""Validation errors in plain words: what is wrong with a field, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them a letter or digit"
+_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_LONGEST_SHOWN = 60
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "an object with named fields",
+    "model_type": "an object with named fields",
+    "model_attributes_type": "an object with named fields",
+    "datetime_type": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
+    "datetime_parsing": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
+    "datetime_from_date_parsing": "an ISO 8601 date and time, such as 2026-03-01T12:00:00Z",
+    "timezone_aware": "a time with a time zone, such as 2026-03-01T12:00:00Z",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("greater than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def explained(error: Mapping[str, Any]) -> str:
+    """Return one of Pydantic's errors as what is wrong and what would be right, without the name of the field."""
+    kind = str(error["type"])
+    context: Mapping[str, Any] = error.get("ctx") or {}
+    given = _shown(error.get("input"))
+    if kind == "missing":
+        return "is required"
+    if kind == "extra_forbidden":
+        return "is not a known field; check its spelling"
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}{given}"
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"must be {words} {context[bound]}{given}"
+    if kind in ("literal_error", "enum"):
+        choices = re.sub(r"<[^:]+: (.+?)>", r"\1", str(context["expected"]))  # an enumeration's members as values
+        return f"must be {choices}{given}"
+    if kind == "string_pattern_mismatch":
+        rule = NAME_RULE if context["pattern"] == _NAME_PATTERN else f"must match {context['pattern']}"
+        return f"{rule}{given}"
+    if kind in ("too_short", "string_too_short"):
+        return f"must have at least {_counted(context['min_length'], kind)}"
+    if kind in ("too_long", "string_too_long"):
+        return f"may have at most {_counted(context['max_length'], kind)}"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def field_of(location: Sequence[int | str]) -> str:
+    """Return a field's place as people write it: ``jobs[0].gpus.min``; empty for the whole document."""
+    words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return words.removeprefix(".")
+
+
+def first_error(error: ValidationError, *, without: Sequence[int | str] = (), whole: str = "") -> str:
+    """Return the first error as ``field: what is wrong, and what would be right``, on one line.
+
+    Args:
+        error: What Pydantic raised.
+        without: The beginning of the field's place that the reader knows already.
+        whole: What to call the document itself, for an error of no single field.
+    """
+    first = error.errors()[0]
+    place = list(first["loc"])
+    if place[: len(without)] == list(without):
+        place = place[len(without) :]
+    field = field_of(place) or whole
+    return f"{field}: {explained(first)}" if field else explained(first)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return f", not {'null' if value is None else str(value).lower()}"
+    if not isinstance(value, str | int | float):
+        return ""
+    shown = repr(value)
+    return f", not {shown}" if len(shown) <= _LONGEST_SHOWN else f", not {shown[:_LONGEST_SHOWN]}..."
+
+
+def _counted(count: int, kind: str) -> str:
+    what = "character" if kind.startswith("string") else "entry"
+    plural = {"character": "characters", "entry": "entries"}[what]
+    return f"{count} {what if count == 1 else plural}"
