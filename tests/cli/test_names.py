@@ -1,0 +1,101 @@
+"""Jobs named by id, by the beginning of an id, or by name; and what is said of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.cli import jobs as commands
+from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.following import ended_words
+from services.cli.names import job_id
+from tests.cli.conftest import Run
+
+
+def submitted(run: Run, name: str, *words: str) -> str:
+    return run("submit", "--name", name, *words, "--", "true").strip()
+
+
+def test_a_job_goes_by_its_name_and_by_the_beginning_of_its_id(run: Run, gateway: Gateway) -> None:
+    mine, other = submitted(run, "sparrow"), submitted(run, "finch")
+
+    assert job_id(gateway, mine) == job_id(gateway, "sparrow") == mine
+    assert job_id(gateway, other[:-1]) == job_id(gateway, other.removeprefix("job_")[:-1]) == other
+    assert json.loads(run("cancel", "sparrow", "--json"))[0]["id"] == mine
+
+
+def test_an_ambiguous_name_lists_the_jobs_and_does_nothing(run: Run, gateway: Gateway) -> None:
+    ids = [submitted(run, "twin"), submitted(run, "twin")]
+
+    with pytest.raises(CliError, match="'twin' is ambiguous") as refused:
+        run("cancel", ids[0], "twin")
+
+    assert refused.value.exit_code == EXIT_USAGE
+    assert all(each in str(refused.value) for each in ids)
+    assert {gateway.get(f"/v1/jobs/{each}")["state"] for each in ids} == {"queued"}
+    with pytest.raises(CliError, match="is ambiguous"):
+        job_id(gateway, ids[0][:8])
+
+
+@pytest.mark.parametrize("word", ["nobody-has-it", "job_zzzz", "%", "a/b", "job_none"])
+def test_what_names_no_job_is_not_found(gateway: Gateway, word: str) -> None:
+    with pytest.raises(CliError, match="there is no job") as refused:
+        job_id(gateway, word)
+    assert refused.value.exit_code == EXIT_NOT_FOUND
+
+
+def test_lists_are_narrowed_by_user_state_and_age(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "grace")
+    mine, held = submitted(run, "a"), submitted(run, "b", "--hold")
+    monkeypatch.setenv("LOGNAME", "alan")
+    submitted(run, "c")
+    monkeypatch.setenv("LOGNAME", "grace")
+
+    def listed(*words: str) -> list[str]:
+        return [job["id"] for job in json.loads(run("jobs", "--json", *words))]
+
+    assert listed("--mine", "--since", "1h") == [held, mine]
+    assert listed("--mine", "--state", "held,running") == [held]
+    assert listed("--mine", "--since", "2999-01-01") == []
+    with pytest.raises(CliError, match="--since: 'soon' is not a duration"):
+        listed("--since", "soon")
+    with pytest.raises(CliError, match="--watch needs a terminal"):
+        run("jobs", "--watch")
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "says"),
+    [
+        ("hold", "queued", "waits until it is released"),
+        ("cancel", "queued", "It is cancelled."),
+        ("hold", "running", "It is being stopped; it has 120 s to save its work, and waits then until"),
+        ("cancel", "running", "It is being stopped; it has 120 s to save its work, and is cancelled then."),
+        ("release", "queued", "It is queued again."),
+        ("release", "running", "It is running."),
+    ],
+)
+def test_a_command_says_what_happens_next(action: str, state: str, says: str) -> None:
+    assert says in commands.what_follows(action, {"state": state, "spec": {"grace_s": 120.0}})
+
+
+def test_a_job_is_shown_in_words(run: Run) -> None:
+    submitted(run, "shown", "--hold")
+    said = run("hold", "shown")
+    assert "shown: It waits until it is released." in said
+
+
+FOOTPRINT = {"energy_j": 7_200.0, "carbon_gco2": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ({"state": "succeeded", "detail": None}, "a succeeded (2.00 Wh, 1.00 g CO2 so far recorded)"),
+        ({"state": "failed", "detail": "It exited with status 2.", "exit_code": 2}, "a failed with exit code 2: It"),
+        ({"state": "failed", "detail": "cannot enter the working directory /x", "exit_code": None}, "a failed: cannot"),
+        ({"state": "cancelled", "detail": None}, "a was cancelled"),
+    ],
+)
+def test_the_end_of_a_job_is_a_sentence(job: dict[str, object], says: str) -> None:
+    assert ended_words({"name": "a", "footprint": FOOTPRINT, **job}).startswith(says)
