@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from services.cli.logins import Login, LoginsError, chosen_login
 from services.contracts.problems import Problem, ProblemCode
 
 EXIT_FAILED = 1
@@ -36,10 +37,20 @@ def data_dir() -> Path:
     return Path(os.environ.get("WATTSHIFT_DATA_DIR") or Path(__file__).parents[2] / ".wattshift")
 
 
+def _login() -> Login | None:
+    """Return the login in use, None for this machine's installation."""
+    try:
+        return chosen_login()
+    except LoginsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+
+
 def gateway_url() -> str:
-    """Return ``WATTSHIFT_URL``, or where the installation on this machine listens."""
+    """Return ``WATTSHIFT_URL``, or that of the login in use, or where the installation on this machine listens."""
     if url := os.environ.get("WATTSHIFT_URL"):
         return url
+    if (login := _login()) is not None:
+        return login.url
     try:
         return str(json.loads((data_dir() / "run.json").read_text())["gateway_url"])
     except OSError:
@@ -52,15 +63,17 @@ def gateway_url() -> str:
 
 
 def api_key() -> str:
-    """Return ``WATTSHIFT_API_KEY``, or the admin key of the installation on this machine."""
+    """Return ``WATTSHIFT_API_KEY``, or that of the login in use, or the admin key of this machine's installation."""
     if key := os.environ.get("WATTSHIFT_API_KEY"):
         return key
+    if not os.environ.get("WATTSHIFT_URL") and (login := _login()) is not None:
+        return login.key
     try:
         return (data_dir() / "admin.key").read_text().strip()
     except OSError:
         raise CliError(
-            "no API key: set WATTSHIFT_API_KEY, or start the control plane on this machine with `wattshift up`; "
-            "a lost admin key of this machine is replaced by `wattshift admin-key --new`",
+            "no API key: log in with `wattshift login URL`, set WATTSHIFT_API_KEY, or start the control plane on this "
+            "machine with `wattshift up`; a lost admin key of this machine is replaced by `wattshift admin-key --new`",
             EXIT_USAGE,
         ) from None
 

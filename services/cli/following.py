@@ -78,7 +78,7 @@ def _tell(job: dict[str, Any], said: str) -> str:
 def ended_words(job: dict[str, Any]) -> str:
     """Return how a job ended, in one sentence."""
     footprint = job["footprint"]
-    used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2 so far recorded"
+    used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2 recorded so far"
     how = "was cancelled" if job["state"] == "cancelled" else job["state"]
     if job["state"] == "failed" and job.get("exit_code"):
         how += f" with exit code {job['exit_code']}"

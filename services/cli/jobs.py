@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -23,6 +24,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program."
 Watch = Annotated[
     bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.", show_default=False)
 ]
+WIDE = 120
+"""Columns of a terminal that shows everything of a list of jobs."""
+
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
 ]
@@ -82,22 +86,23 @@ def _since(text: str) -> datetime:
 
 
 def job_table(jobs: list[Any]) -> Table:
-    """Return jobs as a table."""
-    figures = ("GPUs", "done", "energy", "CO2")
-    shown = output.table("job", "name", "state", "GPUs", "done", "energy", "CO2", "age", "why", right=figures)
+    """Return jobs as a table; a narrow terminal gets fewer figures, and no reason is cut."""
+    cells: dict[str, Callable[[Any], str]] = {
+        "job": lambda job: job["id"],
+        "name": lambda job: job["name"],
+        "state": lambda job: output.state(job["state"]),
+        "GPUs": lambda job: str(job["gpus"] or "-"),
+        "done": lambda job: "-" if (share := output.progress_share(job)) is None else f"{share:.0%}",
+        "energy": lambda job: output.energy(job["footprint"]["energy_j"]),
+        "CO2": lambda job: output.carbon(job["footprint"]["carbon_gco2"]),
+        "age": lambda job: output.age(job["submitted_at"]),
+        "why": lambda job: (job.get("reason") or "").replace("_", " "),
+    }
+    left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
+    columns = [column for column in cells if column not in left_out]
+    shown = output.table(*columns, right=("GPUs", "done", "energy", "CO2"))
     for job in jobs:
-        share = output.progress_share(job)
-        shown.add_row(
-            job["id"],
-            job["name"],
-            output.state(job["state"]),
-            str(job["gpus"] or "-"),
-            "-" if share is None else f"{share:.0%}",
-            output.energy(job["footprint"]["energy_j"]),
-            output.carbon(job["footprint"]["carbon_gco2"]),
-            output.age(job["submitted_at"]),
-            job.get("reason") or "",
-        )
+        shown.add_row(*(cells[column](job) for column in columns))
     return shown
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from services.cli import cluster, demo, export, fit, jobs, local, plan, serving, simulate
+from services.cli import cluster, clusters, demo, export, fit, jobs, local, plan, serving, simulate
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.kit.extras import missing_extra
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (local, jobs, cluster, serving, export, simulate, fit, plan, demo):
+for room in (local, jobs, cluster, clusters, serving, export, simulate, fit, plan, demo):
     room.register(app)
 
 
@@ -36,8 +37,16 @@ def wattshift(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Talk to this cluster (see `clusters`); also WATTSHIFT_CLUSTER."),
+    ] = None,
 ) -> None:
     """Run GPU work on time with the least carbon."""
+    if cluster:
+        os.environ["WATTSHIFT_CLUSTER"] = cluster
+        for name in ("WATTSHIFT_URL", "WATTSHIFT_API_KEY"):  # what is typed wins over variables
+            os.environ.pop(name, None)
 
 
 def main() -> None:

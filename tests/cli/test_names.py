@@ -91,7 +91,7 @@ FOOTPRINT = {"energy_j": 7_200.0, "carbon_gco2": 1.0}
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        ({"state": "succeeded", "detail": None}, "a succeeded (2.00 Wh, 1.00 g CO2 so far recorded)"),
+        ({"state": "succeeded", "detail": None}, "a succeeded (2.00 Wh, 1.00 g CO2 recorded so far)"),
         ({"state": "failed", "detail": "It exited with status 2.", "exit_code": 2}, "a failed with exit code 2: It"),
         ({"state": "failed", "detail": "cannot enter the working directory /x", "exit_code": None}, "a failed: cannot"),
         ({"state": "cancelled", "detail": None}, "a was cancelled"),
