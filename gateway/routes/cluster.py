@@ -105,7 +105,7 @@ REPORTS = (
         Role.USER,
         Upstream.TELEMETRY,
         "footprint",
-        "Sum energy and emissions by job, project, tenant or node",
+        "Sum energy and emissions by job, user, project, tenant, GPU model, zone, node, day, week or month",
         "A user sees its tenant's jobs; an operator sees everything, idle energy included.",
         operation="report_footprint",
         query=queries.FootprintQuery,

@@ -40,7 +40,6 @@ def register(app: typer.Typer) -> None:
     grids.command("show")(carbon)
     grids.command()(forecast)
     app.add_typer(grids, name="carbon")
-    app.command()(report)
     app.command()(check)
 
 
@@ -216,34 +215,6 @@ def parameters_of(pairs: list[str]) -> dict[str, Any]:
             raise CliError(f"--param takes key=value, not {pair!r}", EXIT_USAGE)
         parameters[key] = parameter_value(value)
     return parameters
-
-
-def report(
-    by: Annotated[str, typer.Option(help="job, project, tenant or node.")] = "project",
-    as_json: AsJson = False,
-) -> None:
-    """Show energy and emissions, with the idle share and the total."""
-    found = Gateway().get("/v1/reports/footprint", group_by=by)
-    if as_json:
-        output.print_json(found)
-        return
-    shown = output.table(by, "jobs", "energy", "CO2", "GPU time", right=("jobs", "energy", "CO2", "GPU time"))
-    for line in [*found["lines"], {"group": "(idle)", "jobs": "", "footprint": found["idle"]}]:
-        footprint = line["footprint"]
-        shown.add_row(
-            line["group"],
-            str(line["jobs"]),
-            output.energy(footprint["energy_j"]),
-            output.carbon(footprint["carbon_gco2"]),
-            output.duration(footprint["gpu_s"]),
-        )
-    total = found["total"]
-    shown.add_section()
-    shown.add_row("[bold]total[/]", "", output.energy(total["energy_j"]), output.carbon(total["carbon_gco2"]), "")
-    console.print(shown)
-    metered = found["metered_gpu_energy_j"]
-    gap = abs(total["gpu_energy_j"] - metered) / metered if metered else 0.0
-    console.print(f"[dim]GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}[/]")
 
 
 def check(as_json: AsJson = False) -> None:

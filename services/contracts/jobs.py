@@ -50,7 +50,7 @@ class Work(Message):
     """How much work the job has in total; progress and energy efficiency are measured against it."""
 
     total: Real = Field(gt=0, le=1e15)
-    unit: Literal["steps", "epochs", "samples"] = "steps"
+    unit: Literal["steps", "epochs", "samples", "tokens"] = "steps"
 
 
 class Progress(Message):

@@ -18,7 +18,7 @@ LONGEST_S = 366 * 86_400.0
 
 Cursor = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,200}$")]
 Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
-GroupBy = Literal["job", "project", "tenant", "node"]
+GroupBy = Literal["job", "user", "project", "tenant", "model", "zone", "node", "day", "week", "month"]
 """What a footprint report can be summed by."""
 
 LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]{0,255}$")]

@@ -11,12 +11,59 @@ from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
 
+class CarbonAccounts(Message):
+    """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown."""
+
+    facility_energy_j: float = Field(default=0, description="Energy of the devices and hosts, times PUE.")
+    estimated_gco2: float = Field(
+        default=0, description="The part of `carbon_gco2` for which energy or intensity was estimated."
+    )
+    market_gco2: float | None = Field(
+        default=None, description="By the factors of the contracts that `TELEMETRY_MARKET_GCO2_PER_KWH` states."
+    )
+    embodied_gco2: float | None = Field(
+        default=None, description="Share of the GPUs' embodied emissions for the time that they were reserved."
+    )
+    baseline_gco2: float | None = Field(
+        default=None,
+        description="What the same energy would have emitted at the mean intensity of its zone in the period. Less "
+        "energy through power limits, other gangs or sleeping nodes is not counted as a saving.",
+    )
+    unknown: list[str] = Field(default_factory=list[str], description="Inputs that are missing.")
+
+
 class FootprintLine(Message):
-    """Energy and emissions of one group. The group `idle` is energy that no job used."""
+    """Energy and emissions of one group."""
 
     group: str
+    name: str | None = Field(default=None, description="A job's name, if the groups are jobs.")
     footprint: JobFootprint
     jobs: int
+    accounts: CarbonAccounts = CarbonAccounts()
+
+
+class ZoneIntensity(Message):
+    """Carbon intensities of one grid zone. Null: unknown."""
+
+    zone: str
+    mean_gco2_per_kwh: float | None = Field(
+        description="Mean over the period, weighted by the time in which nodes of the zone reported. Unknown if the "
+        "period contains lines that were combined into daily sums."
+    )
+    market_gco2_per_kwh: float | None = Field(description="Stated factor of the contracts.")
+
+
+class FunctionalUnit(Message):
+    """Software carbon intensity (SCI): emissions per unit of work, of jobs that succeeded wholly in the period."""
+
+    unit: str = Field(description="`job`, `step`, `epoch`, `sample` or `1000 tokens`.")
+    amount: float
+    jobs: int
+    operational_gco2: float
+    embodied_gco2: float | None
+    sci_gco2_per_unit: float | None = Field(
+        description="Operational and embodied emissions per unit. Null if the embodied ones are unknown."
+    )
 
 
 class FootprintReport(Message):
@@ -31,6 +78,10 @@ class FootprintReport(Message):
     metered_gpu_energy_j: float = Field(
         description="Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1 %."
     )
+    idle_accounts: CarbonAccounts = CarbonAccounts()
+    total_accounts: CarbonAccounts = CarbonAccounts()
+    zones: list[ZoneIntensity] = Field(default_factory=list[ZoneIntensity])
+    units: list[FunctionalUnit] = Field(default_factory=list[FunctionalUnit])
     next_cursor: str | None = None
 
 

@@ -115,7 +115,7 @@ async def read_footprint(
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
-    return await footprint_report(service.database, question)
+    return await footprint_report(service.database, question, service.settings)
 
 
 @router.get("/reports/history", tags=["reports"])

@@ -12,8 +12,10 @@ from services.contracts.reports import FootprintLine, FootprintReport, Intensity
 from services.core.domain.signal import Signal
 from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
-from services.telemetry.repository import reports
+from services.telemetry.accounts import Inputs, accounts_of, functional_units, known_means, zone_intensities
+from services.telemetry.repository import accounts, reports
 from services.telemetry.repository.reports import Amounts, GroupRow, TotalRow
+from services.telemetry.settings import TelemetrySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +30,46 @@ class Question:
     limit: int
 
 
-async def footprint_report(database: Database, question: Question) -> FootprintReport:
+async def footprint_report(database: Database, question: Question, settings: TelemetrySettings) -> FootprintReport:
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
     A line belongs to the period in which it begins (a folded one, with its whole day). A tenant sees its own jobs, no
     idle share, and the sum of its lines as metered energy.
     """
-    found = await reports.sums(
-        database,
-        question.group_by,
-        start_at=question.start_at,
-        end_at=question.end_at,
-        tenant_id=question.tenant_id,
-        after=read_cursor(question.cursor, r"[^\x00]{1,200}"),
-        limit=question.limit + 1,
-    )
+    after = read_cursor(question.cursor, r"[^\x00]{1,200}")
+    period = {"start_at": question.start_at, "end_at": question.end_at, "tenant_id": question.tenant_id}
+    async with database.transaction("repeatable_read", readonly=True) as connection:  # all figures of one moment
+        found = await reports.sums(connection, question.group_by, **period, after=after, limit=question.limit + 1)
+        rows = await accounts.account_rows(connection, question.group_by, **period)
     totals = {row.idle: row for row in found.totals}
     idle, used = _footprint(totals.get(True)), _footprint(totals.get(False))
     total = _sum([idle, used])
     page = found.groups[: question.limit]
+    inputs = Inputs(
+        settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s, known_means(rows.means)
+    )
+    parts = accounts.groups_named(rows.parts, [row.name for row in page])
+    units = functional_units(rows.spent, rows.done, inputs)
     return FootprintReport(
         start_at=question.start_at,
         end_at=question.end_at,
         group_by=question.group_by,
-        lines=[FootprintLine(group=row.name, footprint=_footprint(row), jobs=row.jobs) for row in page],
+        lines=[
+            FootprintLine(
+                group=row.name,
+                name=row.label if question.group_by == "job" else None,
+                footprint=_footprint(row),
+                jobs=row.jobs,
+                accounts=accounts_of(parts[row.name], inputs),
+            )
+            for row in page
+        ],
         idle=idle,
         total=total,
+        idle_accounts=accounts_of((part for part in rows.parts if part.idle), inputs),
+        total_accounts=accounts_of(rows.parts, inputs),
+        zones=zone_intensities(rows.parts, inputs),
+        units=units,
         metered_gpu_energy_j=found.metered_gpu_energy_j if question.tenant_id is None else total.gpu_energy_j,
         next_cursor=write_cursor(page[-1].name) if len(found.groups) > question.limit else None,
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.core.domain.carbon import Signal
 from services.kit.settings import SharedSettings
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class TelemetrySettings(SharedSettings):
@@ -26,6 +30,19 @@ class TelemetrySettings(SharedSettings):
 
     pue: float = Field(
         1.0, ge=1, le=10, allow_inf_nan=False, description="Energy of the facility per energy of its devices."
+    )
+    market_gco2_per_kwh: dict[str, NonNegative] = Field(
+        default={},
+        description="For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "
+        '`{"DE": 0, "US-CAL-CISO": 215}`. Without one, market-based emissions of a zone are unknown.',
+    )
+    embodied_kgco2: dict[str, NonNegative] = Field(
+        default={},
+        description="For reports: embodied emissions of one GPU with its share of the server, kgCO2e, by model, as "
+        'JSON: `{"A100-SXM4-40GB": 320}`. Without one, embodied emissions of a model are unknown.',
+    )
+    device_lifetime_s: float = Field(
+        4 * 365 * 86_400.0, gt=0, allow_inf_nan=False, description="For reports: how long a GPU is expected to be used."
     )
     signal: Signal | None = Field(
         None, description="Carbon signal of the ledger; by default the carbon service's own. Signals are never mixed."

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
-from services.db.database import Database
+from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows
 from services.telemetry.repository.lines import LEDGER, METERED
 
@@ -19,11 +19,28 @@ AMOUNTS = """
 
 PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS NULL OR l.start_at < $2)"
 
-GROUPS: dict[GroupBy, str] = {"job": "l.job_id", "project": "j.project", "tenant": "j.tenant_id", "node": "l.node_id"}
+_DAY = "date_trunc('day', l.start_at, 'UTC') AT TIME ZONE 'UTC'"
+
+GROUPS: dict[GroupBy, str] = {
+    "job": "l.job_id",
+    "user": "coalesce(j.labels ->> 'user', '(unknown)')",
+    "project": "j.project",
+    "tenant": "j.tenant_id",
+    "model": """coalesce((
+        SELECT string_agg(DISTINCT d ->> 'model', ' and ' ORDER BY d ->> 'model')
+        FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d WHERE n.id = l.node_id), '(unknown)')""",
+    "zone": "l.zone",
+    "node": "l.node_id",
+    "day": f"to_char({_DAY}, 'YYYY-MM-DD')",
+    "week": f"""to_char({_DAY}, 'IYYY-"W"IW')""",
+    "month": f"to_char({_DAY}, 'YYYY-MM')",
+}
+"""What a line is grouped by. Days, ISO weeks and months are those of UTC; the user is the job's label `user`."""
 
 LINES = """
 WITH {ledger}
-SELECT {group} AS name, count(DISTINCT l.job_id) AS jobs, {amounts}
+SELECT {group} AS name, CASE WHEN count(DISTINCT l.job_id) = 1 THEN min(j.name) END AS label,
+    count(DISTINCT l.job_id) AS jobs, {amounts}
 FROM ledger l JOIN jobs j ON j.id = l.job_id
 WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR {group} > $4)
 GROUP BY 1 ORDER BY 1 LIMIT $5
@@ -77,9 +94,10 @@ class Amounts(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """What the jobs of one group used; ``jobs`` is their number."""
+    """What the jobs of one group used; ``jobs`` is their number, ``label`` the job's name if there is only one."""
 
     name: str
+    label: str | None
     jobs: int
     energy_j: float
     gpu_energy_j: float
@@ -135,7 +153,7 @@ class Sums:
 
 
 async def sums(
-    database: Database,
+    connection: Connection,
     group_by: GroupBy,
     *,
     start_at: datetime | None,
@@ -147,7 +165,7 @@ async def sums(
     """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``.
 
     Args:
-        database: Of the database.
+        connection: To the database.
         group_by: What the lines are summed by.
         start_at, end_at: The period; None: without that end.
         tenant_id: Whose jobs; None: those of all tenants.
@@ -161,12 +179,11 @@ async def sums(
         "metered": METERED,
         "group": GROUPS[group_by],
     }
-    async with database.transaction("repeatable_read", readonly=True) as connection:
-        return Sums(
-            groups=await fetch_rows(connection, GroupRow, LINES.format(**parts), *about, after, limit),
-            totals=await fetch_rows(connection, TotalRow, TOTALS.format(**parts), *about),
-            metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**parts), *about[:2]),
-        )
+    return Sums(
+        groups=await fetch_rows(connection, GroupRow, LINES.format(**parts), *about, after, limit),
+        totals=await fetch_rows(connection, TotalRow, TOTALS.format(**parts), *about),
+        metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**parts), *about[:2]),
+    )
 
 
 async def uses_of(

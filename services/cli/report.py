@@ -1,0 +1,238 @@
+"""`wattshift report`: energy and emissions of a period, as a table, CSV, JSON, or a page to hand on."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Any, get_args
+
+import typer
+
+from services.cli import output
+from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.jobs import AsJson
+from services.cli.output import console
+from services.contracts.queries import GroupBy
+
+Report = dict[str, Any]
+PAGE_LINES = 1_000
+GROUPS: tuple[str, ...] = get_args(GroupBy)
+COLUMNS = (
+    *("group", "name", "jobs", "gpu_h", "energy_kwh", "estimated_energy_kwh", "facility_energy_kwh"),
+    *("location_based_kgco2", "estimated_kgco2", "market_based_kgco2", "embodied_kgco2", "baseline_kgco2", "unknown"),
+)
+UNKNOWN = "unknown"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(report)
+
+
+def report(
+    by: Annotated[str, typer.Option(help=f"One of {', '.join(GROUPS)}.")] = "project",
+    start: Annotated[
+        str | None, typer.Option(help="First day or time, ISO 8601; UTC unless it says otherwise.")
+    ] = None,
+    end: Annotated[str | None, typer.Option(help="The time before which the period ends, ISO 8601.")] = None,
+    month: Annotated[str | None, typer.Option(help="A calendar month in UTC, such as 2026-11.")] = None,
+    csv_file: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write CSV; - for the output.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with every account and its plots.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show energy and emissions of a period, with the idle share, the baseline and what is unknown."""
+    if by not in GROUPS:
+        raise CliError(f"--by {by}: must be one of {', '.join(GROUPS)}", EXIT_USAGE)
+    if sum(given is not None for given in (csv_file, html_file)) + as_json > 1:
+        raise CliError("give one of --csv, --html and --json", EXIT_USAGE)
+    period = period_of(start, end, month)
+    gateway = Gateway()
+    if html_file is not None:
+        from services.cli.report_page import render
+
+        reports = {group: fetch(gateway, group, period) for group in ("day", "project", "user", "zone", "model", "job")}
+        _write(html_file, render(reports, datetime.now(UTC)))
+        console.print(f"wrote {html_file}", soft_wrap=True)
+        return
+    found = fetch(gateway, by, period)
+    if as_json:
+        output.print_json(found)
+    elif csv_file is not None:
+        _write_csv(csv_file, found)
+    else:
+        _print(by, found)
+
+
+def fetch(gateway: Gateway, by: str, period: dict[str, str | None]) -> Report:
+    """Return a report with the lines of all pages."""
+    found = gateway.get("/v1/reports/footprint", group_by=by, limit=PAGE_LINES, **period)
+    while (cursor := found["next_cursor"]) is not None:
+        page = gateway.get("/v1/reports/footprint", group_by=by, limit=PAGE_LINES, cursor=cursor, **period)
+        found = {**found, "lines": found["lines"] + page["lines"], "next_cursor": page["next_cursor"]}
+    return found
+
+
+def period_of(start: str | None, end: str | None, month: str | None) -> dict[str, str | None]:
+    """Return the parameters of a period.
+
+    Raises:
+        CliError: a time or a month cannot be read, or the period ends before it starts.
+    """
+    if month is None:
+        first, last = _instant(start, "--start"), _instant(end, "--end")
+        if first and last and first >= last:
+            raise CliError(f"--end {end}: must be after --start {start}", EXIT_USAGE)
+        return {"start": first and first.isoformat(), "end": last and last.isoformat()}
+    if start or end:
+        raise CliError("give either --month, or --start and --end", EXIT_USAGE)
+    if not re.fullmatch(r"20\d{2}-(0[1-9]|1[0-2])", month):
+        raise CliError(f"--month {month}: must be a year and a month, such as 2026-11", EXIT_USAGE)
+    year, number = map(int, month.split("-"))
+    begins = datetime(year, number, 1, tzinfo=UTC)
+    ends = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
+    return {"start": begins.isoformat(), "end": ends.isoformat()}
+
+
+def _instant(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(f"{option} {text}: must be a date or an ISO 8601 date and time", EXIT_USAGE) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def grams(value: float | None) -> str:
+    """Return an emission as people read it, or that it is unknown."""
+    return UNKNOWN if value is None else output.carbon(value)
+
+
+def share(part: float, whole: float) -> str:
+    """Return a share in per cent; of nothing there is none."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def change(actual: float, baseline: float | None) -> str:
+    """Return how much more or less was emitted than in the baseline, with its sign."""
+    if baseline is None:
+        return UNKNOWN
+    percent = round(100 * (actual / baseline - 1), 1) if baseline else 0.0
+    return f"{percent:+.1f} %" if percent else ("0.0 %" if baseline else "-")
+
+
+def _print(by: str, found: Report) -> None:
+    figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
+    shown = output.table(by, *figures, right=figures)
+    idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
+    for line in [*found["lines"], idle]:
+        shown.add_row(*_cells(title(line), line))
+    shown.add_section()
+    total = {"jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
+    shown.add_row(*_cells("[bold]total[/]", total))
+    console.print(shown)
+    for sentence in notes(found):
+        console.print(f"[dim]{sentence}[/]", soft_wrap=True)
+
+
+def title(line: Report) -> str:
+    """Return what a line is called: a job by its name and id."""
+    return f"{line['name']} ({line['group']})" if line.get("name") else line["group"]
+
+
+def _cells(name: str, line: Report) -> list[str]:
+    footprint, accounts = line["footprint"], line["accounts"]
+    return [
+        name,
+        str(line["jobs"]),
+        output.duration(footprint["gpu_s"]),
+        output.energy(footprint["energy_j"]),
+        output.carbon(footprint["carbon_gco2"]),
+        grams(accounts["market_gco2"]),
+        grams(accounts["embodied_gco2"]),
+        grams(accounts["baseline_gco2"]),
+        change(footprint["carbon_gco2"], accounts["baseline_gco2"]),
+    ]
+
+
+def notes(found: Report) -> list[str]:
+    """Return, in sentences, what the figures rest on."""
+    total, accounts, metered = found["total"], found["total_accounts"], found["metered_gpu_energy_j"]
+    gap = abs(total["gpu_energy_j"] - metered) / metered if metered else 0.0
+    sentences = [
+        f"CO2: location-based, PUE included. Estimated: {share(total['estimated_energy_j'], total['energy_j'])} of the "
+        f"energy, {share(accounts['estimated_gco2'], total['carbon_gco2'])} of the emissions.",
+        "Baseline: the same energy at each zone's mean intensity in the period; energy that was saved is not in it.",
+        f"GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}",
+    ]
+    if accounts["unknown"]:
+        sentences.append(f"Unknown: {', '.join(accounts['unknown'])} (docs/method.md says how to state them).")
+    sentences += [
+        f"SCI: {unit['sci_gco2_per_unit']:.4g} gCO2e per {unit['unit']}"
+        if unit["sci_gco2_per_unit"] is not None
+        else f"SCI per {unit['unit']}: unknown; operational alone "
+        f"{unit['operational_gco2'] / unit['amount']:.4g} gCO2 per {unit['unit']}"
+        for unit in found["units"]
+    ]
+    return sentences
+
+
+def _write_csv(target: str, found: Report) -> None:
+    idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
+    total = {"group": "(total)", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
+    rows = [_row(line) for line in [*found["lines"], idle, total]]
+    if target == "-":
+        _rows_to(sys.stdout, rows)
+        return
+    _write(Path(target), lambda file: _rows_to(file, rows))
+
+
+def _row(line: Report) -> Sequence[Any]:
+    footprint, accounts = line["footprint"], line["accounts"]
+
+    def kg(value: float | None) -> float | str:
+        return "" if value is None else value / 1_000
+
+    return (
+        line["group"],
+        line.get("name") or "",
+        line["jobs"],
+        footprint["gpu_s"] / 3_600,
+        footprint["energy_j"] / 3.6e6,
+        footprint["estimated_energy_j"] / 3.6e6,
+        accounts["facility_energy_j"] / 3.6e6,
+        kg(footprint["carbon_gco2"]),
+        kg(accounts["estimated_gco2"]),
+        kg(accounts["market_gco2"]),
+        kg(accounts["embodied_gco2"]),
+        kg(accounts["baseline_gco2"]),
+        "; ".join(accounts["unknown"]),
+    )
+
+
+def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+
+
+def _write(path: Path, content: str | Callable[[IO[str]], None]) -> None:
+    """Write a file; it is there only once it is whole."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            if isinstance(content, str):
+                file.write(content)
+            else:
+                content(file)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CliError(f"cannot write {path}: {error.strerror or error}", EXIT_USAGE) from error

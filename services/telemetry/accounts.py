@@ -1,0 +1,135 @@
+"""Accounts of emissions beside the location-based one: market-based, embodied, a baseline, and SCI per functional unit.
+
+The terms are those of the GHG Protocol's Scope 2 Guidance (location-based and market-based method) and of the SCI
+specification (ISO/IEC 21031: ``SCI = (E I + M) / R`` with ``M = TE TS RS``); docs/method.md says how they are applied.
+What is not known is None and named in ``unknown``: no default stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.contracts.reports import CarbonAccounts, FunctionalUnit, ZoneIntensity
+from services.core.domain.units import J_PER_KWH
+from services.telemetry.repository.accounts import DoneRow, MeanRow, PartRow, SpentRow
+
+TOKENS = 1_000.0
+"""Tokens are counted in thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What an operator states about the installation.
+
+    Attributes:
+        market_gco2_per_kwh: Factor of the contracts, or else the residual mix, of a zone.
+        embodied_kgco2: Embodied emissions of one GPU with its share of the server, by model.
+        device_lifetime_s: How long a GPU is expected to be used.
+        means: Mean intensity of a zone in the period, gCO2/kWh.
+    """
+
+    market_gco2_per_kwh: Mapping[str, float]
+    embodied_kgco2: Mapping[str, float]
+    device_lifetime_s: float
+    means: Mapping[str, float]
+
+
+def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
+    """Return the accounts of some energy; a sum of which any part is unknown is unknown."""
+    facility_j, estimated = 0.0, 0.0
+    market: float | None = 0.0
+    baseline: float | None = 0.0
+    by_model: dict[str | None, float] = defaultdict(float)
+    unknown: set[str] = set()
+    for part in parts:
+        facility_j += part.facility_energy_j
+        estimated += part.estimated_gco2
+        by_model[part.model] += part.gpu_s
+        kwh = part.facility_energy_j / J_PER_KWH
+        market = _add(market, kwh, inputs.market_gco2_per_kwh.get(part.zone), f"market factor of {part.zone}", unknown)
+        baseline = _add(baseline, kwh, inputs.means.get(part.zone), f"mean intensity of {part.zone}", unknown)
+    return CarbonAccounts(
+        facility_energy_j=facility_j,
+        estimated_gco2=estimated,
+        market_gco2=market,
+        baseline_gco2=baseline,
+        embodied_gco2=embodied_gco2(by_model, inputs, unknown),
+        unknown=sorted(unknown),
+    )
+
+
+def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: set[str]) -> float | None:
+    """Return the share of the GPUs' embodied emissions, gCO2, for the time that they were reserved; None: unknown.
+
+    Args:
+        gpu_s: GPU seconds by model; None is a board that is not known.
+        inputs: The stated inputs.
+        unknown: Gets the name of every input that is missing.
+
+    Source: SCI specification, M = TE x TS x RS with TS = time reserved / expected lifespan and RS = 1 per GPU.
+    """
+    total: float | None = 0.0
+    for model, seconds in gpu_s.items():
+        kilograms = inputs.embodied_kgco2.get(model) if model is not None else None
+        per_s = None if kilograms is None else 1_000 * kilograms / inputs.device_lifetime_s
+        total = _add(total, seconds, per_s, f"embodied emissions of {model or 'boards of an unknown model'}", unknown)
+    return total
+
+
+def functional_units(spent: Sequence[SpentRow], done: Sequence[DoneRow], inputs: Inputs) -> list[FunctionalUnit]:
+    """Return SCI per job and per unit of work, of the jobs whose work lies wholly in the period."""
+    found: list[FunctionalUnit] = []
+    jobs = sum(row.jobs for row in done)
+    if jobs:
+        found.append(_unit("job", float(jobs), jobs, spent, inputs))
+    for row in done:
+        if row.unit is not None:
+            tokens = row.unit == "tokens"
+            name = "1000 tokens" if tokens else row.unit.removesuffix("s")
+            amount = row.done / TOKENS if tokens else row.done
+            found.append(_unit(name, amount, row.jobs, [part for part in spent if part.unit == row.unit], inputs))
+    return found
+
+
+def _unit(name: str, amount: float, jobs: int, spent: Sequence[SpentRow], inputs: Inputs) -> FunctionalUnit:
+    by_model: dict[str | None, float] = defaultdict(float)
+    for row in spent:
+        by_model[row.model] += row.gpu_s
+    operational = sum(row.carbon_gco2 for row in spent)
+    embodied = embodied_gco2(by_model, inputs, set())
+    return FunctionalUnit(
+        unit=name,
+        amount=amount,
+        jobs=jobs,
+        operational_gco2=operational,
+        embodied_gco2=embodied,
+        sci_gco2_per_unit=None if embodied is None else (operational + embodied) / amount,
+    )
+
+
+def zone_intensities(parts: Iterable[PartRow], inputs: Inputs) -> list[ZoneIntensity]:
+    """Return the mean intensity and the market factor of every zone in which energy was used."""
+    return [
+        ZoneIntensity(
+            zone=zone,
+            mean_gco2_per_kwh=inputs.means.get(zone),
+            market_gco2_per_kwh=inputs.market_gco2_per_kwh.get(zone),
+        )
+        for zone in sorted({part.zone for part in parts})
+    ]
+
+
+def known_means(rows: Iterable[MeanRow]) -> dict[str, float]:
+    """Return the means that exist, by zone."""
+    return {row.zone: row.gco2_per_kwh for row in rows if row.gco2_per_kwh is not None}
+
+
+def _add(total: float | None, amount: float, factor: float | None, name: str, unknown: set[str]) -> float | None:
+    if amount == 0:
+        return total
+    if factor is None:
+        unknown.add(name)
+        return None
+    return None if total is None else total + amount * factor

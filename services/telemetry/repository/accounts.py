@@ -1,0 +1,148 @@
+"""What the accounts of a report are computed from: energy by zone and board, mean intensities, work that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.contracts.queries import GroupBy
+from services.db.database import Connection
+from services.db.rows import fetch_rows
+from services.telemetry.repository.lines import LEDGER
+from services.telemetry.repository.reports import GROUPS, PERIOD
+
+# A node with boards of several models has no one model; nor has one that is not registered any more.
+_BOARDS = """
+boards AS (
+    SELECT n.id AS node_id, CASE WHEN count(DISTINCT d ->> 'model') = 1 THEN min(d ->> 'model') END AS model
+    FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d GROUP BY n.id
+)
+"""
+
+PARTS = """
+WITH {ledger}, {boards}
+SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.energy_j * l.pue) AS facility_energy_j,
+    sum(l.gpu_s) AS gpu_s, coalesce(sum(l.carbon_gco2) FILTER (WHERE l.estimated), 0) AS estimated_gco2
+FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3)
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+"""
+
+# Every node reports its own interval, with one line per owner: each interval counts once, by its length.
+MEANS = """
+SELECT l.zone, sum(l.intensity_gco2_per_kwh * l.length_s) / nullif(sum(l.length_s), 0) AS gco2_per_kwh
+FROM (
+    SELECT DISTINCT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
+        extract(epoch FROM end_at - start_at)::float8 AS length_s
+    FROM energy_usages
+) l
+WHERE {period}
+    AND NOT EXISTS (SELECT FROM energy_days l WHERE {period})
+GROUP BY 1 ORDER BY 1
+"""
+
+_WHOLE = """
+spent AS (
+    SELECT l.job_id, b.model, sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.gpu_s) AS gpu_s
+    FROM ledger l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
+), whole AS (
+    SELECT s.job_id FROM spent s JOIN jobs j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
+    WHERE j.state = 'succeeded' AND ($3::text IS NULL OR j.tenant_id = $3)
+    GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j) - f.energy_j) <= 1e-3 * f.energy_j
+)
+"""
+"""Jobs that succeeded and whose energy lies wholly in the period: only their work is known to belong to it."""
+
+SPENT_BY_UNIT = """
+WITH {ledger}, {boards}, {whole}
+SELECT CASE WHEN p.done > 0 THEN j.spec -> 'work' ->> 'unit' END AS unit, s.model, sum(s.carbon_gco2) AS carbon_gco2,
+    sum(s.gpu_s) AS gpu_s
+FROM whole w JOIN spent s USING (job_id) JOIN jobs j ON j.id = w.job_id LEFT JOIN job_progress p USING (job_id)
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
+DONE_BY_UNIT = """
+WITH {ledger}, {boards}, {whole}
+SELECT CASE WHEN p.done > 0 THEN j.spec -> 'work' ->> 'unit' END AS unit, count(*) AS jobs,
+    coalesce(sum(p.done), 0) AS done
+FROM whole w JOIN jobs j ON j.id = w.job_id LEFT JOIN job_progress p USING (job_id)
+GROUP BY 1 ORDER BY 1
+"""
+
+
+class PartRow(NamedTuple):
+    """Energy of one group in one zone on boards of one model; the idle share has no group where jobs are grouped."""
+
+    name: str | None
+    idle: bool
+    zone: str
+    model: str | None
+    facility_energy_j: float
+    gpu_s: float
+    estimated_gco2: float
+
+
+class MeanRow(NamedTuple):
+    """The mean intensity of a zone, weighted by time."""
+
+    zone: str
+    gco2_per_kwh: float | None
+
+
+class SpentRow(NamedTuple):
+    """What whole jobs emitted, by the unit of their work; None: work without a unit or without reports."""
+
+    unit: str | None
+    model: str | None
+    carbon_gco2: float
+    gpu_s: float
+
+
+class DoneRow(NamedTuple):
+    """How much work those jobs did."""
+
+    unit: str | None
+    jobs: int
+    done: float
+
+
+class AccountRows(NamedTuple):
+    """All of it."""
+
+    parts: list[PartRow]
+    means: list[MeanRow]
+    spent: list[SpentRow]
+    done: list[DoneRow]
+
+
+async def account_rows(
+    connection: Connection,
+    group_by: GroupBy,
+    *,
+    start_at: datetime | None,
+    end_at: datetime | None,
+    tenant_id: str | None,
+) -> AccountRows:
+    """Return what the accounts of a period are computed from.
+
+    There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
+    """
+    period, about = {"period": PERIOD}, (start_at, end_at, tenant_id)
+    texts = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**period), **period}
+    group = GROUPS[group_by]
+    return AccountRows(
+        parts=await fetch_rows(connection, PartRow, PARTS.format(group=group, **texts), *about),
+        means=await fetch_rows(connection, MeanRow, MEANS.format(**period), *about[:2]),
+        spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**texts), *about),
+        done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**texts), *about),
+    )
+
+
+def groups_named(rows: Sequence[PartRow], names: Sequence[str]) -> dict[str, list[PartRow]]:
+    """Return the parts of each named group, without the idle share."""
+    found: dict[str, list[PartRow]] = {name: [] for name in names}
+    for row in rows:
+        if not row.idle and row.name in found:
+            found[row.name].append(row)
+    return found

@@ -1,0 +1,184 @@
+"""`wattshift report`: periods, CSV, and the page that is handed on."""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli import report as module
+from services.cli.client import CliError
+from services.cli.main import app
+from services.cli.report import change, fetch, notes, period_of
+from services.cli.report_page import render
+from services.contracts.jobs import JobFootprint
+from services.contracts.reports import CarbonAccounts, FootprintLine, FootprintReport, FunctionalUnit, ZoneIntensity
+
+KNOWN = CarbonAccounts(
+    facility_energy_j=3.6e6, market_gco2=0.0, embodied_gco2=7_000.0, baseline_gco2=2_000.0, estimated_gco2=250.0
+)
+UNKNOWN = CarbonAccounts(facility_energy_j=3.6e6, unknown=["market factor of DE", "embodied emissions of H100"])
+USED = JobFootprint(energy_j=3.6e6, gpu_energy_j=3.0e6, carbon_gco2=1_000.0, gpu_s=7_200.0, estimated_energy_j=0.36e6)
+
+
+def a_report(accounts: CarbonAccounts = KNOWN, group_by: str = "project", lines: int = 1) -> dict[str, Any]:
+    groups = [
+        FootprintLine(group=f"2026-11-{number:02}", name="<b>resnet", footprint=USED, jobs=2, accounts=accounts)
+        for number in range(1, lines + 1)
+    ]
+    sci = None if accounts.embodied_gco2 is None else 0.5
+    return FootprintReport(
+        start_at=datetime(2026, 11, 1, tzinfo=UTC),
+        end_at=datetime(2026, 12, 1, tzinfo=UTC),
+        group_by=group_by,  # type: ignore[arg-type]
+        lines=groups,
+        idle=JobFootprint(),
+        total=USED,
+        total_accounts=accounts,
+        metered_gpu_energy_j=3.0e6,
+        zones=[ZoneIntensity(zone="DE", mean_gco2_per_kwh=412.5, market_gco2_per_kwh=None)],
+        units=[
+            FunctionalUnit(
+                unit="epoch", amount=4, jobs=1, operational_gco2=1.6, embodied_gco2=0.4, sci_gco2_per_unit=sci
+            )
+        ],
+    ).model_dump(mode="json")
+
+
+class FakeGateway:
+    """Answers one line a page."""
+
+    asked: list[dict[str, Any]]
+
+    def __init__(self, accounts: CarbonAccounts = KNOWN) -> None:
+        self.asked = []
+        self._accounts = accounts
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        assert path == "/v1/reports/footprint"
+        self.asked.append(params)
+        found = a_report(self._accounts, params["group_by"])
+        return {**found, "next_cursor": None if "cursor" in params else "more"}
+
+
+def test_a_month_is_a_calendar_month_in_utc() -> None:
+    assert period_of(None, None, "2026-12") == {
+        "start": "2026-12-01T00:00:00+00:00",
+        "end": "2027-01-01T00:00:00+00:00",
+    }
+    assert period_of("2026-11-01", "2026-11-02T03:00+01:00", None) == {
+        "start": "2026-11-01T00:00:00+00:00",
+        "end": "2026-11-02T03:00:00+01:00",
+    }
+    assert period_of(None, None, None) == {"start": None, "end": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("soon", None, None), "--start soon: must be a date"),
+        ((None, None, "November"), "--month November: must be a year and a month, such as 2026-11"),
+        ((None, None, "2026-13"), "--month 2026-13: must be"),
+        (("2026-11-01", None, "2026-11"), "give either --month, or --start and --end"),
+        (("2026-11-02", "2026-11-01", None), "--end 2026-11-01: must be after --start 2026-11-02"),
+    ],
+)
+def test_a_wrong_period_is_one_line(words: tuple[str | None, ...], line: str) -> None:
+    with pytest.raises(CliError, match=line) as caught:
+        period_of(*words)
+    assert caught.value.exit_code == 2
+
+
+def test_all_pages_are_read() -> None:
+    gateway = FakeGateway()
+    found = fetch(gateway, "zone", {"start": None, "end": None})  # type: ignore[arg-type]
+    assert len(found["lines"]) == 2
+    assert [params.get("cursor") for params in gateway.asked] == [None, "more"]
+
+
+def test_csv_has_figures_with_units_and_empty_cells_for_what_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Gateway", lambda: FakeGateway(UNKNOWN))
+    done = CliRunner().invoke(app, ["report", "--by", "job", "--csv", str(tmp_path / "out.csv")])
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["group"] for row in rows] == ["2026-11-01", "2026-11-01", "(idle)", "(total)"]
+    total = rows[-1]
+    assert (total["energy_kwh"], total["gpu_h"], total["location_based_kgco2"]) == ("1.0", "2.0", "1.0")
+    assert (total["market_based_kgco2"], total["embodied_kgco2"], total["baseline_kgco2"]) == ("", "", "")
+    assert total["unknown"] == "market factor of DE; embodied emissions of H100"
+
+
+def test_the_table_says_what_is_unknown_and_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = a_report(UNKNOWN)
+    text = "\n".join(notes(found))
+    assert "Estimated: 10.0 % of the energy" in text
+    assert "Unknown: market factor of DE, embodied emissions of H100" in text
+    assert "SCI per epoch: unknown; operational alone 0.4 gCO2 per epoch" in text
+    assert "SCI: 0.5 gCO2e per epoch" in "\n".join(notes(a_report()))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "shown"), [(2_000.0, "-50.0 %"), (500.0, "+100.0 %"), (None, "unknown"), (0.0, "-")]
+)
+def test_a_difference_to_the_baseline_has_its_sign(baseline: float | None, shown: str) -> None:
+    assert change(1_000.0, baseline) == shown
+
+
+class Reader(HTMLParser):
+    """Text and open tags of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+@pytest.mark.parametrize("accounts", [KNOWN, UNKNOWN])
+def test_the_page_stands_alone_and_shows_every_account(accounts: CarbonAccounts) -> None:
+    groups = ("day", "project", "user", "zone", "model", "job")
+    page = render(
+        {group: a_report(accounts, group, lines=30) for group in groups}, datetime(2026, 12, 2, 8, tzinfo=UTC)
+    )
+    read = Reader()
+    read.feed(page)
+    assert "Energy and emissions of GPU work, November 2026" in read.text
+    assert read.tags.count("svg") == 2
+    assert "script" not in read.tags
+    assert read.sources == [], "nothing is fetched"
+    assert "<b>resnet (2026-11-01)" in read.text, "names are escaped"
+    assert "Sign-off" in read.text
+    assert "5 others" in read.text
+    expected = ["unknown"] if accounts is UNKNOWN else ["-50.0 %", "7.000 kg", "0.5 g"]
+    assert all(word in read.text for word in expected)
+
+
+def test_the_page_is_written_whole_and_a_folder_that_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Gateway", FakeGateway)
+    out = tmp_path / "november.html"
+    done = CliRunner().invoke(app, ["report", "--month", "2026-11", "--html", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.read_text().endswith("</html>\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["november.html"]
+    failed = CliRunner().invoke(app, ["report", "--html", str(tmp_path / "none" / "x.html")])
+    assert isinstance(failed.exception, CliError)
+    assert "cannot write" in str(failed.exception)
+    wrong = CliRunner().invoke(app, ["report", "--by", "planet"])
+    assert "--by planet: must be one of job, user, project" in str(wrong.exception)
