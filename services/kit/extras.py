@@ -32,7 +32,7 @@ EXTRA_OF = {
 
 def install_hint(package: str) -> str:
     """Return one sentence that says how to install what a package of ``EXTRA_OF`` is needed for."""
-    return f"this needs the package {package}: pip install 'wattshift[{EXTRA_OF[package]}]'"
+    return f"this needs the package {package}: pip install 'wattshift-control-plane[{EXTRA_OF[package]}]'"
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:

@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
+PROJECTS = (ROOT / "clients" / "python", ROOT)
+"""What is installed from the checkout, in this order: the client of users first. In an environment of a release in
+which the whole project had the client's name, pip removes that and its command before it makes the new one."""
 STAMP = VENV / "wattshift-stamp"
 ALL_TESTS = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 """Tests wait for processes half of their time: three at a time keep two cores busy. The order is that of
@@ -111,16 +114,17 @@ def set_up() -> None:
         STAMP.unlink(missing_ok=True)
         # setuptools comes from the lock; "compat" puts the whole checkout on the path, folders added later included.
         alone = ["--no-deps", "--no-index", "--no-build-isolation"]
-        _pip("install", *alone, "--config-settings=editable_mode=compat", "--editable", str(ROOT))
+        for project in PROJECTS:
+            _pip("install", *alone, "--config-settings=editable_mode=compat", "--editable", str(project))
         STAMP.write_text(_stamp())
 
 
 def _stamp() -> str:
-    """What `.venv` ought to be made from: one line for its packages, one for the project installed in it."""
+    """What `.venv` ought to be made from: one line for its packages, one for the projects installed in it."""
     usable = os.access(PYTHON, os.X_OK)  # false too where the Python that made it was removed
     version = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version)"]) if usable else b""
     packages = hashlib.sha256(b"\0".join([LOCK.read_bytes(), str(VENV).encode(), version]))
-    project = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    project = hashlib.sha256(b"\0".join((project / "pyproject.toml").read_bytes() for project in PROJECTS))
     return f"packages {packages.hexdigest()}\nproject {project.hexdigest()}\n"
 
 

@@ -26,7 +26,7 @@ def waves(steps: int = 120, *, noise: bool = True, seed: int = 5) -> Traffic:
 def learners(*, lstm: bool) -> list[Forecaster]:
     """Return those with an LSTM, which need torch, or those without."""
     if lstm:
-        pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift[lstm]'")
+        pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift-control-plane[lstm]'")
         return list(LSTMS)
     return [Boosting(), Boosting(quantile=0.9)]
 
@@ -73,7 +73,7 @@ def test_equal_histories_give_equal_forecasts() -> None:
 
 
 def test_equal_histories_train_equal_networks_and_leave_the_global_seed_alone() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift[lstm]'")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'wattshift-control-plane[lstm]'")
     traffic = waves(40)
     before = torch.random.get_rng_state()
     assert_array_equal(*(Lstm("peaks", epochs=2).fit(traffic).forecast(traffic) for _ in range(2)))
@@ -87,7 +87,7 @@ def test_without_torch_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(traffic_lstm, "find_spec", lambda name: None)
     monkeypatch.setattr(traffic_lstm.importlib, "import_module", missing)
     choice = choose(waves(60), forecasters())
-    line = "needs torch: pip install 'wattshift[lstm]'"
+    line = "needs torch: pip install 'wattshift-control-plane[lstm]'"
     assert choice.left_out == {"LSTM on windows": line, "LSTM on peaks": line}
     assert choice.method == "gradient boosting"
     with pytest.raises(DomainError, match="the LSTM needs torch"):

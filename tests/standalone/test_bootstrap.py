@@ -38,7 +38,7 @@ def test_the_lock_satisfies_the_project(python: str) -> None:
     installed = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "lstm"}
     for wanted in sum(installed.values(), project["dependencies"] + PYPROJECT["dependency-groups"]["dev"]):
         requirement = Requirement(wanted)
-        if requirement.name == "wattshift":
+        if requirement.name == PYPROJECT["project"]["name"]:
             continue
         found = [pin for pin in pinned if canonicalize_name(pin.name) == canonicalize_name(requirement.name)]
         assert len(found) == 1, requirement.name
@@ -109,7 +109,9 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
     with scratch_folder() as folder:
         checkout = folder / "a check out"
         checkout.mkdir()
-        for name in ("run", "test", "pyproject.toml", "requirements.lock", "services/standalone"):
+        files = ("run", "test", "pyproject.toml", "requirements.lock", "services/kit/release.py")
+        for name in (*files, "services/standalone", "clients/python"):
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, checkout / name)
         (folder / "link").symlink_to(checkout / "run")
@@ -133,3 +135,4 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
         )
         assert version.stdout.startswith("pytest ")
         assert (checkout / ".venv" / "bin" / "wattshift").exists()
+        subprocess.run([checkout / ".venv" / "bin" / "python", "-c", "import wattshift.client"], check=True, **options)

@@ -46,10 +46,18 @@ for command in {commands}:
 @pytest.mark.parametrize(
     ("command", "extras", "says"),
     [
-        ("plan placement --model vgg19 --gpus 4 --servers 4", (), "wattshift[control]"),
-        ("simulate training --policy fifo --jobs green-day --carbon GB", ("agent",), "wattshift[control]"),
-        ("simulate training --policy fifo --jobs a.parquet --carbon GB", ("control",), "wattshift[parquet]"),
-        ("up", ("agent", "control"), "wattshift[standalone]"),
+        ("plan placement --model vgg19 --gpus 4 --servers 4", (), "wattshift-control-plane[control]"),
+        (
+            "simulate training --policy fifo --jobs green-day --carbon GB",
+            ("agent",),
+            "wattshift-control-plane[control]",
+        ),
+        (
+            "simulate training --policy fifo --jobs a.parquet --carbon GB",
+            ("control",),
+            "wattshift-control-plane[parquet]",
+        ),
+        ("up", ("agent", "control"), "wattshift-control-plane[standalone]"),
     ],
 )
 def test_what_is_missing_is_one_line(tmp_path: Path, command: str, extras: tuple[str, ...], says: str) -> None:
@@ -80,13 +88,16 @@ def test_an_agent_install_is_light(tmp_path: Path) -> None:
     source.mkdir()
     for name in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "clients/python", tmp_path / "client")
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, tmp_path / "client"], check=True
+    )
+    (wheel,), (client,) = (list(tmp_path.glob(f"{name}-*.whl")) for name in ("wattshift_control_plane", "wattshift"))
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    subprocess.run([*pip, "--python", tmp_path / "venv/bin/python", "install", f"{wheel}[agent]"], check=True)
+    subprocess.run([*pip, "--python", tmp_path / "venv/bin/python", "install", client, f"{wheel}[agent]"], check=True)
 
     size = subprocess.check_output(["du", "-sm", tmp_path / "venv"], text=True)
     assert int(size.split()[0]) < AGENT_LIMIT_MB

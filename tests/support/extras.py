@@ -45,7 +45,7 @@ def _follow(requirements: Iterable[str], extras: set[str], found: set[str]) -> N
         if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras or {""}):
             continue
         name = canonicalize_name(requirement.name)
-        if name == "wattshift":
+        if name == PROJECT["name"]:
             for extra in requirement.extras:
                 _follow(PROJECT["optional-dependencies"][extra], set(), found)
             continue
@@ -64,7 +64,7 @@ def blocker(folder: Path, *extras: str) -> Path:
     hidden = sorted(
         package
         for package, distributions in packages_distributions().items()
-        if not {canonicalize_name(each) for each in distributions} & {*there, "wattshift"}
+        if not {canonicalize_name(each) for each in distributions} & {*there, PROJECT["name"], "wattshift"}
         and re.fullmatch(r"\w+", package)
     )
     folder.mkdir(exist_ok=True)

@@ -21,6 +21,7 @@ PREFIXES = {
     "optimizer_service.app": "OPTIMIZER",
     "services.serving.app": "SERVING",
     "carbon_service.app": "CARBON",
+    "services.telemetry.app": "TELEMETRY",
 }
 
 

@@ -171,7 +171,7 @@ class IpmiHook:
             DomainError: pyghmi is not installed, or a password is not where it should be.
         """
         if importlib.util.find_spec("pyghmi") is None:
-            raise DomainError("SCHEDULER_NODE_POWER=ipmi needs pyghmi: pip install 'wattshift[ipmi]'")
+            raise DomainError("SCHEDULER_NODE_POWER=ipmi needs pyghmi: pip install 'wattshift-control-plane[ipmi]'")
         for node_id, controller in controllers.items():
             try:
                 controller.password()

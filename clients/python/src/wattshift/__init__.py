@@ -1,0 +1,49 @@
+"""Wattshift for its users: a client of the control plane, and a helper for training code.
+
+``Client`` and ``AsyncClient`` need httpx; ``from wattshift import job`` needs the standard library alone, so that
+training code can import it in any environment.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wattshift import job as job
+    from wattshift import models as models
+    from wattshift.aio import AsyncClient as AsyncClient
+    from wattshift.client import Client as Client
+    from wattshift.errors import ApiError as ApiError
+    from wattshift.errors import FieldError as FieldError
+    from wattshift.errors import UnreachableError as UnreachableError
+    from wattshift.errors import WattshiftError as WattshiftError
+
+_HOMES = {
+    "ApiError": "wattshift.errors",
+    "AsyncClient": "wattshift.aio",
+    "Client": "wattshift.client",
+    "FieldError": "wattshift.errors",
+    "UnreachableError": "wattshift.errors",
+    "WattshiftError": "wattshift.errors",
+}
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "Client",
+    "FieldError",
+    "UnreachableError",
+    "WattshiftError",
+    "job",
+    "models",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: most of it needs httpx."""
+    if name in ("job", "models"):
+        return import_module(f"wattshift.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'wattshift' has no attribute {name!r}")

@@ -1,0 +1,227 @@
+"""What both clients have in common: how requests are made, when they are repeated, and what their answers mean."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import json
+import os
+import random
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from wattshift import models
+from wattshift._json import read, written
+from wattshift.errors import ApiError, FieldError, UnreachableError, WattshiftError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+"""The states of a job that has ended."""
+
+REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0
+PAGE = 500
+LOG_NEXT_OFFSET = "x-wattshift-log-next-offset"
+LOG_GENERATION = "x-wattshift-log-generation"
+
+AnyJob = str | models.Job | models.SubmittedJob
+"""A job, or its id."""
+
+
+Gpus = int | tuple[int, int] | models.GpuRequestFields
+"""The size of a gang, its smallest and largest size, or all that can be said of its GPUs."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where the control plane is, and who asks."""
+
+    url: str
+    key: str
+
+    @classmethod
+    def of(cls, url: str | None, key: str | None) -> Account:
+        """Return what was given, or else ``WATTSHIFT_URL`` and ``WATTSHIFT_API_KEY``.
+
+        Raises:
+            WattshiftError: There is no key.
+        """
+        found = key or os.environ.get("WATTSHIFT_API_KEY")
+        if not found:
+            raise WattshiftError("no API key: pass key=..., or set WATTSHIFT_API_KEY")
+        return cls(url or os.environ.get("WATTSHIFT_URL") or DEFAULT_URL, found)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, before it is sent."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    json: Any = None
+    content: str | bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What httpx takes; parameters that are None are left out."""
+        headers = dict(self.headers)
+        if self.content is not None:
+            headers.setdefault("content-type", "application/json")
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": {name: written(value) for name, value in self.params.items() if value is not None},
+            "json": None if self.json is None else written(self.json),
+            "content": self.content,
+            "headers": headers,
+        }
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether sending it twice does no more than sending it once."""
+        return self.method in REPEATABLE or "idempotency-key" in {name.lower() for name in self.headers}
+
+
+def pause_after(request: Request, attempt: int, cause: httpx.Response | httpx.HTTPError) -> float | None:
+    """Return how many seconds to wait before a request is sent again; None if it may not be.
+
+    One that has certainly not been worked on is always sent again, any other only if it is repeatable.
+    """
+    if isinstance(cause, httpx.Response):
+        if cause.status_code not in (429, 503) or (cause.status_code == 503 and not request.is_repeatable):
+            return None
+    elif not request.is_repeatable and not isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
+        return None
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1)
+    if isinstance(cause, httpx.Response):
+        stated = cause.headers.get("retry-after", "")
+        pause_s = max(pause_s, float(stated) if stated.isdigit() else 0)
+    return pause_s
+
+
+def refusal(answer: httpx.Response) -> ApiError:
+    """Return the error of an answer of 400 or more."""
+    request = f"{answer.request.method} {answer.request.url.path}"
+    try:
+        problem = answer.json()
+        errors = tuple(FieldError(str(each["pointer"]), str(each["detail"])) for each in problem.get("errors", ()))
+        return ApiError(
+            answer.status_code, str(problem["code"]), str(problem["detail"]), errors, problem.get("request_id")
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ApiError(answer.status_code, "", f"{request}: HTTP {answer.status_code}")
+
+
+def unreachable(url: str, error: Exception) -> UnreachableError:
+    """Return the error for an answer that did not come, or not whole."""
+    return UnreachableError(f"the control plane at {url} does not answer ({str(error) or type(error).__name__})")
+
+
+def id_of(job: AnyJob) -> str:
+    """Return a job's id."""
+    return job if isinstance(job, str) else job.id
+
+
+def spec_of(command: Sequence[str] | None, name: str | None, gpus: Gpus, terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a submission.
+
+    Raises:
+        TypeError: ``command`` is one text.
+    """
+    if isinstance(command, str):
+        raise TypeError(f"command is a list of program and arguments, such as {shlex.split(command)!r}, not one text")
+    if isinstance(gpus, int):
+        sizes: Any = {"min": gpus, "max": gpus}
+    elif isinstance(gpus, tuple):
+        sizes = {"min": gpus[0], "max": gpus[1]}
+    else:
+        sizes = gpus
+    words = [] if command is None else [str(word) for word in command]
+    program = os.path.basename(words[0]) if words else "job"
+    return {**terms, "name": name or program, "command": words, "gpus": sizes}
+
+
+class EventReader:
+    """Makes events of the lines of an event stream."""
+
+    def __init__(self) -> None:
+        self.last_id: str | None = None
+        self.has_ended = False
+        """Whether the last event says that its job has ended."""
+
+        self._data: list[str] = []
+
+    def read(self, line: str) -> models.JobEvent | None:
+        """Take one line; return the event that it completes, if it does."""
+        if line.startswith("data:"):
+            self._data.append(line[5:].removeprefix(" "))
+            return None
+        if line or not self._data:
+            return None  # an empty line ends an event; id and type are in its data too, and comments keep it alive
+        event = read(models.JobEvent, json.loads("\n".join(self._data)))
+        self._data.clear()
+        self.last_id = event.id
+        self.has_ended = event.type.removeprefix("job.") in FINAL
+        return event
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What to send to continue after the last event."""
+        self._data.clear()
+        return {} if self.last_id is None else {"last-event-id": self.last_id}
+
+
+class LogReader:
+    """Makes text of the bytes of an output, and knows where to continue."""
+
+    def __init__(self, job: AnyJob, stream: str, generation: int | None, node: str | None) -> None:
+        self.path = f"/v1/jobs/{id_of(job)}/logs"
+        self.offset = 0
+        self._stream, self._generation, self._node = stream, generation, node
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def request(self, *, follow: bool) -> Request:
+        """Return the request for what comes next."""
+        params = {
+            "stream": self._stream,
+            "generation": self._generation,
+            "node": self._node,
+            "offset": self.offset,
+            "follow": "true" if follow else None,
+        }
+        return Request("GET", self.path, params)
+
+    def begin(self, answer: httpx.Response) -> None:
+        """Note which gang's output this is: one that starts meanwhile has another."""
+        if self._generation is None and (stated := answer.headers.get(LOG_GENERATION)):
+            self._generation = int(stated)
+
+    def text(self, data: bytes) -> str:
+        """Return the text of the next bytes; a character that is not yet whole comes with the bytes after it."""
+        self.offset += len(data)
+        return self._decoder.decode(data)
+
+    def rest(self) -> str:
+        """Return what is left at the end."""
+        return self._decoder.decode(b"", final=True)
+
+
+def polls() -> Iterator[float]:
+    """Yield the seconds to wait before each further question for a job's state."""
+    pause_s = FIRST_POLL_S
+    while True:
+        yield pause_s
+        pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+
+
+def merged(pages: Sequence[models.FootprintReport]) -> models.FootprintReport:
+    """Return the pages of a report as one, without a cursor."""
+    lines = [line for page in pages for line in page.lines]
+    return dataclasses.replace(pages[0], lines=lines, next_cursor=None)

@@ -1,0 +1,415 @@
+"""The client that blocks. Made by ``clients/python/generate.py``: change nothing here."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Literal, Self, Unpack
+
+import httpx
+
+from wattshift import models
+from wattshift._exchange import (
+    FINAL,
+    FIRST_POLL_S,
+    LOG_NEXT_OFFSET,
+    PAGE,
+    Account,
+    AnyJob,
+    EventReader,
+    Gpus,
+    LogReader,
+    Request,
+    id_of,
+    merged,
+    pause_after,
+    polls,
+    refusal,
+    spec_of,
+    unreachable,
+)
+from wattshift._json import read
+from wattshift.errors import UnreachableError
+
+
+class Client:
+    """Calls the public API of one control plane as the owner of one API key.
+
+    A request that the control plane could not take (429, 503, or no connection) is repeated up to ``retries`` times
+    with growing pauses, if it has done nothing yet or repeating it does no more than sending it once. Submissions
+    are: they go under one idempotency key. Every method raises ``ApiError`` where the control plane refuses, with its
+    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        timeout_s: float = 30,
+        retries: int = 4,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: Address of the gateway; by default ``WATTSHIFT_URL``, else this machine's port 8000.
+            key: An API key, ``ws_...``; by default ``WATTSHIFT_API_KEY``.
+            timeout_s: For one answer that is not a stream.
+            retries: How often a request is repeated.
+            transport: In place of a connection, for tests.
+
+        Raises:
+            WattshiftError: There is no key.
+        """
+        account = Account.of(url, key)
+        self.url = account.url
+        self._retries = retries
+        self._http = httpx.Client(
+            base_url=account.url,
+            headers={"authorization": f"Bearer {account.key}"},
+            timeout=timeout_s,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # --- jobs
+
+    def submit(
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        name: str | None = None,
+        gpus: Gpus = 1,
+        idempotency_key: str | None = None,
+        **terms: Unpack[models.JobSpecTerms],
+    ) -> models.SubmittedJob:
+        """Submit a job; when this returns, it is on the control plane's disk.
+
+        Args:
+            command: Program and arguments; it is not given to a shell. None where ``image`` says what to run.
+            name: By default the program's name.
+            gpus: Size of the gang, its smallest and largest size, or all the fields of ``gpus``.
+            idempotency_key: Submitting again with the same key and the same job returns that job. By default every
+                call has a key of its own.
+            terms: Whatever else the spec has, such as ``working_dir``, ``work`` or ``deadline``.
+        """
+        spec = spec_of(command, name, gpus, terms)
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        answer = self.request("POST", "/v1/jobs", json=spec, headers=headers)
+        return read(models.SubmittedJob, answer.json())
+
+    def submit_many(
+        self, specs: Sequence[models.JobSpecFields], *, idempotency_key: str | None = None
+    ) -> list[models.SubmittedJob]:
+        """Submit up to 1,000 jobs, of which either all are accepted or none; return them in order."""
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        answer = self.request("POST", "/v1/jobs:batch", json={"jobs": list(specs)}, headers=headers)
+        return read(models.SubmittedBatch, answer.json()).jobs
+
+    def job(self, job: AnyJob) -> models.Job:
+        """Return a job as it is now."""
+        return read(models.Job, (self.request("GET", f"/v1/jobs/{id_of(job)}")).json())
+
+    def jobs(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        label: str | Sequence[str] | None = None,
+        submitted_after: datetime | None = None,
+        submitted_before: datetime | None = None,
+        limit: int | None = None,
+    ) -> Iterator[models.Job]:
+        """Yield jobs, newest first, those of all pages or the first ``limit``.
+
+        Args:
+            state: Only jobs in this state, or in any of these.
+            project: Only jobs of this project.
+            name: Only jobs of this name.
+            label: Only jobs with this label, ``key=value``, or with all of these.
+            submitted_after: Only jobs submitted after this instant.
+            submitted_before: Only jobs submitted before this instant.
+            limit: The most jobs to return.
+        """
+        params = {
+            "state": state,
+            "project": project,
+            "name": name,
+            "label": label,
+            "submitted_after": submitted_after,
+            "submitted_before": submitted_before,
+        }
+        for item in self._items("/v1/jobs", params, limit):
+            yield read(models.Job, item)
+
+    def wait(self, job: AnyJob, *, timeout_s: float | None = None) -> models.Job:
+        """Return a job once it has ended.
+
+        Raises:
+            TimeoutError: It has not ended within ``timeout_s``.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        path, etag = f"/v1/jobs/{id_of(job)}", None
+        for pause_s in polls():
+            answer = self.request("GET", path, headers={"if-none-match": etag} if etag else None)
+            if answer.status_code != 304:
+                found, etag = read(models.Job, answer.json()), answer.headers.get("etag")
+                if found.state in FINAL:
+                    return found
+            if until_s is not None and time.monotonic() + pause_s > until_s:
+                raise TimeoutError(f"{id_of(job)} has not ended within {timeout_s:g} s")
+            time.sleep(pause_s)
+        raise AssertionError("polls never end")
+
+    def cancel(self, job: AnyJob) -> models.Job:
+        """Cancel a job; one that runs is stopped first, with its grace period."""
+        return self._steer(job, "cancel")
+
+    def hold(self, job: AnyJob) -> models.Job:
+        """Keep a job from starting until it is released; one that runs is stopped first, with its grace period."""
+        return self._steer(job, "hold")
+
+    def release(self, job: AnyJob) -> models.Job:
+        """Let a held job start."""
+        return self._steer(job, "release")
+
+    def logs(
+        self,
+        job: AnyJob,
+        *,
+        follow: bool = False,
+        stream: Literal["both", "stdout", "stderr"] = "both",
+        generation: int | None = None,
+        node: str | None = None,
+    ) -> Iterator[str]:
+        """Yield a job's output in pieces, as text; bytes that are not UTF-8 are replaced.
+
+        Args:
+            job: The job, or its id.
+            follow: Go on until the gang has ended; a connection that breaks is opened again where it broke off.
+            stream: Standard output, standard error, or both in the order in which they were written.
+            generation: Which of the job's gangs; by default the newest.
+            node: Which of the gang's nodes; by default the first.
+        """
+        reader = LogReader(job, stream, generation, node)
+        if follow:
+            yield from self._followed(reader)
+        else:
+            while True:
+                answer = self._send(reader.request(follow=False))
+                reader.begin(answer)
+                if not answer.content:
+                    break
+                yield reader.text(answer.content)
+                reader.offset = int(answer.headers.get(LOG_NEXT_OFFSET, reader.offset))
+        if rest := reader.rest():
+            yield rest
+
+    def events(self, job: AnyJob | None = None, *, follow: bool = True) -> Iterator[models.JobEvent]:
+        """Yield a job's events from the first on until it has ended, or those of all jobs from now on, without end.
+
+        A connection that breaks is opened again, and continues after the last event. With ``follow=False`` only the
+        events that exist already are returned.
+        """
+        reader, failures = EventReader(), 0
+        path = "/v1/events" if job is None else f"/v1/jobs/{id_of(job)}/events"
+        params = {} if follow else {"follow": "false"}
+        while True:
+            try:
+                with self.stream(path, params=params, headers=reader.headers) as answer:
+                    if answer.status_code == 204:
+                        return
+                    for line in answer.iter_lines():
+                        if event := reader.read(line):
+                            failures = 0
+                            yield event
+            except UnreachableError:
+                failures += 1
+                if failures > self._retries:
+                    raise
+                time.sleep(min(8.0, 0.25 * 2**failures))
+            else:
+                if not follow or (job is not None and reader.has_ended):
+                    return
+                time.sleep(FIRST_POLL_S)
+
+    # --- what it took
+
+    def footprint(self, job: AnyJob) -> models.JobFootprintReport:
+        """Return a job's energy and emissions, with the first of the intensities that were used."""
+        return read(models.JobFootprintReport, (self.request("GET", f"/v1/jobs/{id_of(job)}/footprint")).json())
+
+    def report(
+        self, by: str = "project", *, start: datetime | None = None, end: datetime | None = None
+    ) -> models.FootprintReport:
+        """Return energy and emissions summed by ``job``, ``project``, ``tenant`` or ``node``, all lines together."""
+        pages: list[models.FootprintReport] = []
+        cursor: str | None = None
+        while not pages or cursor:
+            params = {"group_by": by, "start": start, "end": end, "cursor": cursor, "limit": 1_000}
+            answer = self.request("GET", "/v1/reports/footprint", params=params)
+            pages.append(read(models.FootprintReport, answer.json()))
+            cursor = pages[-1].next_cursor
+        return merged(pages)
+
+    def prediction(self, job: AnyJob) -> models.JobPrediction:
+        """Return the predicted run time of a job, with its uncertainty; ``ApiError`` 409 where there is none yet."""
+        return read(models.JobPrediction, (self.request("GET", f"/v1/predictions/{id_of(job)}")).json())
+
+    def whatif(
+        self,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        **request: Unpack[models.TrainingRequestFields],
+    ) -> models.Simulation:
+        """Return what policies would have done with past jobs, once it has been simulated.
+
+        ``whatif(policy=["las", "green"], jobs="history", carbon="GB", start="2026-11-01", days=7).result`` holds one
+        document for each policy; ``failure`` says why there is none.
+
+        Raises:
+            TimeoutError: It has not ended within ``timeout_s``.
+        """
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        made = (self.request("POST", "/v1/simulations", json=request, headers=headers)).json()
+        for pause_s in polls():
+            found = read(models.Simulation, (self.request("GET", f"/v1/simulations/{made['id']}")).json())
+            if found.status in FINAL:
+                return found
+            if until_s is not None and time.monotonic() + pause_s > until_s:
+                raise TimeoutError(f"{found.id} has not ended within {timeout_s:g} s")
+            time.sleep(pause_s)
+        raise AssertionError("polls never end")
+
+    # --- the cluster and its grids
+
+    def nodes(self) -> list[models.Node]:
+        """Return the nodes; for operators."""
+        return read(models.NodeList, (self.request("GET", "/v1/nodes")).json()).items
+
+    def policy(self) -> models.ActivePolicy:
+        """Return the policy that decides now."""
+        return read(models.ActivePolicy, (self.request("GET", "/v1/policies/active")).json())
+
+    def zones(self) -> list[models.Zone]:
+        """Return the grid zones that the installation knows."""
+        return read(models.ZoneList, (self.request("GET", "/v1/carbon/zones")).json()).items
+
+    def intensity(self, zone: str) -> models.CurrentIntensity:
+        """Return a zone's carbon intensity now, in gCO2/kWh."""
+        return read(models.CurrentIntensity, (self.request("GET", f"/v1/carbon/{zone}/current")).json())
+
+    def forecast(self, zone: str, *, horizon_s: float | None = None) -> models.IntensityForecast:
+        """Return a zone's predicted carbon intensities, in gCO2/kWh; by default those of a day."""
+        params = {"horizon_s": horizon_s}
+        answer = self.request("GET", f"/v1/carbon/{zone}/forecast", params=params)
+        return read(models.IntensityForecast, answer.json())
+
+    # --- anything else
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        content: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        retries: int | None = None,
+    ) -> httpx.Response:
+        """Return the answer of any operation of the API, repeated as this client's own requests are.
+
+        Args:
+            method: The HTTP method, in capitals.
+            path: The path, such as ``/v1/plans``.
+            params: Query parameters; those that are None are left out.
+            json: The body as JSON values or models.
+            content: The body as JSON text, in place of ``json``.
+            headers: Further headers.
+            retries: In place of the client's own number.
+        """
+        request = Request(method, path, params or {}, json, content, headers or {})
+        return self._send(request, retries)
+
+    @contextmanager
+    def stream(
+        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
+        """Open the answer of a GET that goes on until the server ends it."""
+        timeout = httpx.Timeout(10, read=None)
+        given = Request("GET", path, params or {}, headers=headers or {}).arguments
+        try:
+            with self._http.stream(**given, timeout=timeout) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise refusal(answer)
+                yield answer
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+
+    def _send(self, request: Request, retries: int | None = None) -> httpx.Response:
+        attempt, most = 0, self._retries if retries is None else retries
+        while True:
+            try:
+                answer = self._http.request(**request.arguments)
+            except httpx.HTTPError as error:
+                pause_s = pause_after(request, attempt, error) if attempt < most else None
+                if pause_s is None:
+                    raise unreachable(self.url, error) from error
+            else:
+                if answer.status_code < 400:
+                    return answer
+                pause_s = pause_after(request, attempt, answer) if attempt < most else None
+                if pause_s is None:
+                    raise refusal(answer)
+            attempt += 1
+            time.sleep(pause_s)
+
+    def _items(self, path: str, params: Mapping[str, Any], limit: int | None) -> Iterator[Any]:
+        left, cursor = limit, None
+        while left is None or left > 0:
+            size = PAGE if left is None else min(PAGE, left)
+            answer = self.request("GET", path, params={**params, "limit": size, "cursor": cursor})
+            page = answer.json()
+            yield from page["items"]
+            left = None if left is None else left - len(page["items"])
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    def _steer(self, job: AnyJob, action: str) -> models.Job:
+        return read(models.Job, (self.request("POST", f"/v1/jobs/{id_of(job)}/{action}")).json())
+
+    def _followed(self, reader: LogReader) -> Iterator[str]:
+        failures = 0
+        while True:
+            try:
+                request = reader.request(follow=True)
+                with self.stream(request.path, params=request.params) as answer:
+                    reader.begin(answer)
+                    for data in answer.iter_bytes():
+                        failures = 0
+                        yield reader.text(data)
+                return
+            except UnreachableError:
+                failures += 1
+                if failures > self._retries:
+                    raise
+                time.sleep(min(8.0, 0.25 * 2**failures))

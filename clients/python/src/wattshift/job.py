@@ -1,0 +1,180 @@
+"""For training code that runs as a job of Wattshift. It needs the standard library alone.
+
+    from wattshift import job
+
+    for step in range(start, steps):
+        train(step)
+        job.progress(step + 1, total=steps)
+        if job.should_checkpoint():
+            save(job.checkpoint_dir / "model.pt")
+            break
+
+Outside a job everything is harmless: nothing is reported, ``world`` is one process and ``checkpoint_dir`` is None.
+
+``world`` and ``checkpoint_dir`` are read from the environment each time they are used, as launchers such as torchrun
+set some of it only for the processes that they start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+REPORT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among the processes of its job.
+
+    Attributes:
+        rank: Number of this process, from 0 to ``world_size - 1``.
+        local_rank: Number of this process on its node.
+        world_size: Processes of the whole gang.
+        local_world_size: Processes on this node.
+        node_rank: Number of this node.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+
+
+world: World
+"""This process's place among the processes of its job."""
+
+checkpoint_dir: Path | None
+"""The folder that is kept when the job is stopped and started again; None outside a job."""
+
+
+def is_inside() -> bool:
+    """Return whether this process belongs to a job of Wattshift."""
+    return "WATTSHIFT_JOB_ID" in os.environ
+
+
+def progress(done: float, total: float | None = None, local_batch: int | None = None) -> None:
+    """Report how much of the work is done; in a gang, the process of rank 0 reports for all.
+
+    A report that fails is dropped: training goes on. ``done`` is in the unit of the job's ``work``, counts from the
+    beginning of the job, not of this run, and is best reported at most once a second.
+
+    Args:
+        done: Work done so far; finite and >= 0.
+        total: The whole work, if the job was submitted without it.
+        local_batch: Samples per GPU and step, which helps to predict how the job scales.
+
+    Raises:
+        ValueError: ``done`` or ``total`` is negative or not finite, or ``local_batch`` is not positive.
+    """
+    for name, value in (("done", done), ("total", total)):
+        if value is not None and not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be finite and not negative, not {value!r}")
+    if local_batch is not None and local_batch < 1:
+        raise ValueError(f"local_batch must be at least 1, not {local_batch!r}")
+    if _world().rank != 0:
+        return
+    fields = {"done": done, "total": total, "local_batch": local_batch}
+    line = json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n"
+    if file := os.environ.get("WATTSHIFT_PROGRESS_FILE"):
+        try:
+            with open(file, "a", encoding="utf-8") as reports:
+                reports.write(line)
+            return
+        except OSError:
+            pass  # in a container without the folder, the address below still works
+    if url := os.environ.get("WATTSHIFT_PROGRESS_URL"):
+        try:
+            request = urllib.request.Request(url, line.encode(), {"content-type": "application/json"}, method="POST")
+            urllib.request.urlopen(request, timeout=REPORT_TIMEOUT_S).close()
+        except (OSError, ValueError):
+            return
+
+
+def should_checkpoint() -> bool:
+    """Return whether the job is being stopped: save a checkpoint and end, within the grace period of the job.
+
+    From the first call on, SIGTERM no longer ends this process: it is noticed here. So call this at every step, and
+    for the first time before the first step. A handler that was set before is still called.
+    """
+    notice_stop()
+    return _stop.asked
+
+
+def notice_stop(*, replace: bool = False) -> None:
+    """Notice SIGTERM from now on, as the first ``should_checkpoint`` does; only the main thread can begin it.
+
+    Args:
+        replace: Do not call the handler that was set before: for libraries that would end training at once.
+    """
+    _stop.listen(replace)
+
+
+class _Stop:
+    """Whether SIGTERM has arrived."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._listening_pid: int | None = None
+        self._earlier: Any = signal.SIG_DFL
+
+    def listen(self, replace: bool) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        current = signal.getsignal(signal.SIGTERM)
+        if current == self._notice:  # in a child that was forked too, which from now on notices for itself
+            self._listening_pid = os.getpid()
+            return
+        if self._listening_pid == os.getpid() and not replace:
+            return  # a library that set its own handler after ours calls ours
+        self._earlier = signal.SIG_DFL if replace else current
+        self._listening_pid = os.getpid()
+        signal.signal(signal.SIGTERM, self._notice)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        if self._listening_pid != os.getpid():  # a child that was forked, such as a data loader: it ends as it would
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self.asked = True
+        if callable(self._earlier):
+            self._earlier(number, frame)
+
+
+_stop = _Stop()
+
+
+def _world() -> World:
+    first, size = _number("WATTSHIFT_RANK_OFFSET", 0), _number("WORLD_SIZE", 1)
+    return World(
+        rank=_number("RANK", first),
+        local_rank=_number("LOCAL_RANK", 0),
+        world_size=size,
+        local_world_size=_number("LOCAL_WORLD_SIZE", _number("WATTSHIFT_LOCAL_WORLD_SIZE", 1)),
+        node_rank=_number("NODE_RANK", _number("GROUP_RANK", 0)),
+    )
+
+
+def _number(name: str, otherwise: int) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def __getattr__(name: str) -> Any:
+    """Read ``world`` and ``checkpoint_dir`` from the environment."""
+    if name == "world":
+        return _world()
+    if name == "checkpoint_dir":
+        folder = os.environ.get("WATTSHIFT_CHECKPOINT_DIR")
+        return Path(folder) if folder else None
+    raise AttributeError(f"module 'wattshift.job' has no attribute {name!r}")

@@ -1,0 +1,909 @@
+"""The control plane's models. Made by ``clients/python/generate.py``: change nothing here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Required, TypedDict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivePolicy:
+    """The active policy.
+
+    Attributes:
+        problem: Why the stored policy cannot be used. Rounds continue with the last usable one, or with the
+            default.
+    """
+
+    name: str
+    parameters: dict[str, Any]
+    since: datetime
+    changed_by: str
+    round_interval_s: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurrentIntensity:
+    """The current intensity.
+
+    Attributes:
+        age_s: Time since the value's interval began.
+        is_stale: Whether the value is older than it should be; it is still the latest one known.
+        time_scale: Grid seconds per real second; above 1 while a recording is replayed faster than real time.
+        grid_now: The time by the grid's clock: the recorded time while a recording is replayed.
+    """
+
+    zone: str
+    signal: str
+    provider: str
+    point: IntensityPoint
+    fetched_at: datetime
+    age_s: float
+    is_stale: bool
+    time_scale: float = 1
+    grid_now: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInfo:
+    """One GPU and its capabilities.
+
+    Attributes:
+        lowest_limit_w: Null where the device does not report it.
+    """
+
+    index: int
+    uuid: str
+    model: str
+    memory_gib: float
+    power_limit_w: float
+    lowest_limit_w: float | None = None
+    can_set_clock: bool = False
+    can_set_power_limit: bool = False
+    can_partition: bool = False
+    clocks_mhz: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReading:
+    """The current readings of a device.
+
+    Attributes:
+        power_limit_w: The power limit set for a gang; null for the default.
+        locked_clock_mhz: The clock that the device is locked to; null if it is not locked.
+        enforced_limit_w: The power limit that the device itself reports.
+    """
+
+    index: int
+    power_w: float
+    utilization: float
+    clock_mhz: int | None = None
+    memory_used_gib: float | None = None
+    power_limit_w: float | None = None
+    locked_clock_mhz: int | None = None
+    enforced_limit_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FootprintLine:
+    """Energy and emissions of one group. The group `idle` is energy that no job used."""
+
+    group: str
+    footprint: JobFootprint
+    jobs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FootprintReport:
+    """The sums of the ledger over a period.
+
+    Attributes:
+        metered_gpu_energy_j: Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1
+            %.
+    """
+
+    start_at: datetime | None
+    end_at: datetime | None
+    group_by: str
+    lines: list[FootprintLine]
+    idle: JobFootprint
+    total: JobFootprint
+    metered_gpu_energy_j: float
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastPoint:
+    """A forecast intensity.
+
+    Attributes:
+        p10: 10th percentile, from the errors in the backtest; null without a backtest.
+        p90: 90th percentile, from the errors in the backtest; null without a backtest.
+    """
+
+    start_at: datetime
+    end_at: datetime
+    gco2_per_kwh: float
+    is_estimated: bool = False
+    p10: float | None = None
+    p90: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuRequest:
+    """The sizes the gang may have: `min`, `min + step`, ... `max`.
+
+    Attributes:
+        max: By default `min`: a job of fixed size.
+        model: GPU model that the job needs, as nodes report it.
+        memory_gib: Minimum memory of each device.
+    """
+
+    min: int = 1
+    max: int | None = None
+    step: int = 1
+    model: str | None = None
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntensityForecast:
+    """Forecast intensities from now on.
+
+    Attributes:
+        method: Source of the first points: `provider`, or our own `ridge`, `blend` (both learned) or
+            `persistence`.
+        learned_from: From this time on, where the provider's forecast has ended, points are our learned forecast.
+        persistence_from: From this time on, where every other forecast has ended, points are our persistence
+            forecast.
+    """
+
+    zone: str
+    signal: str
+    provider: str
+    method: str
+    generated_at: datetime
+    is_stale: bool
+    time_scale: float = 1
+    learned_from: datetime | None = None
+    persistence_from: datetime | None = None
+    points: list[ForecastPoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntensityPoint:
+    """An intensity that applies from `start_at` until `end_at`."""
+
+    start_at: datetime
+    end_at: datetime
+    gco2_per_kwh: float
+    is_estimated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntensityUse:
+    """Energy that a job used while one intensity applied.
+
+    Attributes:
+        estimated: Whether energy or intensity was estimated.
+    """
+
+    start_at: datetime
+    end_at: datetime
+    energy_j: float
+    intensity_gco2_per_kwh: float
+    carbon_gco2: float
+    estimated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job and its current state.
+
+    Attributes:
+        reason: Stable code of why the job waits or how it ended.
+        detail: The reason in words.
+        expected_start_at: When the policy expects to start a waiting job, by what is known now and provided that
+            GPUs are free by then; null if unknown.
+        generation: How many times the job has been given GPUs.
+        gpus: GPUs that the job holds now.
+        power_limit_w: Power limit set on each of its GPUs; null for the default.
+        clock_mhz: Clock that its GPUs are locked to; null for the default.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    project: str
+    state: str
+    reason: str | None = None
+    detail: str | None = None
+    spec: JobSpec
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    expected_start_at: datetime | None = None
+    generation: int
+    gpus: int
+    placement: list[Share] = field(default_factory=list["Share"])
+    power_limit_w: float | None = None
+    clock_mhz: int | None = None
+    preemptions: int
+    restarts: int
+    exit_code: int | None = None
+    progress: JobProgress | None = None
+    footprint: JobFootprint | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        id: Send it back as `Last-Event-ID` to continue after this event.
+        type: `job.submitted`, `job.starting`, `job.running`, `job.preempting`, `job.queued`, ...
+    """
+
+    id: str
+    job_id: str
+    at: datetime
+    type: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFootprint:
+    """What a job has used and emitted so far.
+
+    Emissions are location-based: energy times the intensity at the time of use, times PUE.
+
+    Attributes:
+        estimated_energy_j: The part of `energy_j` that was modelled, not measured.
+    """
+
+    energy_j: float = 0
+    gpu_energy_j: float = 0
+    carbon_gco2: float = 0
+    gpu_s: float = 0
+    estimated_energy_j: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFootprintReport:
+    """A job's footprint with the intensities used to compute it."""
+
+    job_id: str
+    footprint: JobFootprint
+    zone: str | None
+    signal: str | None
+    pue: float | None
+    intervals: list[IntensityUse]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobList:
+    """One page of jobs, newest first."""
+
+    items: list[Job]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPrediction:
+    """A job's length as predicted when the scheduler first saw it, and the actual one. Amounts are in GPU seconds.
+
+    Attributes:
+        model_id: Version of the model that made the prediction; null if there was none yet.
+        group_id: Jobs in one group are treated as the same job submitted repeatedly.
+        group_seen: Whether jobs of the group had ended before. For a new group, 0 is predicted.
+        examples: How many jobs of the group the model was trained on.
+        gpu_s: Predicted GPU seconds.
+        duration_s: Predicted duration on the smallest gang, assuming linear speed-up.
+        spread_gpu_s: Standard deviation over the trees of the random forest.
+        low_gpu_s: 10th percentile of the group's jobs.
+        high_gpu_s: 90th percentile of the group's jobs.
+        actual_gpu_s: Actual GPU seconds; null until the job has succeeded.
+        error_gpu_s: Predicted minus actual.
+    """
+
+    job_id: str
+    predicted_at: datetime
+    model_id: str | None
+    group_id: str
+    group_seen: bool
+    examples: int
+    gpu_s: float
+    duration_s: float
+    spread_gpu_s: float
+    low_gpu_s: float | None
+    median_gpu_s: float | None
+    high_gpu_s: float | None
+    actual_gpu_s: float | None
+    error_gpu_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """A job's progress."""
+
+    done: float
+    total: float | None = None
+    unit: str | None = None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A job as it is submitted.
+
+    Attributes:
+        command: Program and arguments.
+        image: Container image. The command, if there is one, runs in it.
+        checkpoint_dir: Kept between restarts. By default, each job has a folder of its own.
+        processes: Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its
+            nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`,
+            `accelerate`, `deepspeed` or `mpirun`, or if the job has no command; else once per GPU. An accepted
+            job whose gang may be wider than one GPU shows what was chosen; with one GPU there is one process
+            either way.
+        family: Kind of model that the job trains. It serves as a prior for scaling until measurements exist.
+        global_batch: Samples per step of the whole gang, the same at every size. A reported `local_batch`
+            overrides it.
+        flexibility_s: How long the job may be delayed; null leaves that to the policy.
+        priority: Jobs with a higher priority go first, in policies that use it.
+        grace_s: Time between SIGTERM and SIGKILL.
+        time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
+            with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
+            anew.
+        max_restarts: How often a failed job is restarted; preemptions do not count.
+        hold: Accept the job, but start it only after a release.
+        service: Set only for instances of pools, which are service instances.
+    """
+
+    name: str
+    command: list[str] = field(default_factory=list[str])
+    image: str | None = None
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    working_dir: str | None = None
+    checkpoint_dir: str | None = None
+    gpus: GpuRequest | None = None
+    work: Work | None = None
+    progress: Progress | None = None
+    processes: str | None = None
+    family: str | None = None
+    global_batch: int | None = None
+    layout: ParallelLayout | None = None
+    deadline: datetime | None = None
+    flexibility_s: float | None = None
+    priority: int = 0
+    preemptible: bool = True
+    grace_s: float = 120
+    time_limit_s: float | None = None
+    max_restarts: int = 0
+    project: str = "default"
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    hold: bool = False
+    service: ServiceTerms | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as shown to operators."""
+
+    id: str
+    state: str
+    draining: bool
+    address: str
+    agent_url: str
+    zone: str
+    driver: str
+    containers: bool
+    devices: list[DeviceInfo]
+    readings: list[DeviceReading]
+    gpus: int
+    gpus_in_use: int
+    power_w: float
+    heartbeat_at: datetime | None
+    lease_until: datetime | None
+    power: NodePower | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeList:
+    """The cluster's nodes."""
+
+    items: list[Node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePower:
+    """A node's power state and its history.
+
+    Attributes:
+        since: When the state last changed; null if it never has.
+        pinned_awake: Whether an operator keeps the node from being powered down.
+        reason: Stable code of why the state last changed.
+        attempts: How often the power hook was called for the current change.
+        wakes: How often the node was woken. The durations below count up to the last change of state.
+        estimated_energy_j: Configured watts times these durations, as in the ledger.
+    """
+
+    state: str = "on"
+    since: datetime | None = None
+    pinned_awake: bool = False
+    reason: str | None = None
+    detail: str | None = None
+    attempts: int = 0
+    wakes: int = 0
+    off_s: float = 0.0
+    waking_s: float = 0.0
+    estimated_energy_j: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelLayout:
+    """How the gang is divided into stages and replicas, for placement."""
+
+    stages: list[Stage]
+    all_reduce: str = "ring"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How the job reports its progress.
+
+    `file`: the job writes JSON lines `{"done": number}` to `$WATTSHIFT_PROGRESS_FILE`; the last line counts.
+    `log`: `pattern` is searched in standard output; its groups `done` and, optionally, `total` match numbers.
+    `http`: the job posts `{"done": number}` to `$WATTSHIFT_PROGRESS_URL`.
+    """
+
+    source: str = "file"
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceTerms:
+    """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`.
+
+    Attributes:
+        zone: Only on nodes in this grid zone.
+        node_labels: Only on nodes that have all of these labels.
+    """
+
+    zone: str | None = None
+    node_labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A gang's devices on one node."""
+
+    node_id: str
+    devices: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A simulation with its inputs and its result.
+
+    Attributes:
+        started_at: When a worker last started it.
+        attempts: How often a worker started it; more than once after a crash.
+        run_s: Wall-clock time of the simulation.
+        result: What `wattshift simulate training --json` prints: an object, or a list of objects for several
+            policies.
+    """
+
+    id: str
+    tenant_id: str
+    status: str
+    policies: list[str]
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    attempts: int = 0
+    progress: SimulationProgress
+    run_s: float | None = None
+    failure: WorkFailure | None = None
+    request: TrainingProblem
+    result: dict[str, Any] | list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationProgress:
+    """Progress of a simulation.
+
+    Attributes:
+        done: Jobs that have ended in simulated time, summed over policies.
+        total: Number of jobs times number of policies.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSummary:
+    """A simulation without its inputs and its result.
+
+    Attributes:
+        started_at: When a worker last started it.
+        attempts: How often a worker started it; more than once after a crash.
+        run_s: Wall-clock time of the simulation.
+    """
+
+    id: str
+    tenant_id: str
+    status: str
+    policies: list[str]
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    attempts: int = 0
+    progress: SimulationProgress
+    run_s: float | None = None
+    failure: WorkFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pipeline stage of a job's parallel layout. Bytes are per iteration, for the whole mini-batch.
+
+    Attributes:
+        replicas: Data-parallel replicas; each is placed as a unit.
+        tensor_parallel: GPUs of each replica, all on one server.
+        expert_parallel: Consecutive replicas that exchange tokens; divides `replicas`.
+        parameter_bytes: Bytes of gradients that the replicas all-reduce.
+        forward_s: Forward computation of one replica on its share of the batch.
+        output_bytes: Bytes sent to the next stage per iteration.
+        tensor_bytes: Bytes all-reduced within tensor groups, forward and backward together.
+        expert_bytes: Bytes sent to experts and back in one pass.
+    """
+
+    replicas: int
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
+    parameter_bytes: float = 0
+    forward_s: float | None = None
+    backward_s: float | None = None
+    output_bytes: float = 0
+    tensor_bytes: float = 0
+    expert_bytes: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file from a request, stored under the hash of its content.
+
+    Attributes:
+        size: Size in bytes, uncompressed.
+    """
+
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedBatch:
+    """The answer to a batch, with the jobs in the order of the request."""
+
+    jobs: list[SubmittedJob]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    """The answer to a submission. The job is on disk by then."""
+
+    id: str
+    name: str
+    state: str
+    submitted_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProblem:
+    """A simulation with all its inputs resolved.
+
+    Attributes:
+        policy: One policy, or several as a list or separated by commas.
+        cluster: `NODESxGPUS:MODEL`; several are separated by commas.
+        format: Format of the job file; by default recognised by its header.
+        recipe: How jobs behave; by default the recipe of the trace.
+        start: UTC date at which simulated time begins.
+        days: Simulate only jobs submitted within this many days.
+        seed: The same input and the same seed give the same results.
+        params: Policy parameters by name, or by `POLICY.name` if there are several policies.
+        signal: Which intensity: `direct`, `lifecycle` or `marginal`.
+        round_minutes: Time between active rounds.
+        passive_interval_s: Minimum time between passive rounds.
+        power_down_minutes: Power down nodes that have been idle for this long; by default never.
+        node_mtbf_days: Mean time between failures of a node; by default nodes do not fail.
+        host_idle_w: Power of the host per idle GPU, in watts.
+        horizon_hours: How far ahead policies know the carbon intensity.
+        placement: `consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs
+            themselves.
+        predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
+            `median-of-all`, learned from jobs that have ended.
+    """
+
+    policy: str | list[str]
+    cluster: str = "32x2:RTX3090"
+    format: str | None = None
+    recipe: str | None = None
+    start: str | None = None
+    days: float | None = None
+    seed: int = 1
+    params: dict[str, Any] = field(default_factory=dict[str, Any])
+    signal: str = "direct"
+    round_minutes: float = 30
+    passive_interval_s: float = 0
+    power_down_minutes: float | None = None
+    node_mtbf_days: float | None = None
+    host_idle_w: float = 30
+    horizon_hours: float = 48
+    placement: str = "consolidated"
+    predictor: str = "perfect"
+    jobs: str | StoredFile
+    carbon: str | StoredFile
+    forecast: str | StoredFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How much work the job has in total; progress and energy efficiency are measured against it."""
+
+    total: float
+    unit: str = "steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkFailure:
+    """Why there is no answer: a code for programs and a text for people."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zone:
+    """A grid zone, and the data available for it."""
+
+    zone: str
+    name: str
+    provider: str
+    signals: list[str]
+    has_provider_forecast: bool
+    attribution: str
+    sources: list[ZoneSource] = field(default_factory=list["ZoneSource"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZoneList:
+    """The known zones."""
+
+    items: list[Zone]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZoneSource:
+    """The source of the values of one signal in a zone, and its state.
+
+    Attributes:
+        step_s: Usual length of an interval, in real seconds.
+        max_age_s: Real seconds since the start of its interval after which a value is stale.
+        time_scale: Grid seconds per real second.
+        last_success_at: When the provider last answered successfully.
+        last_error: The latest error, if the provider has not answered successfully since.
+        skipped_values: Values rejected since the process started because they were null, not finite or without a
+            time.
+    """
+
+    signal: str
+    provider: str
+    attribution: str
+    has_provider_forecast: bool
+    step_s: float
+    max_age_s: float
+    time_scale: float
+    last_success_at: datetime | None
+    last_error: str | None
+    skipped_values: int
+
+
+class GpuRequestFields(TypedDict, total=False):
+    """The sizes the gang may have: `min`, `min + step`, ... `max`.
+
+    Attributes:
+        max: By default `min`: a job of fixed size.
+        model: GPU model that the job needs, as nodes report it.
+        memory_gib: Minimum memory of each device.
+    """
+
+    min: int
+    max: int | None
+    step: int
+    model: str | None
+    memory_gib: float | None
+
+
+class InlineFileFields(TypedDict, total=False):
+    """A file in the request, either as `text` or compressed as `gzip_base64`."""
+
+    name: str
+    text: str | None
+    gzip_base64: str | None
+
+
+class JobSpecTerms(TypedDict, total=False):
+    """A job as it is submitted.
+
+    Attributes:
+        image: Container image. The command, if there is one, runs in it.
+        checkpoint_dir: Kept between restarts. By default, each job has a folder of its own.
+        processes: Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its
+            nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`,
+            `accelerate`, `deepspeed` or `mpirun`, or if the job has no command; else once per GPU. An accepted
+            job whose gang may be wider than one GPU shows what was chosen; with one GPU there is one process
+            either way.
+        family: Kind of model that the job trains. It serves as a prior for scaling until measurements exist.
+        global_batch: Samples per step of the whole gang, the same at every size. A reported `local_batch`
+            overrides it.
+        flexibility_s: How long the job may be delayed; null leaves that to the policy.
+        priority: Jobs with a higher priority go first, in policies that use it.
+        grace_s: Time between SIGTERM and SIGKILL.
+        time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
+            with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
+            anew.
+        max_restarts: How often a failed job is restarted; preemptions do not count.
+        hold: Accept the job, but start it only after a release.
+        service: Set only for instances of pools, which are service instances.
+    """
+
+    image: str | None
+    environment: dict[str, str]
+    working_dir: str | None
+    checkpoint_dir: str | None
+    work: WorkFields | None
+    progress: ProgressFields
+    processes: Literal["per_gpu", "per_node"] | None
+    family: Literal["vision", "language", "speech", "recommendation"] | None
+    global_batch: int | None
+    layout: ParallelLayoutFields | None
+    deadline: datetime | str | None
+    flexibility_s: float | None
+    priority: int
+    preemptible: bool
+    grace_s: float
+    time_limit_s: float | None
+    max_restarts: int
+    project: str
+    labels: dict[str, str]
+    hold: bool
+    service: ServiceTermsFields | None
+
+
+class JobSpecFields(JobSpecTerms, total=False):
+    """All of its fields."""
+
+    name: Required[str]
+    command: list[str]
+    gpus: GpuRequestFields
+
+
+class ParallelLayoutFields(TypedDict, total=False):
+    """How the gang is divided into stages and replicas, for placement."""
+
+    stages: Required[list[StageFields]]
+    all_reduce: Literal["ring", "tree"]
+
+
+class ProgressFields(TypedDict, total=False):
+    """How the job reports its progress.
+
+    `file`: the job writes JSON lines `{"done": number}` to `$WATTSHIFT_PROGRESS_FILE`; the last line counts.
+    `log`: `pattern` is searched in standard output; its groups `done` and, optionally, `total` match numbers.
+    `http`: the job posts `{"done": number}` to `$WATTSHIFT_PROGRESS_URL`.
+    """
+
+    source: Literal["file", "log", "http", "none"]
+    pattern: str | None
+
+
+class ServiceTermsFields(TypedDict, total=False):
+    """Where a service instance may run. It is placed before all training jobs and listens on `$WATTSHIFT_PORT`.
+
+    Attributes:
+        zone: Only on nodes in this grid zone.
+        node_labels: Only on nodes that have all of these labels.
+    """
+
+    zone: str | None
+    node_labels: dict[str, str]
+
+
+class StageFields(TypedDict, total=False):
+    """One pipeline stage of a job's parallel layout. Bytes are per iteration, for the whole mini-batch.
+
+    Attributes:
+        replicas: Data-parallel replicas; each is placed as a unit.
+        tensor_parallel: GPUs of each replica, all on one server.
+        expert_parallel: Consecutive replicas that exchange tokens; divides `replicas`.
+        parameter_bytes: Bytes of gradients that the replicas all-reduce.
+        forward_s: Forward computation of one replica on its share of the batch.
+        output_bytes: Bytes sent to the next stage per iteration.
+        tensor_bytes: Bytes all-reduced within tensor groups, forward and backward together.
+        expert_bytes: Bytes sent to experts and back in one pass.
+    """
+
+    replicas: Required[int]
+    tensor_parallel: int
+    expert_parallel: int
+    parameter_bytes: float
+    forward_s: float | None
+    backward_s: float | None
+    output_bytes: float
+    tensor_bytes: float
+    expert_bytes: float
+
+
+class TrainingRequestFields(TypedDict, total=False):
+    """Asks what policies would have done with past jobs.
+
+    Attributes:
+        policy: One policy, or several as a list or separated by commas.
+        cluster: `NODESxGPUS:MODEL`; several are separated by commas.
+        format: Format of the job file; by default recognised by its header.
+        recipe: How jobs behave; by default the recipe of the trace.
+        start: UTC date at which simulated time begins.
+        days: Simulate only jobs submitted within this many days.
+        seed: The same input and the same seed give the same results.
+        params: Policy parameters by name, or by `POLICY.name` if there are several policies.
+        signal: Which intensity: `direct`, `lifecycle` or `marginal`.
+        round_minutes: Time between active rounds.
+        passive_interval_s: Minimum time between passive rounds.
+        power_down_minutes: Power down nodes that have been idle for this long; by default never.
+        node_mtbf_days: Mean time between failures of a node; by default nodes do not fail.
+        host_idle_w: Power of the host per idle GPU, in watts.
+        horizon_hours: How far ahead policies know the carbon intensity.
+        placement: `consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs
+            themselves.
+        predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
+            `median-of-all`, learned from jobs that have ended.
+        jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
+            cluster.
+        carbon: A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of
+            `/v1/carbon/zones`, with its measured intensities.
+        forecast: The forecasts that policies get. `issued` stands for the recorded forecasts of bundled zones; a
+            file holds other recorded ones.
+    """
+
+    policy: Required[str | list[str]]
+    cluster: str
+    format: str | None
+    recipe: str | None
+    start: str | None
+    days: float | None
+    seed: int
+    params: dict[str, Any]
+    signal: str
+    round_minutes: float
+    passive_interval_s: float
+    power_down_minutes: float | None
+    node_mtbf_days: float | None
+    host_idle_w: float
+    horizon_hours: float
+    placement: str
+    predictor: str
+    jobs: Required[str | InlineFileFields]
+    carbon: Required[str | InlineFileFields]
+    forecast: Literal["perfect", "persistence", "issued"] | InlineFileFields
+
+
+class WorkFields(TypedDict, total=False):
+    """How much work the job has in total; progress and energy efficiency are measured against it."""
+
+    total: Required[float]
+    unit: Literal["steps", "epochs", "samples"]

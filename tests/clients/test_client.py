@@ -1,0 +1,131 @@
+"""The Python client against a running gateway."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.clients.conftest import Front
+from wattshift import ApiError, AsyncClient, Client, UnreachableError, WattshiftError
+
+TRAIN = ["python3", "train.py", "--epochs", "3"]
+
+
+def test_a_job_is_submitted_followed_and_cancelled(client: Client) -> None:
+    made = client.submit(
+        TRAIN, gpus=(1, 4), project="vision", labels={"team": "a"}, work={"total": 3, "unit": "epochs"}
+    )
+    job = client.job(made)
+
+    assert (made.name, job.spec.command, job.spec.gpus.min, job.spec.gpus.max) == ("python3", TRAIN, 1, 4)
+    assert job.spec.work is not None
+    assert job.spec.work.total == 3
+    assert job.submitted_at.tzinfo is not None
+
+    cancelled = client.cancel(job)
+    events = [event.type for event in client.events(job)]
+
+    assert (cancelled.state, client.wait(made, timeout_s=20).state) == ("cancelled", "cancelled")
+    assert (events[0], events[-1]) == ("job.submitted", "job.cancelled")
+    assert [event.type for event in client.events(job, follow=False)] == events
+
+
+def test_jobs_are_listed_over_all_pages(client: Client) -> None:
+    made = client.submit_many([{"name": f"page-{number}", "command": ["true"]} for number in range(600)])
+
+    found = list(client.jobs(name="page-17", state=["queued", "held"]))
+    newest = list(client.jobs(limit=550))
+
+    assert [job.name for job in found] == ["page-17"]
+    assert len(newest) == len({job.id for job in newest}) == 550
+    assert {job.id for job in newest} < {job.id for job in made}
+
+
+def test_a_key_makes_submissions_one(client: Client) -> None:
+    first, second = (client.submit(TRAIN, name="once", idempotency_key="once-1") for _ in range(2))
+    other = client.submit(TRAIN, name="once")
+
+    assert first == second
+    assert other.id != first.id
+
+
+def test_held_jobs_are_released(client: Client) -> None:
+    job = client.submit(TRAIN, hold=True)
+
+    assert client.job(job).state == "held"
+    assert client.release(job).state == "queued"
+    assert client.hold(job.id).state == "held"
+
+
+def test_a_refusal_names_code_and_field(client: Client) -> None:
+    with pytest.raises(ApiError) as caught:
+        client.submit(TRAIN, gpus=0)
+    with pytest.raises(ApiError) as unknown:
+        client.job("job_00000000000000000000000000")
+
+    assert (caught.value.status, caught.value.code) == (422, "invalid_request")
+    assert [error.pointer for error in caught.value.errors] == ["/gpus/min", "/gpus/max"]
+    assert caught.value.request_id
+    assert (unknown.value.status, unknown.value.code) == (404, "not_found")
+
+
+def test_footprints_and_grids_are_read(client: Client) -> None:
+    job = client.submit(TRAIN)
+
+    assert client.footprint(job).footprint.energy_j == 0
+    report = client.report("job", start=datetime(2026, 1, 1, tzinfo=UTC))
+    assert (report.group_by, report.total.energy_j) == ("job", 0)
+    assert client.nodes() == []
+    assert [zone.zone for zone in client.zones()] == ["GB"]
+    assert client.intensity("GB").point.gco2_per_kwh > 0
+    assert len(client.forecast("GB", horizon_s=3600).points) >= 1
+
+
+def test_an_instant_without_a_zone_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        list(client.jobs(submitted_after=datetime(2026, 1, 1)))  # noqa: DTZ001
+
+
+def test_a_job_that_goes_on_is_waited_for_no_longer_than_allowed(client: Client) -> None:
+    job = client.submit(TRAIN, hold=True)
+
+    with pytest.raises(TimeoutError, match=f"{job.id} has not ended within 0 s"):
+        client.wait(job, timeout_s=0)
+
+
+def test_output_of_a_job_that_never_ran_is_empty(client: Client) -> None:
+    job = client.submit(TRAIN, hold=True)
+
+    with pytest.raises(ApiError) as caught:
+        list(client.logs(job))
+
+    assert caught.value.code == "no_data"
+
+
+def test_a_command_is_a_list(client: Client) -> None:
+    with pytest.raises(TypeError, match=r"such as \['python3', 'train.py'\], not one text"):
+        client.submit("python3 train.py")
+
+
+def test_a_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATTSHIFT_API_KEY", raising=False)
+    with pytest.raises(WattshiftError, match="no API key"):
+        Client("http://127.0.0.1:1")
+
+
+def test_a_control_plane_that_is_away_is_said_to_be(front: Front) -> None:
+    with (
+        Client("http://127.0.0.1:1", front.key, retries=0) as away,
+        pytest.raises(UnreachableError, match=":1 does not"),
+    ):
+        away.job("job_1")
+
+
+async def test_the_asynchronous_client_does_the_same(front: Front) -> None:
+    async with AsyncClient(front.url, front.key) as client:
+        job = await client.submit(TRAIN, name="async")
+        await client.cancel(job)
+        events = [event.type async for event in client.events(job)]
+        ended = await client.wait(job, timeout_s=20)
+        listed = [each.id async for each in client.jobs(name="async", limit=1)]
+
+    assert (events[-1], ended.state, listed) == ("job.cancelled", "cancelled", [job.id])

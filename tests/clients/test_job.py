@@ -1,0 +1,171 @@
+"""``from wattshift import job``: inside a job, and harmless outside one."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_package import PACKAGE
+from wattshift import job
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without a job."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("JOB_ID", "CHECKPOINT_DIR", "PROGRESS_FILE", "PROGRESS_URL", "RANK_OFFSET", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(f"WATTSHIFT_{name}", raising=False)
+
+
+def test_outside_a_job_nothing_happens() -> None:
+    job.progress(3, total=10, local_batch=4)
+
+    assert job.world == job.World(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0)
+    assert (job.checkpoint_dir, job.is_inside()) == (None, False)
+
+
+def test_a_job_finds_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"RANK": 5, "LOCAL_RANK": 1, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 4, "NODE_RANK": 1}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("WATTSHIFT_JOB_ID", "job_1")
+    monkeypatch.setenv("WATTSHIFT_CHECKPOINT_DIR", "/checkpoints/job_1")
+
+    assert job.world == job.World(rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1)
+    assert (job.checkpoint_dir, job.is_inside()) == (Path("/checkpoints/job_1"), True)
+
+
+def test_one_process_for_a_node_stands_for_its_first_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WATTSHIFT_RANK_OFFSET": 4, "WATTSHIFT_LOCAL_WORLD_SIZE": 4, "NODE_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+
+    assert (job.world.rank, job.world.local_world_size, job.world.node_rank) == (4, 4, 1)
+
+
+def test_progress_is_a_line_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "progress.jsonl"
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_FILE", str(file))
+    job.progress(1)
+    job.progress(2, total=10, local_batch=8)
+
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == [{"done": 1}, {"done": 2, "total": 10, "local_batch": 8}]
+
+
+def test_the_process_of_rank_0_reports_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_FILE", str(tmp_path / "progress.jsonl"))
+    monkeypatch.setenv("RANK", "1")
+    job.progress(1)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"done": -1}, "done must be finite and not negative"),
+        ({"done": float("nan")}, "done must be finite"),
+        ({"done": 1, "total": float("inf")}, "total must be finite"),
+        ({"done": 1, "local_batch": 0}, "local_batch must be at least 1"),
+    ],
+)
+def test_nonsense_is_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        job.progress(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[bytes]]]:
+    """An agent's address, and what is posted there."""
+    bodies: list[bytes] = []
+
+    class Agent(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Agent)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/progress/x", bodies
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+def test_without_the_file_progress_is_posted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, posted: tuple[str, list[bytes]]
+) -> None:
+    url, bodies = posted
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_FILE", str(tmp_path / "not" / "there"))
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_URL", url)
+    job.progress(7)
+
+    assert [json.loads(body) for body in bodies] == [{"done": 7}]
+
+
+def test_an_agent_that_is_away_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_URL", "http://127.0.0.1:1/")
+    job.progress(7)
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_URL", "nonsense")
+    job.progress(8)
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that may be killed by a signal; it finds the package and nothing else that is installed."""
+    head = (
+        f"import os, signal, sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
+        "from wattshift import job\n"
+        "def stop(): os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    return subprocess.run([sys.executable, "-I", "-S", "-c", head + script], capture_output=True, text=True)
+
+
+def test_sigterm_is_noticed_once_it_is_asked_for() -> None:
+    done = run("print(job.should_checkpoint()); stop(); print(job.should_checkpoint())")
+
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"])
+
+
+def test_a_program_that_never_asks_ends_as_always() -> None:
+    assert run("job.progress(1); stop()").returncode == -15
+
+
+def test_a_handler_that_was_there_before_is_called_too() -> None:
+    done = run(
+        "signal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
+        "job.should_checkpoint(); stop(); print(job.should_checkpoint())"
+    )
+
+    assert done.stdout.split() == ["mine", "True"]
+
+
+def test_a_handler_can_be_replaced() -> None:
+    done = run(
+        "signal.signal(signal.SIGTERM, lambda *_: print('mine'))\n"
+        "job.notice_stop(replace=True); stop(); print(job.should_checkpoint())"
+    )
+
+    assert done.stdout.split() == ["True"]
+
+
+def test_a_forked_child_ends_by_sigterm_unless_it_asks_itself() -> None:
+    done = run(
+        "job.should_checkpoint()\n"
+        "for asks in (False, True):\n"
+        "    if not (child := os.fork()):\n"
+        "        if asks: job.should_checkpoint()\n"
+        "        stop(); os._exit(7 if job.should_checkpoint() else 8)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+
+    assert done.stdout.split() == ["-15", "7"]
