@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from services.cli import cluster, clusters, demo, export, fit, jobs, local, plan
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.kit.extras import missing_extra
+from services.kit.release import RELEASE
 
 app = typer.Typer(
     name="wattshift",
@@ -27,7 +27,7 @@ for room in (local, jobs, cluster, clusters, report, serving, export, simulate, 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        console.print(f"wattshift {version('wattshift')}")
+        console.print(f"wattshift {RELEASE}")
         raise typer.Exit
 
 
