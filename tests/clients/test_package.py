@@ -13,7 +13,7 @@ import pytest
 from tests.support.servers import ROOT
 
 PACKAGE = ROOT / "clients" / "python" / "src" / "wattshift"
-COMMAND = "run `.venv/bin/python clients/python/generate.py`"
+COMMAND = "run `.venv/bin/python -m gateway.published`"
 
 
 def test_what_is_generated_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,28 @@ class ActivePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CarbonAccounts:
+    """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown.
+
+    Attributes:
+        facility_energy_j: Energy of the devices and hosts, times PUE.
+        estimated_gco2: The part of `carbon_gco2` for which energy or intensity was estimated.
+        market_gco2: By the factors of the contracts that `TELEMETRY_MARKET_GCO2_PER_KWH` states.
+        embodied_gco2: Share of the GPUs' embodied emissions for the time that they were reserved.
+        baseline_gco2: What the same energy would have emitted at the mean intensity of its zone in the period.
+            Less energy through power limits, other gangs or sleeping nodes is not counted as a saving.
+        unknown: Inputs that are missing.
+    """
+
+    facility_energy_j: float = 0
+    estimated_gco2: float = 0
+    market_gco2: float | None = None
+    embodied_gco2: float | None = None
+    baseline_gco2: float | None = None
+    unknown: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, kw_only=True)
 class CurrentIntensity:
     """The current intensity.
 
@@ -88,11 +110,17 @@ class DeviceReading:
 
 @dataclass(frozen=True, kw_only=True)
 class FootprintLine:
-    """Energy and emissions of one group. The group `idle` is energy that no job used."""
+    """Energy and emissions of one group.
+
+    Attributes:
+        name: A job's name, if the groups are jobs.
+    """
 
     group: str
+    name: str | None = None
     footprint: JobFootprint
     jobs: int
+    accounts: CarbonAccounts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +139,10 @@ class FootprintReport:
     idle: JobFootprint
     total: JobFootprint
     metered_gpu_energy_j: float
+    idle_accounts: CarbonAccounts | None = None
+    total_accounts: CarbonAccounts | None = None
+    zones: list[ZoneIntensity] = field(default_factory=list["ZoneIntensity"])
+    units: list[FunctionalUnit] = field(default_factory=list["FunctionalUnit"])
     next_cursor: str | None = None
 
 
@@ -129,6 +161,23 @@ class ForecastPoint:
     is_estimated: bool = False
     p10: float | None = None
     p90: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionalUnit:
+    """Software carbon intensity (SCI): emissions per unit of work, of jobs that succeeded wholly in the period.
+
+    Attributes:
+        unit: `job`, `step`, `epoch`, `sample` or `1000 tokens`.
+        sci_gco2_per_unit: Operational and embodied emissions per unit. Null if the embodied ones are unknown.
+    """
+
+    unit: str
+    amount: float
+    jobs: int
+    operational_gco2: float
+    embodied_gco2: float | None
+    sci_gco2_per_unit: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -681,6 +730,21 @@ class Zone:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZoneIntensity:
+    """Carbon intensities of one grid zone. Null: unknown.
+
+    Attributes:
+        mean_gco2_per_kwh: Mean over the period, weighted by the time in which nodes of the zone reported. Unknown
+            if the period contains lines that were combined into daily sums.
+        market_gco2_per_kwh: Stated factor of the contracts.
+    """
+
+    zone: str
+    mean_gco2_per_kwh: float | None
+    market_gco2_per_kwh: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ZoneList:
     """The known zones."""
 
@@ -906,4 +970,4 @@ class WorkFields(TypedDict, total=False):
     """How much work the job has in total; progress and energy efficiency are measured against it."""
 
     total: Required[float]
-    unit: Literal["steps", "epochs", "samples"]
+    unit: Literal["steps", "epochs", "samples", "tokens"]
