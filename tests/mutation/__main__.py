@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="test --mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
     parser.add_argument("--sample", type=int, default=450, metavar="N", help="mutants, uniformly from the scope (450)")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="not the sample's first N")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="at a time (2)")
     parser.add_argument("--budget", type=float, default=60.0, metavar="S", help="seconds of tests per mutant (60)")
     parser.add_argument("--least", type=float, default=0.85, metavar="SHARE", help="fail below this share (0.85)")
@@ -48,7 +49,7 @@ def _run(root: Path, options: argparse.Namespace) -> int:
 
     files = [MutatedFile(root, path) for path in files_of(root, options.scope)]
     everything = sum(len(file.mutants) for file in files)
-    wanted = list(sample(files, options.sample, options.seed))
+    wanted = list(sample(files, options.sample, options.seed))[options.skip :]
     kept: list[Result] = []
     last = options.data / "results.json"
     if options.survivors:
