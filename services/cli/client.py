@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from services.cli.logins import Login, LoginsError, chosen_login
-from services.contracts.problems import Problem, ProblemCode
+from services.contracts.problems import ProblemCode
+from wattshift import ApiError, Client, UnreachableError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -79,13 +80,15 @@ def api_key() -> str:
 
 
 class Gateway:
-    """Calls the public API; every failure is a ``CliError`` with a sentence that says what to do."""
+    """Calls the public API by the users' own client; a failure is a ``CliError`` with a sentence that says what to do.
+
+    Only submissions, which have an idempotency key, are repeated while the control plane does not answer: a person who
+    asks for anything else wants to know at once.
+    """
 
     def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
         self.url = url or gateway_url()
-        self._client = httpx.Client(
-            base_url=self.url, headers={"authorization": f"Bearer {key or api_key()}"}, timeout=timeout_s
-        )
+        self._client = Client(self.url, key or api_key(), timeout_s=timeout_s)
         weakref.finalize(self, self._client.close)  # for the commands that leave it to the end of the process
 
     def close(self) -> None:
@@ -96,7 +99,8 @@ class Gateway:
         self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None, **params: Any
     ) -> Any:
         """Return the JSON of a 2xx answer, or None where it has no body; parameters that are None are left out."""
-        return self._send(method, path, body, headers, params).json()
+        answer = self._send(method, path, body, headers, params)
+        return answer.json() if answer.content else None
 
     def get(self, path: str, **params: Any) -> Any:
         """Return the JSON of a GET."""
@@ -121,53 +125,36 @@ class Gateway:
     @contextmanager
     def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
         """Open an answer that continues until the server ends it."""
-        try:
-            with self._client.stream(
-                "GET", path, params=_given(params), timeout=httpx.Timeout(10, read=None)
-            ) as answer:
-                if answer.status_code >= 400:
-                    answer.read()
-                    raise _refusal(answer)
-                yield answer
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+        with _for_the_user(self.url), self._client.stream(path, params=params) as answer:
+            yield answer
 
     def _send(
         self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]
     ) -> httpx.Response:
+        is_submission = "idempotency-key" in (headers or {})
         content = body.model_dump_json() if isinstance(body, BaseModel) else None
-        try:
-            answer = self._client.request(
+        with _for_the_user(self.url):
+            return self._client.request(
                 method,
                 path,
-                params=_given(params),
+                params=params,
                 content=content,
                 json=body if content is None else None,
-                headers={**({"content-type": "application/json"} if content else {}), **(headers or {})},
+                headers=headers,
+                retries=None if is_submission else 0,
             )
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        if answer.status_code >= 400:
-            raise _refusal(answer)
-        return answer
-
-    def _unreachable(self, error: Exception) -> CliError:
-        reason = str(error) or type(error).__name__
-        return CliError(f"the control plane at {self.url} does not answer ({reason}); is it running?", EXIT_UNAVAILABLE)
 
 
-def _given(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
-
-
-def _refusal(answer: httpx.Response) -> CliError:
-    exit_code = {404: EXIT_NOT_FOUND, 503: EXIT_UNAVAILABLE}.get(answer.status_code, EXIT_REFUSED)
+@contextmanager
+def _for_the_user(url: str) -> Iterator[None]:
+    """Turn the client's errors into those of commands."""
     try:
-        problem = Problem.model_validate_json(answer.content)
-    except ValidationError:
-        return CliError(f"{answer.request.method} {answer.request.url.path}: HTTP {answer.status_code}", exit_code)
-    lines = [f"{problem.detail} ({problem.code})"]
-    lines += [
-        f"  {error.pointer or '/'}: {error.detail}" for error in problem.errors if error.detail not in problem.detail
-    ]
-    return CliError("\n".join(lines), exit_code, problem.code)
+        yield
+    except UnreachableError as error:
+        reason = error.__cause__ if error.__cause__ and str(error.__cause__) else type(error.__cause__).__name__
+        message = f"the control plane at {url} does not answer ({reason}); is it running?"
+        raise CliError(message, EXIT_UNAVAILABLE) from error
+    except ApiError as error:
+        exit_code = {404: EXIT_NOT_FOUND, 503: EXIT_UNAVAILABLE}.get(error.status, EXIT_REFUSED)
+        known = error.code if error.code in set(ProblemCode) else None
+        raise CliError(str(error), exit_code, None if known is None else ProblemCode(known)) from error

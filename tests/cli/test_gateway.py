@@ -1,0 +1,92 @@
+"""The command line's way to the gateway, which is the users' own client."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+import wattshift.client
+from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError, Gateway
+from services.contracts.problems import ProblemCode
+
+Answers = list[tuple[int, object]]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """What the server answers, in order; the client does not pause."""
+    monkeypatch.setattr(wattshift.client.time, "sleep", lambda _: None)
+    return []
+
+
+@pytest.fixture
+def gateway(answers: Answers) -> Iterator[Gateway]:
+    """Before a server that answers ``answers``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            status, document = answers.pop(0)
+            body = b"" if document is None else json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    found = Gateway(f"http://127.0.0.1:{server.server_port}", "ws_x")
+    yield found
+    found.close()
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+def problem(status: int, code: str, *errors: dict[str, str]) -> tuple[int, object]:
+    return status, {"status": status, "code": code, "detail": "It is so.", "errors": list(errors)}
+
+
+def test_a_submission_is_repeated_and_nothing_else(gateway: Gateway, answers: Answers) -> None:
+    answers += [problem(503, "unavailable"), (201, {"id": "job_1"}), problem(503, "unavailable")]
+
+    made = gateway.call("POST", "/v1/jobs", body={}, headers={"idempotency-key": "k"})
+    with pytest.raises(CliError) as caught:
+        gateway.get("/v1/jobs/job_1")
+
+    assert made == {"id": "job_1"}
+    assert (caught.value.exit_code, caught.value.code, answers) == (EXIT_UNAVAILABLE, ProblemCode.UNAVAILABLE, [])
+
+
+def test_a_refusal_says_which_field_and_has_an_exit_code(gateway: Gateway, answers: Answers) -> None:
+    field = {"pointer": "/gpus/min", "detail": "must be at least 1"}
+    answers += [problem(422, "invalid_request", field), problem(404, "not_found"), problem(418, "of_a_later_release")]
+    caught: list[CliError] = []
+    for _ in range(3):
+        with pytest.raises(CliError) as refused:
+            gateway.get("/v1/jobs")
+        caught.append(refused.value)
+
+    assert [error.exit_code for error in caught] == [EXIT_REFUSED, EXIT_NOT_FOUND, EXIT_REFUSED]
+    assert [error.code for error in caught] == [ProblemCode.INVALID_REQUEST, ProblemCode.NOT_FOUND, None]
+    assert str(caught[0]) == "It is so. (invalid_request)\n  /gpus/min: must be at least 1"
+
+
+def test_an_answer_without_a_body_is_none(gateway: Gateway, answers: Answers) -> None:
+    answers.append((204, None))
+
+    assert gateway.call("DELETE", "/v1/keys/key_1") is None
+
+
+def test_a_gateway_that_is_away_is_said_to_be() -> None:
+    with pytest.raises(CliError, match=r"at http://127\.0\.0\.1:1 does not answer \(.+\); is it running\?") as caught:
+        Gateway("http://127.0.0.1:1", "ws_x").get("/v1/jobs")
+
+    assert caught.value.exit_code == EXIT_UNAVAILABLE
