@@ -10,11 +10,12 @@ It needs only NumPy, and the following of Wattshift's variables, each of which m
 WATTSHIFT_CHECKPOINT_DIR   checkpoint.npz, replaced whole; steps.jsonl, who made which steps; result.json at the end
 WATTSHIFT_PROGRESS_FILE    one JSON line a second: done, total, loss, gpu_load
 WATTSHIFT_DEVICE_FILE      relative_speed of simulated devices
-WATTSHIFT_GENERATION, WORLD_SIZE, NODE_RANK, WATTSHIFT_NNODES, MASTER_ADDR, MASTER_PORT
+WATTSHIFT_GENERATION, WORLD_SIZE, RANK, LOCAL_RANK, NODE_RANK, WATTSHIFT_NNODES, MASTER_ADDR, MASTER_PORT
 
-In a gang that spans nodes, node 0 leads: it waits until the others have joined, trains, checkpoints and reports; the
-others follow and end when it does. Exit status: 0 the work is done; 143 told to stop (SIGTERM), everything saved; 1 a
-node was lost; 97 another process already works in this checkpoint folder; 98 a newer gang has worked in it.
+It may be one process on each node or one for each GPU; with `RANK` it is the latter. The first process leads: it waits
+until the others have joined, trains, checkpoints and reports; the others follow and end when it does. Exit status: 0
+the work is done; 143 told to stop (SIGTERM), everything saved; 1 a process was lost; 97 another process already works
+in this checkpoint folder; 98 a newer gang has worked in it.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ stop_asked = False
 
 
 def main() -> int:
-    """Train, or follow the node that does."""
+    """Train, or follow the process that does."""
     signal.signal(signal.SIGTERM, on_sigterm)  # before anything slow: a stop may come at once
     options = read_options()
     gang = Gang.from_environment()
     options.checkpoint_dir.mkdir(parents=True, exist_ok=True)
     claim(options.checkpoint_dir, gang)
-    return lead(gang, options) if gang.node_rank == 0 else follow(gang, options)
+    return lead(gang, options) if gang.rank == 0 else follow(gang, options)
 
 
 def on_sigterm(*_: object) -> None:
@@ -84,19 +85,22 @@ class Gang:
 
     generation: int
     world_size: int
-    node_rank: int
-    nnodes: int
+    rank: int
+    processes: int
+    local_rank: int
     master: tuple[str, int]
 
     @classmethod
     def from_environment(cls) -> Gang:
         """Read the agent's variables."""
         get = os.environ.get
+        is_per_gpu = "RANK" in os.environ
         return cls(
             generation=int(get("WATTSHIFT_GENERATION", "0")),
             world_size=int(get("WORLD_SIZE", "1")),
-            node_rank=int(get("NODE_RANK", "0")),
-            nnodes=int(get("WATTSHIFT_NNODES", "1")),
+            rank=int(get("RANK", "0") if is_per_gpu else get("NODE_RANK", "0")),
+            processes=int(get("WORLD_SIZE", "1") if is_per_gpu else get("WATTSHIFT_NNODES", "1")),
+            local_rank=int(get("LOCAL_RANK", "0")),
             master=(get("MASTER_ADDR", "127.0.0.1"), int(get("MASTER_PORT", "29500"))),
         )
 
@@ -109,13 +113,13 @@ class Gang:
 
 
 def claim(folder: Path, gang: Gang) -> None:
-    """Hold this node rank's lock in the checkpoint folder for as long as the process lives; end if it is not ours."""
-    lock = os.open(folder / f"node-{gang.node_rank}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold this rank's lock in the checkpoint folder for as long as the process lives; end if it is not ours."""
+    lock = os.open(folder / f"rank-{gang.rank}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         report_twin(folder, gang, "another process holds the lock", TWIN)
-    recorded = folder / f"node-{gang.node_rank}.generation"
+    recorded = folder / f"rank-{gang.rank}.generation"
     with suppress(FileNotFoundError):
         latest = int(recorded.read_text())
         if latest > gang.generation:
@@ -140,7 +144,7 @@ class Model:
     """A linear model, the steps it has made, and who made them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        import numpy  # here, because following nodes do without
+        import numpy  # here, because following processes do without
 
         self._numpy = numpy
         self._folder = folder
@@ -215,7 +219,7 @@ class Reporter:
 
 
 def lead(gang: Gang, options: argparse.Namespace) -> int:
-    """Train until the work is done, a stop is requested, or a node is lost."""
+    """Train until the work is done, a stop is requested, or a process is lost."""
     reporter = Reporter(options.gpu_load)
     followers = Followers(gang)
     if not followers.join():
@@ -259,11 +263,11 @@ def relative_speed() -> float:
         return 1.0
 
 
-# --- gangs that span nodes
+# --- gangs of several processes
 
 
 class Followers:
-    """The other nodes, as node 0 sees them."""
+    """The other processes, as rank 0 sees them."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
@@ -272,13 +276,13 @@ class Followers:
         self.were_stopped = False
 
     def join(self) -> bool:
-        """Wait until every node is there; False if one is missing after a minute, or a stop is requested."""
-        if self._gang.nnodes == 1:
+        """Wait until every process is there; False if one is missing after a minute, or a stop is requested."""
+        if self._gang.processes == 1:
             return True
         deadline = time.monotonic() + JOIN_S
         with listen(self._gang.master) as listener:
             listener.settimeout(TICK_S)
-            while len(self._connections) < self._gang.nnodes - 1:
+            while len(self._connections) < self._gang.processes - 1:
                 if stop_asked or time.monotonic() > deadline:
                     return False
                 with suppress(TimeoutError):
@@ -291,12 +295,12 @@ class Followers:
         connection.settimeout(JOIN_S)
         said = receive(connection)
         if said and said.get("generation") == self._gang.generation:
-            self._connections[int(said["node_rank"])] = connection
+            self._connections[int(said["rank"])] = connection
         else:
             connection.close()  # of another gang
 
     def wait(self, seconds: float) -> None:
-        """Wait, and receive what other nodes send."""
+        """Wait, and receive what other processes send."""
         if not self._connections:
             time.sleep(seconds)
             return
@@ -306,11 +310,11 @@ class Followers:
             self._lost |= not said
 
     def are_well(self) -> bool:
-        """Whether every node is connected and wants to continue."""
+        """Whether every process is connected and wants to continue."""
         return not self._lost and not self.were_stopped
 
     def dismiss(self, status: int) -> int:
-        """Let the other nodes end as this one does."""
+        """Let the other processes end as this one does."""
         for connection in self._connections.values():
             send(connection, {"end": status})
             connection.close()
@@ -318,14 +322,15 @@ class Followers:
 
 
 def follow(gang: Gang, options: argparse.Namespace) -> int:
-    """Join node 0 and keep this node's devices busy until node 0 ends the training."""
+    """Join rank 0 and keep the devices busy until rank 0 ends the training."""
     connection = reach(gang.master)
     if connection is None:
         return STOPPED if stop_asked else LOST
-    send(connection, {"node_rank": gang.node_rank, "generation": gang.generation})
-    reporter = Reporter(options.gpu_load)
+    send(connection, {"rank": gang.rank, "generation": gang.generation})
+    reporter = Reporter(options.gpu_load) if gang.local_rank == 0 else None  # one for each node is enough
     while not stop_asked:
-        reporter.tell()
+        if reporter:
+            reporter.tell()
         if select.select([connection], [], [], TICK_S)[0]:
             said = receive(connection)
             if not said:
@@ -337,7 +342,7 @@ def follow(gang: Gang, options: argparse.Namespace) -> int:
 
 
 def reach(address: tuple[str, int]) -> socket.socket | None:
-    """Connect to node 0, which may take a moment to come; None after a minute, or when a stop is requested."""
+    """Connect to rank 0, which may take a moment to come; None after a minute, or when a stop is requested."""
     deadline = time.monotonic() + JOIN_S
     while not stop_asked and time.monotonic() < deadline:
         try:
@@ -356,7 +361,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def send(connection: socket.socket, said: dict[str, Any]) -> None:
-    """Send one line; a lost node is noticed when reading from it."""
+    """Send one line; a lost process is noticed when reading from it."""
     with suppress(OSError):
         connection.sendall(json.dumps(said).encode() + b"\n")
 

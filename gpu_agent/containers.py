@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,9 +39,15 @@ def find_engine(*, with_gpus: bool) -> Engine | None:
     return None
 
 
-def container_name(start: StartGang) -> str:
-    """Return the container's name: unique among gangs, and among the nodes of one gang that share a host."""
-    return f"wattshift-{start.allocation_id}-{start.node_rank}"
+def container_name(start: StartGang, local_rank: int | None = None) -> str:
+    """Return a container's name: unique among gangs, and among the nodes of one gang that share a host.
+
+    Args:
+        start: The gang.
+        local_rank: Of the process, where each device has a process, and so a container, of its own.
+    """
+    name = f"wattshift-{start.allocation_id}-{start.node_rank}"
+    return name if local_rank is None else f"{name}-{local_rank}"
 
 
 def run_argv(
@@ -50,6 +57,7 @@ def run_argv(
     env_file: str,
     mounts: list[str],
     account: Account | None = None,
+    local_rank: int | None = None,
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
@@ -62,6 +70,7 @@ def run_argv(
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that are at the same path inside.
         account: The user of the command in the container; None leaves that to the image.
+        local_rank: Of the process, where each device has a container of its own.
     """
     argv = [
         engine.program,
@@ -69,7 +78,7 @@ def run_argv(
         "--rm",
         "--init",
         "--name",
-        container_name(start),
+        container_name(start, local_rank),
         "--network",
         "host",
         "--ipc",
@@ -91,9 +100,9 @@ def run_argv(
     return [*argv, start.spec.image or "", *start.spec.command]
 
 
-def remove_argv(engine: Engine, start: StartGang) -> list[str]:
-    """Return the command that removes the container, whether or not ``run`` has ended."""
-    return [engine.program, "rm", "--force", container_name(start)]
+def remove_argv(engine: Engine, start: StartGang, local_ranks: Iterable[int | None] = (None,)) -> list[str]:
+    """Return the command that removes the containers, whether or not ``run`` has ended."""
+    return [engine.program, "rm", "--force", *(container_name(start, local_rank) for local_rank in local_ranks)]
 
 
 def env_file_text(variables: dict[str, str]) -> str:

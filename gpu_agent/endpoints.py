@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gpu_agent.agent import Agent
-from gpu_agent.logs import read_piece
+from gpu_agent.logs import read_both, read_piece
 from gpu_agent.progress import parse_report
+from services.contracts.jobs import LogStream
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError, not_found
@@ -32,7 +33,7 @@ TheAgent = Annotated[Agent, Depends(get_agent)]
 async def read_logs(
     agent: TheAgent,
     allocation_id: str,
-    stream: Literal["stdout", "stderr"] = "stdout",
+    stream: LogStream = LogStream.STDOUT,
     offset: Annotated[int, Query(description="Negative: from the end.")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST_LOG_BYTES)] = 64 * 1024,
 ) -> Response:
@@ -41,7 +42,10 @@ async def read_logs(
     if folder is None:
         raise not_found("allocation on this node")
     is_over = folder.exit() is not None
-    piece = read_piece(folder.stream(stream), offset, limit)
+    if stream is LogStream.BOTH:
+        piece = read_both(folder.path, offset, limit, is_over=is_over)
+    else:
+        piece = read_piece(folder.stream(stream), offset, limit)
     return Response(
         piece.data,
         media_type="application/octet-stream",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.contracts.commands import StartGang
+from services.contracts.jobs import Processes
 
 PASSED = frozenset(
     (
@@ -42,26 +43,65 @@ class RankPaths:
     device_file: str
 
 
+def is_per_gpu(start: StartGang) -> bool:
+    """Whether each device of this node gets a process of its own.
+
+    Jobs that were accepted before they could say so, and gangs of one GPU, have one process on each node.
+    """
+    return start.spec.processes is Processes.PER_GPU
+
+
 def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
     """Return the variables that describe the gang; a job cannot replace them."""
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
-    return serves_at | {
-        "WATTSHIFT_JOB_ID": start.job_id,
-        "WATTSHIFT_ALLOCATION_ID": start.allocation_id,
-        "WATTSHIFT_GENERATION": str(start.generation),
-        "WATTSHIFT_NNODES": str(start.nnodes),
-        "WATTSHIFT_RANK_OFFSET": str(start.rank_offset),
-        "WATTSHIFT_LOCAL_WORLD_SIZE": str(len(start.devices)),
-        "WATTSHIFT_CHECKPOINT_DIR": paths.checkpoint_dir,
-        "WATTSHIFT_PROGRESS_FILE": paths.progress_file,
-        "WATTSHIFT_PROGRESS_URL": paths.progress_url,
-        "WATTSHIFT_DEVICE_FILE": paths.device_file,
-        "MASTER_ADDR": start.master_addr,
-        "MASTER_PORT": str(start.master_port),
-        "WORLD_SIZE": str(start.world_size),
-        "NODE_RANK": str(start.node_rank),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, start.devices)),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which device indices are in
+    # With several devices, one process on a node is no rank: it starts the ranks, and finds out their numbers itself.
+    is_a_rank = not is_per_gpu(start) and len(start.devices) == 1
+    return (
+        serves_at
+        | {
+            "WATTSHIFT_JOB_ID": start.job_id,
+            "WATTSHIFT_ALLOCATION_ID": start.allocation_id,
+            "WATTSHIFT_GENERATION": str(start.generation),
+            "WATTSHIFT_NNODES": str(start.nnodes),
+            "WATTSHIFT_RANK_OFFSET": str(start.rank_offset),
+            "WATTSHIFT_LOCAL_WORLD_SIZE": str(len(start.devices)),
+            "WATTSHIFT_CHECKPOINT_DIR": paths.checkpoint_dir,
+            "WATTSHIFT_PROGRESS_FILE": paths.progress_file,
+            "WATTSHIFT_PROGRESS_URL": paths.progress_url,
+            "WATTSHIFT_DEVICE_FILE": paths.device_file,
+            "MASTER_ADDR": start.master_addr,
+            "MASTER_PORT": str(start.master_port),
+            "WORLD_SIZE": str(start.world_size),
+            "LOCAL_WORLD_SIZE": str(len(start.devices)),
+            "NODE_RANK": str(start.node_rank),
+            "GROUP_RANK": str(start.node_rank),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, start.devices)),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which device indices are in
+        }
+        | (rank_variables(start, 0) if is_a_rank else {})
+    )
+
+
+def rank_variables(start: StartGang, local_rank: int) -> dict[str, str]:
+    """Return the variables that only the process of one device has."""
+    return {"RANK": str(start.rank_offset + local_rank), "LOCAL_RANK": str(local_rank)}
+
+
+def launcher_variables(start: StartGang) -> dict[str, str]:
+    """Return what ``torchrun`` takes as the defaults of its options; a job can replace them.
+
+    The static rendezvous keeps the order of the nodes, so that ``RANK`` counts through the gang's devices. A job that
+    prefers another needs to set only ``PET_RDZV_BACKEND=c10d``: endpoint and id are the same.
+    """
+    return {
+        "PET_NNODES": str(start.nnodes),
+        "PET_NPROC_PER_NODE": str(len(start.devices)),
+        "PET_NODE_RANK": str(start.node_rank),
+        "PET_MASTER_ADDR": start.master_addr,
+        "PET_MASTER_PORT": str(start.master_port),
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ENDPOINT": f"{start.master_addr}:{start.master_port}",
+        "PET_RDZV_ID": start.allocation_id,
     }
 
 

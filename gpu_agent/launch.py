@@ -10,8 +10,16 @@ from pathlib import Path
 from gpu_agent import containers, files
 from gpu_agent.account import Account
 from gpu_agent.containers import Engine
-from gpu_agent.environment import RankPaths, job_variables, passed_environment
-from gpu_agent.ranks import ENV_FILE, SCRATCH, Launch, RankFolder
+from gpu_agent.environment import (
+    RankPaths,
+    is_per_gpu,
+    job_variables,
+    launcher_variables,
+    passed_environment,
+    rank_variables,
+)
+from gpu_agent.launchers import hostfile_text, with_options
+from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
 from services.contracts.commands import StartGang
 
 
@@ -67,24 +75,61 @@ class Launcher:
         login = self._account.environment if self._account else {}
         passed = passed_environment(self._pass_environment, os.environ | login)
         variables = job_variables(start, paths)
+        local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
+        inside = start.spec.image is not None and self._engine is not None
+        command = self._command(start, folder, range(len(start.devices)) if inside else start.devices)
         if start.spec.image is None or self._engine is None:
             return Launch(
-                start.spec.command,
-                passed | start.spec.environment | variables,
+                command,
+                passed | launcher_variables(start) | start.spec.environment | variables,
                 start.spec.working_dir or str(folder.path / SCRATCH),
                 start.spec.grace_s,
+                start.spec.time_limit_s,
+                [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
                 account=self._account,
             )
-        inside = containers.container_variables(start, variables)
-        env_file = folder.path / ENV_FILE
-        files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         mounts = [paths.checkpoint_dir, str(folder.path)]
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
-        argv = containers.run_argv(self._engine, start, inside, str(env_file), mounts, self._account)
-        cleanup = containers.remove_argv(self._engine, start)
-        return Launch(argv, passed_environment(), str(folder.path / SCRATCH), start.spec.grace_s, cleanup)
+        start = start.model_copy(update={"spec": start.spec.model_copy(update={"command": command})})
+        runs = [
+            Process(_name(start, rank), {}, self._container_argv(self._engine, start, folder, variables, mounts, rank))
+            for rank in local_ranks or (None,)
+        ]
+        return Launch(
+            runs[0].argv,
+            passed_environment(),
+            str(folder.path / SCRATCH),
+            start.spec.grace_s,
+            start.spec.time_limit_s,
+            runs if local_ranks else [],
+            containers.remove_argv(self._engine, start, local_ranks or (None,)),
+        )
+
+    def _command(self, start: StartGang, folder: RankFolder, devices: Sequence[int]) -> list[str]:
+        """Return the job's command, as its launcher needs it."""
+        hostfile = folder.path / HOSTFILE
+        command = with_options(start, str(hostfile), devices)
+        if str(hostfile) in command:
+            files.replace(hostfile, hostfile_text(start, devices).encode(), durable=False, mode=0o644)
+        return command
+
+    def _container_argv(
+        self,
+        engine: Engine,
+        start: StartGang,
+        folder: RankFolder,
+        variables: dict[str, str],
+        mounts: list[str],
+        local_rank: int | None,
+    ) -> list[str]:
+        """Return the command of one container, and write its variables to a file."""
+        own = {} if local_rank is None else rank_variables(start, local_rank)
+        inside = launcher_variables(start) | containers.container_variables(start, variables | own)
+        env_file = folder.path / (ENV_FILE if local_rank is None else f"{ENV_FILE}.{local_rank}")
+        files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
+        return containers.run_argv(engine, start, inside, str(env_file), mounts, self._account, local_rank)
 
     def _own_checkpoint_dir(self, start: StartGang) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""
@@ -101,3 +146,7 @@ class Launcher:
         path.mkdir(parents=True, exist_ok=True)
         if self._account is not None and path.stat().st_uid != self._account.user_id:
             self._account.own(path)
+
+
+def _name(start: StartGang, local_rank: int | None) -> str:
+    return "" if local_rank is None else f"rank {start.rank_offset + local_rank}"

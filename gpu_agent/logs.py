@@ -6,8 +6,14 @@ import ctypes
 import os
 import stat
 import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpu_agent import shim
+from gpu_agent.shim import ORDER_RECORD as RECORD
 
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
@@ -56,6 +62,109 @@ def read_piece(path: Path, offset: int, limit: int) -> LogPiece:
         return LogPiece(os.pread(descriptor, limit, offset), offset, size)
     finally:
         os.close(descriptor)
+
+
+def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPiece:
+    """Return up to ``limit`` bytes of both streams together, in the order in which they were written.
+
+    Offsets count the bytes of both streams; a negative one counts from the end. What the shim has not put in order yet
+    is not shown; of a rank that is over it comes last, standard output first.
+
+    Args:
+        folder: The rank's folder.
+        offset: Where to begin.
+        limit: The most bytes to return.
+        is_over: Whether nothing of the rank can write any more.
+    """
+    with ExitStack() as until_read:
+
+        def opened(name: str) -> int | None:
+            descriptor = open_regular(folder / name)
+            if descriptor is not None:
+                until_read.callback(os.close, descriptor)
+            return descriptor
+
+        streams = [opened(shim.STDOUT), opened(shim.STDERR)]
+        order = _Order(opened(shim.ORDER), streams, is_over=is_over)
+        offset = max(order.size + offset, 0) if offset < 0 else min(offset, order.size)
+        pieces: list[bytes] = []
+        for stream, start, length in order.segments(offset):
+            descriptor = streams[stream]
+            if descriptor is None:
+                break
+            first = min(_first_kept(descriptor, start, start + length), start + length)
+            data = os.pread(descriptor, min(start + length - first, limit), first)
+            gone = length if not data else first - start  # discarded, or truncated by the job
+            if gone and pieces:
+                break  # the next piece begins after it
+            offset += gone
+            if data:
+                pieces.append(data)
+            limit -= len(data)
+            if limit <= 0 or gone + len(data) < length:
+                break
+        return LogPiece(b"".join(pieces), offset, order.size)
+
+
+class _Order:
+    """The order of the streams as the shim wrote it down; the format is that of ``shim.Order``.
+
+    A rank whose shim wrote none, because it was started by an earlier release, shows standard output first.
+    """
+
+    def __init__(self, descriptor: int | None, streams: Sequence[int | None], *, is_over: bool) -> None:
+        self._descriptor = descriptor
+        self._count = 0 if descriptor is None else os.fstat(descriptor).st_size // RECORD.size
+        self._last = self._read_last()
+        self._end = self._last[0]
+        shown = (0, 1) if is_over else (0,) if descriptor is None else ()
+        rests = [(stream, self._known(stream), streams[stream]) for stream in shown]
+        self._rest = [
+            (stream, known, max(os.fstat(file).st_size - known, 0)) for stream, known, file in rests if file is not None
+        ]
+        self.size = self._end + sum(length for _, _, length in self._rest)
+        """Bytes of both streams together."""
+
+    def segments(self, offset: int) -> Iterator[tuple[int, int, int]]:
+        """Yield stream, first byte and length of each part of the output from ``offset`` on."""
+        number = bisect_right(range(self._count), offset, key=lambda each: self._record(each)[0])
+        before = self._record(number - 1)[0]
+        for each in range(number, self._count):
+            end, place = self._record(each)
+            yield place % 2, place // 2 - (end - max(before, offset)), end - max(before, offset)
+            before = end
+        for stream, known, length in self._rest:
+            skipped = max(offset - before, 0)
+            if length > skipped:
+                yield stream, known + skipped, length - skipped
+            before += length
+
+    def _record(self, number: int) -> tuple[int, int]:
+        """Return a record; (0, 0) before the first. The last one may grow meanwhile: it counts as it was first read."""
+        if number < 0 or self._descriptor is None:
+            return 0, 0
+        if number == self._count - 1:
+            return self._last
+        end, place = RECORD.unpack(os.pread(self._descriptor, RECORD.size, number * RECORD.size))
+        return end, place
+
+    def _read_last(self) -> tuple[int, int]:
+        """Return the last record, read until it is the same twice, for it may be changing."""
+        if self._descriptor is None or not self._count:
+            return 0, 0
+        data = b""
+        while data != (again := os.pread(self._descriptor, RECORD.size, (self._count - 1) * RECORD.size)):
+            data = again
+        end, place = RECORD.unpack(data)
+        return end, place
+
+    def _known(self, stream: int) -> int:
+        """Return how much of a stream is in order."""
+        for number in reversed(range(self._count)):
+            _, place = self._record(number)
+            if place % 2 == stream:
+                return place // 2
+        return 0
 
 
 def trim(path: Path, keep_bytes: int) -> bool:

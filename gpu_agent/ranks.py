@@ -24,9 +24,25 @@ log = Log(__name__)
 COMMAND = "gang.json"
 PROGRESS, POSTED, DEVICES, SETTINGS = "progress.jsonl", "posted.json", "device.json", "settings.json"
 SCRATCH, ENV_FILE, SHIM_LOG, RELEASED = "scratch", "container.env", "shim.log", "released"
+HOSTFILE = "hostfile"
 
 # Not by its file name: that way it is compiled once, which saves 8 ms and a megabyte for each rank.
 _LAUNCH = "import sys; sys.path.append(sys.argv[1]); import shim; sys.exit(shim.main(sys.argv[2]))"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of several processes of a rank.
+
+    Attributes:
+        name: How messages name it.
+        environment: Variables that only this process has.
+        argv: Its command; empty for the command of all.
+    """
+
+    name: str
+    environment: dict[str, str]
+    argv: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,8 @@ class Launch:
     """What a shim is to run.
 
     Attributes:
+        time_limit_s: How long it may run; None for as long as it likes.
+        processes: Several processes instead of one. The first that fails ends the others.
         cleanup: A command to run afterwards, which ends what does not end with the processes.
         make_dir: A folder to make first, as the user of the command.
         account: The user of the command; None for the agent's own user.
@@ -43,6 +61,8 @@ class Launch:
     environment: dict[str, str]
     working_dir: str
     grace_s: float
+    time_limit_s: float | None = None
+    processes: list[Process] = field(default_factory=list[Process])
     cleanup: list[str] = field(default_factory=list[str])
     make_dir: str = ""
     account: Account | None = None
@@ -50,11 +70,16 @@ class Launch:
     def spec(self) -> bytes:
         """Return it in the format that the shim reads."""
         entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
+        entries.append(("time_limit_s", str(self.time_limit_s or 0.0)))
         entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
         entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
         if self.account is not None:
             numbers = (self.account.user_id, self.account.group_id, *self.account.groups)
             entries.append(("user", " ".join(map(str, numbers))))
+        for process in self.processes:
+            entries.append(("process", process.name))
+            entries += [("argv", word) for word in process.argv]
+            entries += [("env", f"{name}={value}") for name, value in process.environment.items()]
         return shim.spec_bytes(entries)
 
 
@@ -222,8 +247,8 @@ class RankFolder:
     def release(self) -> None:
         """Mark the rank as finished; its folder is kept only for its logs."""
         (self.path / RELEASED).touch()
-        for name in (shim.SPEC, ENV_FILE):  # the job's own secrets
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / shim.SPEC, *self.path.glob(f"{ENV_FILE}*")):  # the job's own secrets
+            path.unlink(missing_ok=True)
 
     def is_released(self) -> bool:
         """Whether the folder is kept only for its logs."""

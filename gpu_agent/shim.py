@@ -1,5 +1,8 @@
 """The small process between the agent and one rank: it starts the command, watches its lease, keeps its exit code.
 
+A rank is what a gang runs on one node: one process, or one for each of the node's GPUs. With several, the first that
+fails ends the others, and its exit code is the rank's.
+
 Run as ``python -I -S shim.py FOLDER``, in a session of its own, so that the agent may be killed, upgraded or restarted
 while ranks run. It imports the standard library only and speaks to the agent through small files in FOLDER:
 
@@ -9,9 +12,11 @@ while ranks run. It imports the standard library only and speaks to the agent th
 ``lock``     held (flock) for as long as the shim lives: at most one shim runs the command, ever
 ``started``  written by the shim before the command may run; a second shim that finds it gives up
 ``exited``   written by the shim when nothing of the rank is left
+``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
 
 A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
-that is shorter) begins, SIGKILL at the deadline. If the shim is killed, the command is killed with it
+that is shorter) begins, SIGKILL at the deadline. A time limit is kept in the same way: SIGTERM when it is over, SIGKILL
+after the grace. If the shim is killed, the command is killed with it
 (PR_SET_PDEATHSIG).
 """
 
@@ -25,11 +30,13 @@ import fcntl
 import os
 import select
 import signal
+import struct
 import sys
 import time
+from itertools import pairwise
 
 SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
-STDOUT, STDERR = "stdout", "stderr"
+STDOUT, STDERR, ORDER = "stdout", "stderr", "order"
 
 TWIN_STATUS = 75
 LOOK_S = 1.0
@@ -43,6 +50,12 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESERVED_BYTES = 4096
 _FULL_DISK_PATIENCE_S = 60.0
 _CLEANUP_S = 30.0
+ORDER_RECORD = struct.Struct("<QQ")
+_ORDER_PAUSE_S, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.02, 0.25, 1.0
+_ORDER_RECORDS = 1 << 20
+_ORDER_LINES_BYTES = 1 << 20
+_IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
+_INOTIFY_EVENT = struct.Struct("iIII")
 
 
 def clock() -> float:
@@ -93,41 +106,61 @@ def kernel_boot() -> str:
         return ""
 
 
+class _Process:
+    """One process of the rank: its program and arguments, and the variables that only it has."""
+
+    def __init__(self, name: str, argv: list[bytes]) -> None:
+        self.name = name
+        self.argv = argv
+        self.environment: dict[bytes, bytes] = {}
+
+
 class _Spec:
-    """What the agent asked for; entries are ``name=value``, ``argv``, ``env`` and ``cleanup`` repeat."""
+    """What the agent asked for; entries are ``name=value``, and some of them repeat."""
 
     def __init__(self, data: bytes) -> None:
-        self.argv: list[bytes] = []
         self.cleanup: list[bytes] = []
         self.environment: dict[bytes, bytes] = {}
         self.grace_s = 0.0
+        self.time_limit_s = 0.0
         self.working_dir = b"/"
         self.make_dir = b""
         self.user: list[int] = []
+        common = _Process("", [])
+        processes: list[_Process] = []
         for entry in data.split(b"\0"):
             name, _, value = entry.partition(b"=")
-            if name == b"argv":
-                self.argv.append(value)
-            elif name == b"cleanup":
-                self.cleanup.append(value)
+            if name == b"process":
+                processes.append(_Process(os.fsdecode(value), []))
+            elif name == b"argv":
+                (processes[-1] if processes else common).argv.append(value)
             elif name == b"env":
                 variable, _, content = value.partition(b"=")
-                self.environment[variable] = content
+                (processes[-1].environment if processes else self.environment)[variable] = content
+            elif name == b"cleanup":
+                self.cleanup.append(value)
             elif name == b"grace_s":
                 self.grace_s = float(value)
+            elif name == b"time_limit_s":
+                self.time_limit_s = float(value)
             elif name == b"working_dir":
                 self.working_dir = value
             elif name == b"make_dir":
                 self.make_dir = value
             elif name == b"user":
                 self.user = [int(number) for number in value.split()]
+        self.processes = processes or [common]
+        for process in self.processes:
+            process.argv = process.argv or common.argv
 
 
 def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
     """Return the content of the ``spec`` file.
 
     Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
-    ``make_dir`` (made if it is missing), ``user`` (user id, group id and further groups to run as, with spaces).
+    ``time_limit_s``, ``make_dir`` (made if it is missing), ``user`` (user id, group id and further groups to run as,
+    with spaces). ``process`` begins a process and names it; ``env`` after it is for this process alone, and so is
+    ``argv``, which replaces the common one. Without any ``process`` there is one process.
     """
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
 
@@ -182,18 +215,143 @@ class _Stop:
             self.kill_at = min(self.kill_at, now + float(facts.get("grace_s", 0)))
 
 
+class Order:
+    """Writes down in which order the two streams of a rank grow, so that they can be shown together.
+
+    Both streams are files that the job writes itself: nothing is copied, and a job is never slowed down. The kernel
+    queues one event for each change from one stream to the other (inotify merges only equal neighbours), and the sizes
+    say how much was written. Both together give the order; where the shim finds several changes at once, whole lines
+    are distributed over them.
+
+    The file has records of 16 bytes, ``combined_end`` and ``2 * stream_end + stream``: the bytes of the combined output
+    up to ``combined_end`` that the record before does not have are those of ``stream`` (0 is stdout) up to
+    ``stream_end``. Only the last record changes, while its stream grows.
+    """
+
+    def __init__(self) -> None:
+        self._files = [os.open(name, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600) for name in (STDOUT, STDERR)]
+        self._file = os.open(ORDER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._known = [0, 0]
+        self._pending: list[int] = []  # changes that were seen before what was written there
+        self._records: list[tuple[int, int]] = []  # those that are not on disk, and the last one that is
+        self._first = 0  # number of the first of them
+        self._next_look = 0.0
+        self._watches: dict[int, int] = {}
+        self._events = self._watch()
+
+    def _watch(self) -> int:
+        """Return a descriptor for events; -1 if there are none, and only the sizes tell the order."""
+        if sys.platform != "linux":
+            return -1
+        library = ctypes.CDLL(None)
+        events = int(library.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+        if events >= 0:
+            for stream, name in enumerate((STDOUT, STDERR)):
+                self._watches[library.inotify_add_watch(events, name.encode(), _IN_MODIFY)] = stream
+        return events
+
+    def wait(self, wake: int, until: float) -> None:
+        """Write down the order until ``wake`` can be read or ``until`` is over."""
+        while (now := clock()) < until:
+            pausing = now < self._next_look
+            watched = [wake] if pausing or self._events < 0 else [wake, self._events]
+            limit = min(until, self._next_look) if pausing or self._events < 0 else until
+            ready = select.select(watched, [], [], max(limit - now, 0.0))[0]
+            if self._events in ready or (self._events < 0 and clock() >= self._next_look):
+                self.look()
+            if wake in ready:
+                return
+
+    def look(self) -> None:
+        """Write down what was written since the last call."""
+        sizes = self._sizes()
+        runs = self._runs()
+        is_quiet = self._sizes() == sizes
+        for stream, size in enumerate(sizes):
+            if size < self._known[stream]:
+                self._known[stream] = 0  # the job has truncated it: what it writes now comes after what it wrote before
+        grown = [range(known, size) for known, size in zip(self._known, sizes, strict=True)]
+        runs += [stream for stream in (0, 1) if grown[stream] and stream not in runs]
+        pieces = [self._pieces(stream, grown[stream], runs.count(stream)) for stream in (0, 1)]
+        self._pending = []
+        for stream in runs:
+            if pieces[stream]:
+                self._add(stream, pieces[stream].pop(0))
+            elif not is_quiet and self._pending[-1:] != [stream]:
+                self._pending.append(stream)
+        self._known = sizes
+        self._write()
+        pause_s = _ORDER_PAUSE_S if self._events >= 0 else _ORDER_POLL_S
+        if self._first + len(self._records) > _ORDER_RECORDS:
+            pause_s = _ORDER_LONG_PAUSE_S
+        self._next_look = clock() + pause_s
+
+    def _sizes(self) -> list[int]:
+        return [os.fstat(file).st_size for file in self._files]
+
+    def _runs(self) -> list[int]:
+        """Return the streams in the order in which they were written, one entry for each change."""
+        runs = self._pending
+        while self._events >= 0:
+            try:
+                data = os.read(self._events, 1 << 16)
+            except BlockingIOError:
+                break
+            for watch, _, _, _ in _INOTIFY_EVENT.iter_unpack(data):
+                stream = self._watches.get(watch)
+                if stream is not None and runs[-1:] != [stream]:
+                    runs.append(stream)
+        return runs
+
+    def _pieces(self, stream: int, grown: range, runs: int) -> list[range]:
+        """Distribute what was written over the times at which it was written: whole lines, evenly."""
+        if not grown:
+            return []
+        if runs <= 1 or len(grown) > _ORDER_LINES_BYTES:
+            return [grown]
+        text = os.pread(self._files[stream], len(grown), grown.start)
+        ends = [at + 1 for at, byte in enumerate(text) if byte == 10]
+        if ends[-1:] != [len(text)]:
+            ends.append(len(text))
+        runs = min(runs, len(ends))
+        cuts = [0, *(ends[len(ends) * (run + 1) // runs - 1] for run in range(runs))]
+        return [range(grown.start + first, grown.start + last) for first, last in pairwise(cuts)]
+
+    def _add(self, stream: int, piece: range) -> None:
+        combined_end, last = self._records[-1] if self._records else (0, -1)
+        if self._records and last == 2 * piece.start + stream:
+            self._records[-1] = (combined_end + len(piece), 2 * piece.stop + stream)
+        else:
+            self._records.append((combined_end + len(piece), 2 * piece.stop + stream))
+
+    def _write(self) -> None:
+        """Bring the records to disk; if it is full, they wait for the next time."""
+        data = b"".join(ORDER_RECORD.pack(*record) for record in self._records)
+        try:
+            written = os.pwrite(self._file, data, self._first * ORDER_RECORD.size)
+        except OSError:
+            return
+        done = min(written // ORDER_RECORD.size, len(self._records) - 1)
+        if done > 0:
+            self._first += done
+            del self._records[:done]
+
+
 class _Shim:
     def __init__(self, spec: _Spec) -> None:
         self._spec = spec
         self._lease = _Lease()
         self._stop = _Stop()
-        self._leader = 0
+        self._order = Order()
+        self._running: dict[int, str] = {}
+        self._groups: set[int] = set()
+        self._limit_at = float("inf")
         self._code: int | None = None
         self._ending = ""  # who ends the rank, once somebody does
         self._ended_by = "itself"
         self._detail = ""
         self._kill_at = float("inf")
-        self._told = False
+        self._was_signalled = False
         self._wake, wake_in = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(wake_in, False)
@@ -203,34 +361,40 @@ class _Shim:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _on_stop_signal(self, *_: object) -> None:
-        self._told = True
+        self._was_signalled = True
 
     def run(self) -> None:
         gate_out, gate_in = os.pipe()
         self._exec_error, error_in = os.pipe()
         os.set_blocking(self._exec_error, False)
         shim = os.getpid()
-        self._leader = os.fork()
-        if self._leader == 0:
-            os.close(gate_in)
-            _become(self._spec, gate_out, error_in, shim)
+        for process in self._spec.processes:
+            pid = os.fork()
+            if pid == 0:
+                os.close(gate_in)
+                _become(self._spec, process, gate_out, error_in, shim)
+            self._running[pid] = process.name
+            self._groups.add(pid)
         os.close(gate_out)
         os.close(error_in)
         write_facts(
             STARTED,
-            {"pid": self._leader, "shim": shim, "started_at": time.time(), "kernel_boot": kernel_boot()},
+            {"pid": min(self._running), "shim": shim, "started_at": time.time(), "kernel_boot": kernel_boot()},
         )
         self._look(clock())
         if self._ending:
             self._signal(signal.SIGKILL)
         else:
-            os.write(gate_in, b"g")
+            if self._spec.time_limit_s > 0:
+                self._limit_at = clock() + self._spec.time_limit_s
+            os.write(gate_in, b"g" * len(self._running))
         os.close(gate_in)
         while not self._is_empty():
             self._sleep()
             self._look(clock())
         if self._spec.cleanup:
             _run_for(self._spec.cleanup, _CLEANUP_S)
+        self._order.look()
         self._write_exit()
 
     def _look(self, now: float) -> None:
@@ -239,10 +403,13 @@ class _Shim:
         self._stop.read(now)
         if self._stop.cause:
             self._end(self._stop.cause, self._stop.kill_at)
-        elif self._told:
+        elif self._was_signalled:
             self._end("host", now + self._spec.grace_s, "the process that supervises the rank was told to end")
         if now >= self._lease.warn_at(self._spec.grace_s):
             self._end("lease", now + self._spec.grace_s, "the lease expired: no contact with the control plane")
+        if now >= self._limit_at:
+            limit = f"It reached its time limit of {self._spec.time_limit_s:g} s."
+            self._end("time_limit", now + self._spec.grace_s, limit)
         if now >= min(self._kill_at, self._lease.deadline):
             self._ended_by_force()
 
@@ -250,7 +417,7 @@ class _Shim:
         """Send SIGTERM the first time; later requests may shorten the grace period and never lengthen it."""
         self._kill_at = min(self._kill_at, kill_at) if cause == "stop" or not self._ending else self._kill_at
         if not self._ending:
-            self._ending, self._detail = cause, detail
+            self._ending, self._detail = cause, self._detail or detail
             self._signal(signal.SIGTERM)
 
     def _ended_by_force(self) -> None:
@@ -259,12 +426,13 @@ class _Shim:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        """Signal the command's process group, and processes that left it and became children of this process."""
-        try:
-            os.killpg(self._leader, number)
-        except (ProcessLookupError, PermissionError):
-            pass
-        if self._code is not None or number == signal.SIGKILL:
+        """Signal the processes' groups, and processes that left them and became children of this process."""
+        for group in self._groups:
+            try:
+                os.killpg(group, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+        if not self._running or number == signal.SIGKILL:
             for pid in _children():
                 try:
                     os.kill(pid, number)
@@ -277,34 +445,55 @@ class _Shim:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return not _group_exists(self._leader)
-            if pid == 0:
-                return False
-            if pid == self._leader:
-                self._leader_exited(os.waitstatus_to_exitcode(status))
+                pid, status = -1, 0
+            if pid > 0:
+                if pid in self._running:
+                    self._process_exited(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+                continue
+            # A group that has become empty is forgotten at once: its number may be given to a stranger.
+            self._groups = {group for group in self._groups if group in self._running or _group_exists(group)}
+            return pid < 0 and not self._groups
 
-    def _leader_exited(self, code: int) -> None:
-        self._code = code
-        self._ended_by = self._ending or "itself"
-        self._end("leftover", clock() + LEFTOVER_GRACE_S)
+    def _process_exited(self, name: str, code: int) -> None:
+        """Note how a process ended: the first that fails ends the others, and decides how the rank ended."""
+        if code and not self._code:
+            self._code, self._ended_by = code, self._ending or "itself"
+            could_run = self._read_exec_error()
+            if could_run and name and not self._ending:
+                self._detail = f"The process of {name} {_describe(code)}."
+            if self._running:
+                self._end("failed", clock() + self._spec.grace_s)
+        if self._running:
+            return
+        if not self._code:
+            self._code, self._ended_by = 0, self._ending or "itself"
+        leftover_kill_at = clock() + LEFTOVER_GRACE_S
+        if self._ending == "failed":
+            self._kill_at = min(self._kill_at, leftover_kill_at)
+        self._end("leftover", leftover_kill_at)
         self._signal(signal.SIGTERM)
+
+    def _read_exec_error(self) -> bool:
+        """Return True unless the command could not be run: then code and detail say why."""
         try:
-            failure = os.read(self._exec_error, 4096).decode()
+            failure = os.read(self._exec_error, 4096).decode(errors="replace").partition("\n")[0]
         except BlockingIOError:
             failure = ""
-        if failure:
-            number, _, what = failure.partition(" ")
-            missing = int(number) in (errno.ENOENT, errno.ENOTDIR)
-            self._code = NOT_FOUND if missing else NOT_EXECUTABLE
-            self._detail = f"{what}: {os.strerror(int(number))}"
+        if not failure:
+            return True
+        number, _, what = failure.partition(" ")
+        missing = int(number) in (errno.ENOENT, errno.ENOTDIR)
+        self._code = NOT_FOUND if missing else NOT_EXECUTABLE
+        self._detail = f"{what}: {os.strerror(int(number))}"
+        return False
 
     def _sleep(self) -> None:
-        """Wait for a signal, or until something is due."""
-        due = min(self._lease.warn_at(self._spec.grace_s), self._kill_at, self._lease.deadline)
+        """Wait for a signal, or until something is due; meanwhile write down the order of the output."""
+        due = min(self._lease.warn_at(self._spec.grace_s), self._kill_at, self._lease.deadline, self._limit_at)
         if self._ending:
             due = min(self._kill_at, self._lease.deadline)
-        timeout = min(max(due - clock(), 0.02), LOOK_S if self._code is None else 0.05)
-        select.select([self._wake], [], [], timeout)
+        now = clock()
+        self._order.wait(self._wake, now + min(max(due - now, 0.02), LOOK_S if self._running else 0.05))
         try:
             os.read(self._wake, 512)
         except BlockingIOError:
@@ -324,7 +513,17 @@ class _Shim:
                 time.sleep(1)
 
 
-def _become(spec: _Spec, gate: int, error: int, shim: int) -> None:
+def _describe(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _become(spec: _Spec, process: _Process, gate: int, error: int, shim: int) -> None:
     """Turn the forked child into the command; never returns."""
     what = "the rank cannot be set up"
     try:
@@ -345,10 +544,10 @@ def _become(spec: _Spec, gate: int, error: int, shim: int) -> None:
             os.makedirs(spec.make_dir, exist_ok=True)
         what = f"cannot enter the working directory {os.fsdecode(spec.working_dir)}"
         os.chdir(spec.working_dir)
-        what = f"cannot run {os.fsdecode(spec.argv[0])}"
-        _execute(spec.argv, spec.environment)
+        what = f"cannot run {os.fsdecode(process.argv[0])}"
+        _execute(process.argv, {**spec.environment, **process.environment})
     except OSError as failure:
-        os.write(error, f"{failure.errno} {what}".encode(errors="replace")[:4000])
+        os.write(error, f"{failure.errno} {what}".encode(errors="replace")[:500] + b"\n")
     finally:
         os._exit(NOT_FOUND)
 

@@ -16,7 +16,7 @@ from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
 
 FINAL = {state.value for state in JobState if state.is_final}
-STREAM = "stdout"
+STREAM = "both"
 """What is shown unless a stream is asked for."""
 POLL_S = 0.5
 EXIT_INTERRUPTED = 130

@@ -210,7 +210,7 @@ def logs(
     ] = False,
     generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
 ) -> None:
-    """Print a job's output."""
+    """Print a job's output: standard output and standard error together, in the order in which they were written."""
     gateway = Gateway()
     job = job_id(gateway, job)
     stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"

@@ -25,6 +25,9 @@ class StartGang(Message):
     nnodes: int
     world_size: int
     rank_offset: int = Field(description="Global rank of this node's first device.")
+    gpus_per_node: list[int] = Field(
+        default_factory=list[int], description="Devices of each node, by node rank. Empty: as many on each."
+    )
     master_addr: str
     master_port: int
 

@@ -9,7 +9,17 @@ from pathlib import PurePosixPath
 
 PROGRAMS = frozenset(
     {
-        *("torchrun", "torchrun-hpc", "accelerate", "deepspeed", "ray", "colossalai", "horovodrun", "composer"),
+        *(
+            "torchrun",
+            "torchrun-hpc",
+            "accelerate",
+            "accelerate-launch",
+            "deepspeed",
+            "ray",
+            "colossalai",
+            "horovodrun",
+            "composer",
+        ),
         *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "lightning", "fabric"),
     }
 )
@@ -60,15 +70,37 @@ def is_launcher(command: Sequence[str]) -> bool:
     return _is_launcher(list(command), 0)
 
 
+def options_at(command: Sequence[str]) -> tuple[str, int] | None:
+    """Return a launcher's name and the position in the command at which its options begin.
+
+    None if the command is no launcher, or runs one inside the string of a shell.
+    """
+    words = _without_prefixes(list(command))
+    at = len(command) - len(words)
+    if not words:
+        return None
+    program = PurePosixPath(words[0]).name
+    if program in PROGRAMS:
+        return program, at + 1
+    if not _PYTHON.fullmatch(program):
+        return None
+    skipped = 1
+    while words[skipped : skipped + 1] and words[skipped].startswith("-") and words[skipped] not in ("-m", "-c"):
+        skipped += 2 if words[skipped] in ("-W", "-X") else 1
+    if words[skipped : skipped + 1] == ["-m"] and words[skipped + 1 : skipped + 2] and words[skipped + 1] in MODULES:
+        return words[skipped + 1], at + skipped + 2
+    if words[skipped : skipped + 1] and PurePosixPath(words[skipped]).name in PROGRAMS:
+        return PurePosixPath(words[skipped]).name, at + skipped + 1
+    return None
+
+
 def _is_launcher(words: list[str], depth: int) -> bool:
     words = _without_prefixes(words)
     if not words or depth > _DEEPEST:
         return False
     program, arguments = PurePosixPath(words[0]).name, words[1:]
-    if program in PROGRAMS:
+    if options_at(words) is not None:
         return True
-    if _PYTHON.fullmatch(program):
-        return _runs_launcher(arguments)
     if program in _SHELLS:
         return any(_is_launcher(part, depth + 1) for part in _shell_commands(arguments))
     return False
@@ -97,17 +129,6 @@ def _after_options(words: list[str], with_argument: frozenset[str]) -> list[str]
             return words[1:]
         words = words[2:] if words[0] in with_argument else words[1:]
     return words
-
-
-def _runs_launcher(arguments: list[str]) -> bool:
-    """Whether the arguments of Python run a launcher: a module, or the file of an installed program."""
-    while arguments and arguments[0].startswith("-"):
-        if arguments[0] == "-m":
-            return arguments[1:2] != [] and arguments[1] in MODULES
-        if arguments[0] == "-c":
-            return False
-        arguments = arguments[2:] if arguments[0] in ("-W", "-X") else arguments[1:]
-    return bool(arguments) and PurePosixPath(arguments[0]).name in PROGRAMS
 
 
 def _shell_commands(arguments: list[str]) -> list[list[str]]:

@@ -176,6 +176,8 @@ class EndedBy(StrEnum):
     """The host restarted, or the process that supervises the rank was killed."""
     REFUSED = "refused"
     """It was never started: the command does not fit this node."""
+    TIME_LIMIT = "time_limit"
+    """It ran for as long as its job may run at a time."""
 
 
 class RankStatus(Message):

@@ -40,6 +40,7 @@ def start_commands(
             nnodes=len(shares),
             world_size=world_size,
             rank_offset=offset,
+            gpus_per_node=[len(share["devices"]) for share in shares],
             master_addr=master_addr,
             master_port=master_port,
         )

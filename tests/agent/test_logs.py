@@ -46,7 +46,7 @@ async def test_what_is_not_there_or_asked_wrongly(node: Node) -> None:
     await eventually(lambda: node.plane.state(gang) == "exited")
     for name in ("job_none.1", "..", ".%2e", "%2e%2e%2f" + gang, ".hidden"):
         assert (await node.get(f"/v1/allocations/{name}/logs"))[0] == 404
-    for query in ("stream=lock", "limit=0", "limit=99999999", "offset=x"):
+    for query in ("stream=order", "limit=0", "limit=99999999", "offset=x"):
         assert (await node.get(f"/v1/allocations/{gang}/logs?{query}"))[0] == 422
 
 

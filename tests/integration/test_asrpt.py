@@ -25,7 +25,14 @@ def asrpt(rare_rounds: Installation) -> Installation:
 
 
 def job(name: str, command: str, gpus: int, **spec: Any) -> dict[str, Any]:
-    return {"name": name, "command": ["sh", "-c", command], "gpus": {"min": gpus}, "grace_s": 1, **spec}
+    return {
+        "name": name,
+        "command": ["sh", "-c", command],
+        "gpus": {"min": gpus},
+        "processes": "per_node",
+        "grace_s": 1,
+        **spec,
+    }
 
 
 def told(installation: Installation, job_id: str, node: str) -> dict[str, str]:

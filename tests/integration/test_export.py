@@ -30,6 +30,7 @@ def run_jobs(installation: Installation) -> list[dict]:
                 "project": "replay",
                 "command": [*TRAIN, "--steps", str(20 + 10 * number), "--step-seconds", "0.1"],
                 "gpus": {"min": gpus},
+                "processes": "per_node",
                 "work": {"total": 20 + 10 * number},
             },
         )["id"]

@@ -30,6 +30,7 @@ def a_spec(number: int, steps: int) -> dict[str, Any]:
         "project": "chaos",
         "command": [*train, "--checkpoint-every", "1", "--seed", str(number)],
         "gpus": GANGS[number % len(GANGS)],
+        "processes": "per_node",
         "work": {"total": steps},
         "grace_s": 5,
         "max_restarts": 3,

@@ -44,7 +44,14 @@ def power(installation: Installation, name: str) -> str:
 
 def submit(installation: Installation, gpus: int, steps: int) -> str:
     train = [sys.executable, str(ROOT / "examples" / "train.py"), "--steps", str(steps), "--step-seconds", "0.05"]
-    spec = {"name": "wide", "command": train, "gpus": {"min": gpus}, "work": {"total": steps}, "grace_s": 1}
+    spec = {
+        "name": "wide",
+        "command": train,
+        "gpus": {"min": gpus},
+        "processes": "per_node",
+        "work": {"total": steps},
+        "grace_s": 1,
+    }
     return installation.gateway.call("POST", "/v1/jobs", body=spec)["id"]
 
 

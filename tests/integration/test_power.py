@@ -20,6 +20,7 @@ def submit(installation: Installation, gpus: int) -> str:
         "name": "power",
         "command": train,
         "gpus": {"min": gpus},
+        "processes": "per_node",
         "work": {"total": 1_000_000},
         "grace_s": 1,
         "labels": {"kind": "power"},

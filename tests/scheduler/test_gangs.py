@@ -17,6 +17,7 @@ FAILED = ShareReport(RankState.EXITED, 3, EndedBy.ITSELF, "boom")
 STOPPED = ShareReport(RankState.EXITED, 0, EndedBy.STOP)
 KILLED = ShareReport(RankState.EXITED, -9, EndedBy.STOP)
 FENCED = ShareReport(RankState.EXITED, -15, EndedBy.LEASE)
+OVERDUE = ShareReport(RankState.EXITED, 0, EndedBy.TIME_LIMIT, "It reached its time limit of 60 s.")
 REFUSED = ShareReport(RankState.EXITED, None, EndedBy.REFUSED, "no such device")
 
 
@@ -42,6 +43,7 @@ def stopping(reason: EndReason, *shares: ShareReport, **facts: Any) -> Gang:
         (gang(RUNS, LOST), Stop(EndReason.NODE_LOST)),
         (gang(RUNS, LOST, FAILED), Stop(EndReason.FAILED)),
         (gang(RUNS, REFUSED), Stop(EndReason.START_FAILED)),
+        (gang(RUNS, OVERDUE), Stop(EndReason.TIME_LIMIT)),
         (gang(RUNS, cancel_requested=True), Stop(EndReason.CANCELLED)),
         (gang(RUNS, hold_requested=True), Stop(EndReason.HELD)),
         (stopping(EndReason.PREEMPTED, RUNS, STOPPED), None),
@@ -73,6 +75,11 @@ def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
         (gang(FAILED, max_restarts=1, restarts=1), JobState.FAILED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, hold_requested=True), JobState.HELD, EndReason.FAILED),
         (gang(REFUSED, start_attempts=2), JobState.QUEUED, EndReason.START_FAILED),
+        (gang(OVERDUE, OVERDUE, max_restarts=3), JobState.FAILED, EndReason.TIME_LIMIT),
+        (gang(FAILED, OVERDUE, max_restarts=3), JobState.FAILED, EndReason.TIME_LIMIT),
+        (gang(OVERDUE, stop_reason=EndReason.PREEMPTED), JobState.FAILED, EndReason.TIME_LIMIT),
+        (gang(OVERDUE, cancel_requested=True), JobState.CANCELLED, EndReason.CANCELLED),
+        (gang(OVERDUE, work_done=True), JobState.SUCCEEDED, EndReason.FINISHED),
         (gang(REFUSED, start_attempts=2, failed_starts=1), JobState.FAILED, EndReason.START_FAILED),
     ],
 )

@@ -29,6 +29,7 @@ class EndReason(StrEnum):
     PREEMPTED = "preempted"
     NODE_LOST = "node_lost"
     START_FAILED = "start_failed"
+    TIME_LIMIT = "time_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class ShareReport:
         match self.ended_by:
             case EndedBy.REFUSED:
                 return EndReason.START_FAILED
+            case EndedBy.TIME_LIMIT:
+                return EndReason.TIME_LIMIT
             case EndedBy.LEASE | EndedBy.AGENT | EndedBy.HOST:
                 return EndReason.NODE_LOST
             case _:
@@ -139,8 +142,9 @@ def fate_of(gang: Gang) -> Fate | None:
 
 
 def _worst(reasons: Sequence[EndReason]) -> EndReason:
-    # A share that failed by itself takes its peers with it, and they may be reported as killed: it is the cause.
-    for reason in (EndReason.FAILED, EndReason.START_FAILED, EndReason.NODE_LOST):
+    # A share that failed by itself takes its peers with it, and they may be reported as killed: it is the cause. But
+    # what fails on one node when the time limit has ended the gang on another did not fail by itself.
+    for reason in (EndReason.TIME_LIMIT, EndReason.FAILED, EndReason.START_FAILED, EndReason.NODE_LOST):
         if reason in reasons:
             return reason
     return reasons[0]
@@ -153,6 +157,9 @@ def _end_of(gang: Gang) -> End:
         return End(JobState.SUCCEEDED, EndReason.FINISHED, "All its processes exited with status 0.", exit_code=0)
     if gang.cancel_requested:
         return End(JobState.CANCELLED, EndReason.CANCELLED, "Cancelled by its owner.", _exit_code(gang))
+    if any(share.broke_off is EndReason.TIME_LIMIT for share in gang.shares):
+        detail = _detail(gang, EndReason.TIME_LIMIT) or "It reached its time limit."
+        return End(JobState.FAILED, EndReason.TIME_LIMIT, detail, _exit_code(gang))
     match gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares]):
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
             return _paused(
@@ -192,6 +199,8 @@ def _exit_code(gang: Gang) -> int | None:
     return next(iter(own or others), 0 if all(share.exit_code == 0 for share in gang.shares) else None)
 
 
-def _detail(gang: Gang) -> str | None:
-    own = [share.detail for share in gang.shares if share.detail and share.broke_off]
+def _detail(gang: Gang, reason: EndReason | None = None) -> str | None:
+    """Return what the first share that broke off, for this reason if one is given, says about it."""
+    broke_off = [share for share in gang.shares if share.detail and share.broke_off in (reason or share.broke_off,)]
+    own = [share.detail for share in broke_off if share.broke_off]
     return next(iter(own), None)

@@ -231,6 +231,7 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.FAILED: "A part of it failed; the rest is being stopped.",
     EndReason.NODE_LOST: "A node it runs on was lost; the rest is being stopped.",
     EndReason.START_FAILED: "It did not start everywhere; it is being stopped.",
+    EndReason.TIME_LIMIT: "It reached its time limit; the rest is being stopped.",
 }
 
 
