@@ -37,6 +37,8 @@ BODIES: dict[str, Any] = {
     "create_tenant": {"id": "vision", "limits": {"max_gpus": 64}},
     "change_tenant": {"limits": {"max_gpus": 128}},
     "create_key": {"tenant_id": "vision", "role": "user", "label": "CI"},
+    "rotate_key": {"overlap_s": 3600},
+    "change_key": {"expires_at": "2027-03-01T00:00:00Z"},
     "choose_policy": {"name": "green", "parameters": {"mu": 2.0}},
     "solve_pools": {
         "step_s": 1800,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.contracts.identity import (
+    ApiKey,
     AuditList,
     Identity,
+    KeyChange,
     KeyList,
+    KeyRotation,
     KeySpec,
     NewApiKey,
     ResolvedKey,
@@ -21,9 +26,10 @@ from services.contracts.identity import (
     TenantSpec,
 )
 from services.contracts.problems import FieldError, ProblemCode
-from services.contracts.queries import PageQuery
+from services.contracts.queries import AuditQuery, PageQuery
 from services.contracts.schema import NAME_PATTERN
 from services.kit.cursors import read_cursor, write_cursor
+from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
 
 KEY_ID = r"key_[0-9a-z]{26}"
@@ -41,7 +47,7 @@ class Access:
         Raises:
             ProblemError: 404 for a key that does not exist or was revoked.
         """
-        async with self._engine.connect() as connection:
+        async with self._engine.begin() as connection:
             found = await AccessRepository(connection).resolve(key_sha256)
         if found is None:
             raise not_found("key")
@@ -101,8 +107,57 @@ class Access:
                     422, ProblemCode.INVALID_REQUEST, f"There is no tenant {spec.tenant_id}.", errors=[pointer]
                 )
             key = await repository.insert_key(spec, key_hash(secret))
-            await write_audit(connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role)
+            expires = {"expires_at": spec.expires_at.isoformat()} if spec.expires_at else {}
+            await write_audit(
+                connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **expires
+            )
         return NewApiKey(**key.model_dump(), secret=secret)
+
+    async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
+        """Replace a key by a new one of the same tenant, role and label; the old one works for ``overlap_s`` more.
+
+        Raises:
+            ProblemError: 404 if there is no such key, 409 if it no longer works.
+        """
+        secret = new_secret()
+        async with self._engine.begin() as connection:
+            repository = AccessRepository(connection)
+            old = await self._working_key(repository, key_id)
+            spec = KeySpec(tenant_id=old.tenant_id, role=old.role, label=old.label, expires_at=rotation.expires_at)
+            key = await repository.insert_key(spec, key_hash(secret))
+            ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
+            await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
+            await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
+        return NewApiKey(**key.model_dump(), secret=secret)
+
+    async def change_key(self, caller: Identity, key_id: str, change: KeyChange) -> ApiKey:
+        """Set when a key stops working.
+
+        Raises:
+            ProblemError: 404 if there is no such key; 409 if it no longer works, or would be the last admin key to end.
+        """
+        async with self._engine.begin() as connection:
+            repository = AccessRepository(connection)
+            key = await self._working_key(repository, key_id)
+            if change.expires_at is not None and key.role is Role.ADMIN:
+                others = [other.key_id for other in await repository.lasting_admins() if other.key_id != key_id]
+                if not others:
+                    raise ProblemError(
+                        409, ProblemCode.CONFLICT, "No other admin key would last; create one that does not expire."
+                    )
+            await repository.set_expiry(key_id, change.expires_at)
+            shown = change.expires_at.isoformat() if change.expires_at else None
+            await write_audit(connection, caller, "key.expiry_set", key_id, expires_at=shown)
+        return key.model_copy(update={"expires_at": change.expires_at})
+
+    @staticmethod
+    async def _working_key(repository: AccessRepository, key_id: str) -> ApiKey:
+        key = await repository.key(key_id)
+        if key is None:
+            raise not_found("key")
+        if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= utc_now()):
+            raise ProblemError(409, ProblemCode.CONFLICT, "The key was revoked or has expired; create a new one.")
+        return key
 
     async def revoke_key(self, caller: Identity, key_id: str) -> None:
         """Revoke a key; revoking one that is revoked already changes nothing.
@@ -130,11 +185,12 @@ class Access:
         items = found[: page.limit]
         return KeyList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > page.limit else None)
 
-    async def audit(self, page: PageQuery) -> AuditList:
+    async def audit(self, page: AuditQuery) -> AuditList:
         """Return one page of the audit log, newest first."""
         before = read_cursor(page.cursor, r"[0-9]{1,18}")
         async with self._engine.connect() as connection:
-            found = await AccessRepository(connection).audit(None if before is None else int(before), page.limit + 1)
+            after = None if before is None else int(before)
+            found = await AccessRepository(connection).audit(page, after, page.limit + 1)
         rows = found[: page.limit]
         return AuditList(
             items=[row.entry for row in rows],

@@ -9,9 +9,12 @@ from fastapi import APIRouter, Query
 
 from services.admission.access import KEY_ID, Access
 from services.contracts.identity import (
+    ApiKey,
     AuditList,
+    KeyChange,
     KeyList,
     KeyLookup,
+    KeyRotation,
     KeySpec,
     NewApiKey,
     ResolvedKey,
@@ -20,7 +23,7 @@ from services.contracts.identity import (
     TenantList,
     TenantSpec,
 )
-from services.contracts.queries import PageQuery
+from services.contracts.queries import AuditQuery, PageQuery
 from services.contracts.schema import NAME_PATTERN
 from services.kit.identity import Admin, Operator
 from services.kit.problems import not_found
@@ -60,12 +63,20 @@ def access_routes(access: Access) -> APIRouter:
     async def list_keys(_: Admin, page: Page) -> KeyList:
         return await access.keys(page)
 
+    @router.post("/v1/keys/{key_id}/rotate", status_code=201)
+    async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation) -> NewApiKey:
+        return await access.rotate_key(caller, _known_form(key_id, KEY_ID, "key"), rotation)
+
+    @router.patch("/v1/keys/{key_id}")
+    async def change_key(caller: Admin, key_id: str, change: KeyChange) -> ApiKey:
+        return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
+
     @router.delete("/v1/keys/{key_id}", status_code=204)
     async def revoke_key(caller: Admin, key_id: str) -> None:
         await access.revoke_key(caller, _known_form(key_id, KEY_ID, "key"))
 
     @router.get("/v1/audit")
-    async def read_audit(_: Operator, page: Page) -> AuditList:
+    async def read_audit(_: Operator, page: Annotated[AuditQuery, Query()]) -> AuditList:
         return await access.audit(page)
 
     return router

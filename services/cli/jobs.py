@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from services.cli.following import STREAM, follow, interruptible
 from services.cli.names import job_id, job_ids
 from services.cli.output import console
 from services.cli.submit import USER_LABEL, SubmitCommand, submit, user_name
-from services.cli.values import duration_s, time_of
+from services.cli.values import past_time
 from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 from services.contracts.problems import ProblemCode
 
@@ -63,7 +62,7 @@ def list_jobs(
     """List jobs, newest first."""
     labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine else [])]
     states = [each.strip() for word in state or [] for each in word.split(",")]
-    after = _since(since).isoformat() if since else None
+    after = past_time(since, "--since").isoformat() if since else None
     gateway = Gateway()
 
     def jobs() -> list[Any]:
@@ -75,14 +74,6 @@ def list_jobs(
         output.print_json(jobs())
     else:
         output.show(lambda: job_table(found) if (found := jobs()) else "no jobs", watch=watch)
-
-
-def _since(text: str) -> datetime:
-    """Return the time that ``--since`` means: an age, or a time."""
-    now = datetime.now(UTC)
-    if text[:4].isdigit() and "-" in text:
-        return time_of(text, "--since", now)
-    return now - timedelta(seconds=duration_s(text, "--since"))
 
 
 def job_table(jobs: list[Any]) -> Table:

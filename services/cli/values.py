@@ -116,3 +116,15 @@ def time_of(text: str, option: str, now: datetime) -> datetime:
             EXIT_USAGE,
         ) from None
     return found if found.tzinfo else found.astimezone()
+
+
+def past_time(text: str, option: str) -> datetime:
+    """Return the time that an age such as ``2d`` means, or an ISO 8601 time.
+
+    Raises:
+        CliError: it is neither; the message names ``option``.
+    """
+    now = datetime.now(UTC)
+    if text[:4].isdigit() and "-" in text:
+        return time_of(text, option, now)
+    return now - timedelta(seconds=duration_s(text, option))

@@ -17,8 +17,12 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 
 
 class Role(StrEnum):
-    """What a key may do: a user acts for its tenant, an operator for the cluster; an admin also manages keys."""
+    """What a key may do: a user acts for its tenant, an operator for the cluster; an admin also manages keys.
 
+    A read-only key sees what a user sees and changes nothing.
+    """
+
+    READ_ONLY = "read_only"
     USER = "user"
     OPERATOR = "operator"
     ADMIN = "admin"
@@ -27,8 +31,14 @@ class Role(StrEnum):
         """Whether a key with this role may do whatever one with ``other`` may."""
         return _RANKS[self] >= _RANKS[other]
 
+    def may(self, method: str, needed: Role) -> bool:
+        """Whether a key with this role may send a request of this HTTP method to a route that needs ``needed``."""
+        if self is Role.READ_ONLY and needed is Role.USER:
+            return method in ("GET", "HEAD")
+        return self.includes(needed)
 
-_RANKS = {Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
+
+_RANKS = {Role.READ_ONLY: -1, Role.USER: 0, Role.OPERATOR: 1, Role.ADMIN: 2}
 
 
 class Identity(Message):
@@ -106,6 +116,22 @@ class KeySpec(Message):
     tenant_id: Name
     role: Role = Role.USER
     label: Text = Field(default="", max_length=100)
+    expires_at: Instant | None = Field(default=None, description="When the key stops working; null: never.")
+
+
+class KeyChange(Message):
+    """When a key stops working; a time in the past ends it now, null lets it work until it is revoked."""
+
+    expires_at: Instant | None
+
+
+class KeyRotation(Message):
+    """How a key is replaced."""
+
+    overlap_s: Real = Field(
+        default=0, ge=0, le=366 * 86_400, description="How long the old key still works beside the new one."
+    )
+    expires_at: Instant | None = Field(default=None, description="When the new key stops working; null: never.")
 
 
 class ApiKey(Message):
@@ -117,6 +143,10 @@ class ApiKey(Message):
     label: str
     created_at: Instant
     revoked_at: Instant | None = None
+    expires_at: Instant | None = None
+    last_used_at: Instant | None = Field(
+        default=None, description="To within a minute, while requests are made with it; null: never used."
+    )
 
 
 class KeyList(Message):
@@ -143,6 +173,7 @@ class ResolvedKey(Message):
 
     identity: Identity
     limits: TenantLimits
+    expires_at: Instant | None = None
 
 
 class AuditEntry(Message):

@@ -31,6 +31,14 @@ class PageQuery(Message):
     cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
 
 
+class AuditQuery(PageQuery):
+    """Which entries of the audit log, newest first."""
+
+    since: Instant | None = Field(default=None, description="Only entries at or after this time.")
+    until: Instant | None = Field(default=None, description="Only entries before this time.")
+    action: Search | None = Field(default=None, description="Beginning of the action, such as `key.`.")
+
+
 class JobQuery(PageQuery):
     """Which jobs to list, newest first."""
 

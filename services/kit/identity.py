@@ -28,6 +28,13 @@ def read_identity(request: Request) -> Identity:
         raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "The request carries no identity.") from error
 
 
+def forbidden(role: Role, needed: Role) -> ProblemError:
+    """Return the problem of a caller whose role does not suffice."""
+    if role is Role.READ_ONLY and needed is Role.USER:
+        return ProblemError(403, ProblemCode.FORBIDDEN, "This API key is read-only.")
+    return ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {needed} may do this.")
+
+
 @dataclass(frozen=True, slots=True)
 class RequireRole:
     """A dependency that gives a route its caller, and refuses one whose role does not include ``role``.
@@ -40,8 +47,8 @@ class RequireRole:
 
     def __call__(self, request: Request) -> Identity:
         identity = read_identity(request)
-        if not identity.role.includes(self.role):
-            raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {self.role} may do this.")
+        if not identity.role.may(request.method, self.role):
+            raise forbidden(identity.role, self.role)
         return identity
 
 

@@ -1,12 +1,13 @@
 """Tenants, keys and the audit log."""
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
 
 from services.contracts.identity import NewApiKey, ResolvedKey, Role, TenantLimits
-from tests.admission.installation import Admission
+from tests.admission.installation import Admission, an_entry
 
 
 async def _resolve(admission: Admission, secret: str) -> Any:
@@ -137,3 +138,63 @@ async def test_only_services_come_in(admission: Admission) -> None:
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
     answer = await admission.http.get("/v1/jobs")
     assert answer.status_code == 401
+
+
+async def test_a_key_expires_and_shows_its_last_use(admission: Admission) -> None:
+    spec = {"tenant_id": "default", "expires_at": "2099-01-01T00:00:00Z"}
+    key = NewApiKey.model_validate_json((await admission.ask("POST", "/v1/keys", role="admin", json=spec)).content)
+    unused = await admission.ask("GET", "/v1/keys", role="admin")
+    assert next(found for found in unused.json()["items"] if found["id"] == key.id)["last_used_at"] is None
+    resolved = ResolvedKey.model_validate_json((await _resolve(admission, key.secret)).content)
+    assert resolved.expires_at == key.expires_at
+    first = await admission.database.fetchval("SELECT last_used_at FROM api_keys WHERE id = $1", key.id)
+    await _resolve(admission, key.secret)
+    assert first is not None
+    assert await admission.database.fetchval("SELECT last_used_at FROM api_keys WHERE id = $1", key.id) == first
+    past = {"expires_at": "2020-01-01T00:00:00Z"}
+    assert (await admission.ask("PATCH", f"/v1/keys/{key.id}", role="admin", json=past)).status_code == 200
+    assert (await _resolve(admission, key.secret)).status_code == 404
+    again = await admission.ask("PATCH", f"/v1/keys/{key.id}", role="admin", json={"expires_at": None})
+    assert (again.status_code, again.json()["code"]) == (409, "conflict"), "what has ended does not begin again"
+    assert (await admission.ask("PATCH", "/v1/keys/key_none", role="admin", json=past)).status_code == 404
+
+
+async def test_a_rotated_key_works_for_the_overlap_only(admission: Admission) -> None:
+    old = await _key(admission, role=Role.OPERATOR)
+    path = f"/v1/keys/{old.id}/rotate"
+    new = NewApiKey.model_validate_json(
+        (await admission.ask("POST", path, role="admin", json={"overlap_s": 600})).content
+    )
+    assert (new.role, new.tenant_id, new.label) == (old.role, old.tenant_id, old.label)
+    for secret in (old.secret, new.secret):
+        assert (await _resolve(admission, secret)).status_code == 200
+    newest = (await admission.ask("POST", f"/v1/keys/{new.id}/rotate", role="admin", json={})).json()
+    assert (await _resolve(admission, new.secret)).status_code == 404
+    assert (await _resolve(admission, newest["secret"])).status_code == 200
+    refused = await admission.ask("POST", f"/v1/keys/{new.id}/rotate", role="admin", json={})
+    assert refused.status_code == 409
+    asked = {"action": "key.rot", "since": "2020-01-01T00:00:00Z"}
+    log = (await admission.ask("GET", "/v1/audit", role="operator", params=asked)).json()["items"]
+    assert [entry["target"] for entry in log][:2] == [new.id, old.id]
+    assert (await admission.ask("GET", "/v1/audit", role="operator", params={"until": asked["since"]})).json()[
+        "items"
+    ] == []
+
+
+async def test_some_admin_key_always_lasts(admission: Admission) -> None:
+    await admission.database.execute("UPDATE api_keys SET revoked_at = now() WHERE role = 'admin'")
+    only = await _key(admission, role=Role.ADMIN)
+    path, change = f"/v1/keys/{only.id}", {"expires_at": "2099-01-01T00:00:00Z"}
+    refused = await admission.ask("PATCH", path, role="admin", json=change)
+    assert (refused.status_code, refused.json()["detail"].startswith("No other admin key would last")) == (409, True)
+    await _key(admission, role=Role.ADMIN)
+    assert (await admission.ask("PATCH", path, role="admin", json=change)).status_code == 200
+
+
+async def test_a_read_only_caller_reads_and_changes_nothing(admission: Admission) -> None:
+    assert (await admission.ask("GET", "/v1/jobs", role="read_only")).status_code == 200
+    (made,) = await admission.submit_all(an_entry())
+    job_id = json.loads(made.body)["id"]
+    refused = await admission.ask("POST", f"/v1/jobs/{job_id}/cancel", role="read_only")
+    assert (refused.status_code, refused.json()["detail"]) == (403, "This API key is read-only.")
+    assert (await admission.ask("GET", "/v1/tenants", role="read_only")).status_code == 403

@@ -70,9 +70,19 @@ async def test_roles_are_checked_before_the_service_is_asked() -> None:
         keys = [(await client.get("/v1/keys", headers=authorization(role))).status_code for role in Role]
         nobody = await client.get("/v1/nodes")
         stranger = await client.get("/v1/nodes", headers={"authorization": "Bearer ws_" + "x" * 43})
-    assert (found, keys) == ([403, 200, 200], [403, 403, 200])
+    assert (found, keys) == ([403, 403, 200, 200], [403, 403, 403, 200])
     assert (_problem(nobody), _problem(stranger)) == ((401, "unauthenticated"), (401, "unauthenticated"))
     assert nobody.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_read_only_key_reads_and_changes_nothing() -> None:
+    async with a_gateway(_echo) as client:
+        headers = authorization(Role.READ_ONLY)
+        assert (await client.get(JOB, headers=headers)).status_code == 200
+        refused = [await client.post("/v1/jobs", json={}, headers=headers), await client.delete(JOB, headers=headers)]
+        cancelled = await client.post(f"{JOB}/cancel", headers=headers)
+    assert [answer.status_code for answer in refused] == [403, 405]
+    assert (cancelled.status_code, cancelled.json()["detail"]) == (403, "This API key is read-only.")
 
 
 async def test_a_tenant_that_asks_too_often_is_slowed() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from datetime import UTC, datetime
 
 import pytest
 
@@ -20,6 +21,7 @@ class Admission:
         self.is_away = False
         self.is_revoked = False
         self.questions = 0
+        self.expires_at: datetime | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.now_s = 1_000.0
@@ -33,7 +35,8 @@ class Admission:
             raise unavailable("Admission")
         if self.is_revoked or key_sha256 != GOOD_SHA256:
             return None
-        return ResolvedKey(identity=Identity(tenant_id="t", role=Role.USER, key_id="key_1"), limits=TenantLimits())
+        identity = Identity(tenant_id="t", role=Role.USER, key_id="key_1")
+        return ResolvedKey(identity=identity, limits=TenantLimits(), expires_at=self.expires_at)
 
     async def status(self, secret: str = GOOD) -> int:
         """Return 200, or the status of the refusal."""
@@ -65,6 +68,17 @@ async def test_a_revoked_key_ends_within_that_time(admission: Admission) -> None
     admission.now_s += 2.9
     assert await admission.status() == 200
     admission.now_s += 0.2
+    assert await admission.status() == 401
+
+
+async def test_an_expired_key_ends_on_time_even_while_admission_is_away(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission.expires_at = datetime(2026, 3, 1, tzinfo=UTC)
+    monkeypatch.setattr("services.kit.edge.keys.utc_now", lambda: datetime(2026, 2, 28, tzinfo=UTC))
+    assert await admission.status() == 200
+    admission.is_away = True
+    monkeypatch.setattr("services.kit.edge.keys.utc_now", lambda: datetime(2026, 3, 1, tzinfo=UTC))
     assert await admission.status() == 401
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import RowMapping, func, select, update
@@ -21,14 +22,24 @@ from services.contracts.identity import (
     TenantLimits,
     TenantSpec,
 )
+from services.contracts.queries import AuditQuery
 from services.db import locks
 from services.db.tables.admission import api_keys, audit_log, tenants
 from services.kit.ids import new_id, utc_now
 
+_VALID = (
+    api_keys.c.revoked_at.is_(None),
+    api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()),
+)
+_NOT_NOTED = (api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < func.now() - timedelta(seconds=60))).label(
+    "not_noted"
+)
+"""Whether the last use is to be written: at most once a minute."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRole:
-    """A key that is not revoked, and its role."""
+    """A key that is valid, and its role."""
 
     key_id: str
     role: Role
@@ -49,17 +60,29 @@ class AccessRepository:
         self._connection = connection
 
     async def resolve(self, key_sha256: bytes) -> ResolvedKey | None:
-        """Return whose key has this hash, unless it was revoked."""
+        """Return whose key has this hash, unless it was revoked or has expired; note that it was used."""
         query = (
-            select(api_keys.c.id, api_keys.c.tenant_id, api_keys.c.role, tenants.c.limits)
+            select(
+                api_keys.c.id,
+                api_keys.c.tenant_id,
+                api_keys.c.role,
+                api_keys.c.expires_at,
+                tenants.c.limits,
+                _NOT_NOTED,
+            )
             .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-            .where(api_keys.c.key_sha256 == key_sha256, api_keys.c.revoked_at.is_(None))
+            .where(api_keys.c.key_sha256 == key_sha256, *_VALID)
         )
         row = (await self._connection.execute(query)).one_or_none()
         if row is None:
             return None
+        if row.not_noted:
+            await self._connection.execute(
+                update(api_keys).where(api_keys.c.id == row.id).values(last_used_at=func.now())
+            )
         identity = Identity(tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id)
-        return ResolvedKey(identity=identity, limits=TenantLimits.model_validate(row.limits))
+        limits = TenantLimits.model_validate(row.limits)
+        return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at)
 
     async def insert_tenant(self, spec: TenantSpec) -> Tenant | None:
         """Store a tenant; return None if one with its id exists."""
@@ -96,6 +119,7 @@ class AccessRepository:
             "role": spec.role,
             "label": spec.label,
             "key_sha256": key_sha256,
+            "expires_at": spec.expires_at,
         }
         query = insert(api_keys).values(values).returning(api_keys)
         return _key((await self._connection.execute(query)).mappings().one())
@@ -106,9 +130,27 @@ class AccessRepository:
         return (await self._connection.execute(query)).one_or_none() is not None
 
     async def lock_key_and_admins(self, key_id: str) -> list[KeyRole]:
-        """Return the key and all admin keys unless they are revoked, and lock them until the transaction ends."""
+        """Return the key and all admin keys that are valid, and lock them until the transaction ends."""
         query = select(api_keys.c.id, api_keys.c.role).where(
-            (api_keys.c.id == key_id) | (api_keys.c.role == Role.ADMIN), api_keys.c.revoked_at.is_(None)
+            (api_keys.c.id == key_id) | (api_keys.c.role == Role.ADMIN), *_VALID
+        )
+        rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
+        return [KeyRole(row.id, Role(row.role)) for row in rows]
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        """Return a key, revoked or not, and lock it until the transaction ends."""
+        query = select(api_keys).where(api_keys.c.id == key_id).with_for_update()
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _key(row)
+
+    async def set_expiry(self, key_id: str, expires_at: datetime | None) -> None:
+        """Set when a key stops working; None: never."""
+        await self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=expires_at))
+
+    async def lasting_admins(self) -> list[KeyRole]:
+        """Return the valid admin keys that never expire, and lock them until the transaction ends."""
+        query = select(api_keys.c.id, api_keys.c.role).where(
+            api_keys.c.role == Role.ADMIN, api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None)
         )
         rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
         return [KeyRole(row.id, Role(row.role)) for row in rows]
@@ -135,11 +177,17 @@ class AccessRepository:
             query = query.where(api_keys.c.id < before_id)
         return [_key(row) for row in (await self._connection.execute(query)).mappings()]
 
-    async def audit(self, before: int | None, limit: int) -> list[AuditRow]:
-        """Return up to ``limit`` entries of the audit log, newest first, from before ``before``."""
+    async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[AuditRow]:
+        """Return up to ``limit`` of the entries that are asked for, newest first, from before ``before``."""
         query = select(audit_log).order_by(audit_log.c.sequence.desc()).limit(limit)
         if before is not None:
             query = query.where(audit_log.c.sequence < before)
+        if asked.since is not None:
+            query = query.where(audit_log.c.at >= asked.since)
+        if asked.until is not None:
+            query = query.where(audit_log.c.at < asked.until)
+        if asked.action is not None:
+            query = query.where(audit_log.c.action.startswith(asked.action, autoescape=True))
         return [AuditRow(row["sequence"], _entry(row)) for row in (await self._connection.execute(query)).mappings()]
 
     async def lock_first_start(self) -> None:
@@ -157,7 +205,7 @@ def _tenant(row: RowMapping) -> Tenant:
 
 
 def _key(row: RowMapping) -> ApiKey:
-    return ApiKey(**{name: row[name] for name in ("id", "tenant_id", "role", "label", "created_at", "revoked_at")})
+    return ApiKey(**{name: row[name] for name in ApiKey.model_fields})
 
 
 def _entry(row: RowMapping) -> AuditEntry:

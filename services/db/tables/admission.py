@@ -34,7 +34,10 @@ api_keys = Table(
     Column("key_sha256", LargeBinary, nullable=False, unique=True),
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("revoked_at", Timestamp),
+    Column("expires_at", Timestamp),
+    Column("last_used_at", Timestamp),
 )
+"""``last_used_at`` is to within a minute: it is written at most that often."""
 
 jobs = Table(
     "jobs",

@@ -14,6 +14,7 @@ from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.edge.matching import Matcher
+from services.kit.identity import forbidden
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem
 
@@ -109,8 +110,8 @@ class Edge(Generic[R]):
             return True
         key = await self._keys.caller(authorization)
         exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
-        if not key.identity.role.includes(route.role):
-            raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {route.role} may do this.")
+        if not key.identity.role.may(method, route.role):
+            raise forbidden(key.identity.role, route.role)
         await self._answer(exchange, route, match.path, key)
         return True
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from services.contracts.identity import KeyLookup, ResolvedKey
 from services.contracts.problems import ProblemCode
 from services.kit.http import ServiceClient
+from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 
@@ -81,8 +82,8 @@ class KeyCache:
             key = answer.key
         else:
             key = await self._ask_once(digest)
-        if key is None:
-            raise unauthenticated("The API key is not known, or was revoked.")
+        if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
+            raise unauthenticated("The API key is not known, has expired, or was revoked.")
         return key
 
     async def _ask_once(self, digest: bytes) -> ResolvedKey | None:

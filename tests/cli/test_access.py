@@ -1,0 +1,128 @@
+"""Tenants, keys and the audit log from the shell."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from services.cli import access
+from services.cli.access import key_state
+from services.cli.main import app
+
+NOW = datetime.now(UTC)
+KEY = {
+    "id": "key_1",
+    "tenant_id": "vision",
+    "role": "read_only",
+    "label": "CI",
+    "created_at": NOW.isoformat(),
+    "revoked_at": None,
+    "expires_at": None,
+    "last_used_at": NOW.isoformat(),
+}
+
+
+class FakeGateway:
+    """Notes what it is asked, and answers with one key or one entry."""
+
+    calls: list[tuple[str, str, Any]]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def __call__(self) -> FakeGateway:
+        return self
+
+    def call(self, method: str, path: str, *, body: Any = None) -> dict[str, Any]:
+        self.calls.append((method, path, body))
+        return {**KEY, "secret": "ws_secret"}
+
+    def pages(self, path: str, limit: int, **params: Any) -> list[dict[str, Any]]:
+        self.calls.append(("GET", path, params))
+        revoked = {**KEY, "id": "key_2", "revoked_at": NOW.isoformat()}
+        entry = {"at": NOW.isoformat(), "tenant_id": "", "key_id": "", "action": "node.zone_changed", "target": "n1"}
+        return [{**entry, "data": {"before": "SE", "after": "DE"}}] if path == "/v1/audit" else [KEY, revoked]
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
+    fake = FakeGateway()
+    monkeypatch.setattr(access, "Gateway", fake)
+    return fake
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def test_a_key_is_created_with_its_role_and_its_end(gateway: FakeGateway) -> None:
+    done = run("keys", "create", "--tenant", "vision", "--role", "read-only", "--label", "CI", "--expires", "90d")
+    assert done.exit_code == 0, done.output
+    assert "ws_secret" in done.output
+    ((method, path, body),) = gateway.calls
+    assert (method, path, body["role"], body["tenant_id"]) == ("POST", "/v1/keys", "read_only", "vision")
+    days = (datetime.fromisoformat(body["expires_at"]) - NOW) / timedelta(days=1)
+    assert days == pytest.approx(90, abs=0.1)
+
+
+def test_keys_are_rotated_expired_and_revoked(gateway: FakeGateway) -> None:
+    run("keys", "rotate", "key_1", "--overlap", "1h")
+    run("keys", "expire", "key_1", "never")
+    run("keys", "expire", "key_1", "2099-01-01T00:00:00+00:00")
+    run("keys", "revoke", "key_1")
+    assert gateway.calls == [
+        ("POST", "/v1/keys/key_1/rotate", {"overlap_s": 3_600.0, "expires_at": None}),
+        ("PATCH", "/v1/keys/key_1", {"expires_at": None}),
+        ("PATCH", "/v1/keys/key_1", {"expires_at": "2099-01-01T00:00:00+00:00"}),
+        ("DELETE", "/v1/keys/key_1", None),
+    ]
+
+
+def test_only_valid_keys_are_listed_unless_all_are_wanted(gateway: FakeGateway) -> None:
+    assert [key["id"] for key in json.loads(run("keys", "--json").output)] == ["key_1"]
+    assert [key["id"] for key in json.loads(run("keys", "--all", "--json").output)] == ["key_1", "key_2"]
+    shown = run("keys", "--all").output
+    assert "read-only" in shown
+    assert "revoked" in shown
+    assert key_state({**KEY, "expires_at": "2020-01-01T00:00:00Z"}) == "expired"
+
+
+def test_tenants_are_created_and_changed(gateway: FakeGateway) -> None:
+    run("tenants", "create", "vision", "--max-gpus", "64")
+    run("tenants", "set", "vision", "--max-gpus", "none", "--max-jobs", "10")
+    assert [body for _, _, body in gateway.calls] == [
+        {"id": "vision", "limits": {"max_gpus": 64}},
+        {"limits": {"max_gpus": None, "max_active_jobs": 10}},
+    ]
+
+
+def test_the_audit_log_is_read_since_a_time(gateway: FakeGateway) -> None:
+    done = run("audit", "--since", "2d", "--action", "node.")
+    assert "node.zone_changed" in done.output
+    assert "before SE, after DE" in done.output
+    ((_, _, params),) = gateway.calls
+    assert params["action"] == "node."
+    assert (NOW - datetime.fromisoformat(params["since"])) / timedelta(days=1) == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("keys", "create", "--role", "root"), "--role root: must be one of read-only, user, operator, admin"),
+        (("keys", "create", "--expires", "soon"), "--expires: 'soon' is not a duration"),
+        (("keys", "create", "--expires", "2020-01-01"), "--expires 2020-01-01: must be in the future"),
+        (("tenants", "set", "vision"), "give a limit: --max-gpus"),
+        (("tenants", "set", "vision", "--max-gpus", "many"), "--max-gpus many: must be a whole number, or none"),
+        (("audit", "--since", "lately"), "--since: 'lately' is not a duration"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_changes_nothing(
+    gateway: FakeGateway, words: tuple[str, ...], line: str
+) -> None:
+    done = run(*words)
+    assert str(done.exception).startswith(line)
+    assert gateway.calls == []
