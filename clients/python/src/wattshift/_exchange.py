@@ -182,7 +182,8 @@ class LogReader:
     """Makes text of the bytes of an output, and knows where to continue."""
 
     def __init__(self, job: AnyJob, stream: str, generation: int | None, node: str | None) -> None:
-        self.path = f"/v1/jobs/{id_of(job)}/logs"
+        self.job = id_of(job)
+        self.path = f"/v1/jobs/{self.job}/logs"
         self.offset = 0
         self._stream, self._generation, self._node = stream, generation, node
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -33,7 +33,7 @@ from wattshift._exchange import (
     unreachable,
 )
 from wattshift._json import read
-from wattshift.errors import UnreachableError
+from wattshift.errors import ApiError, UnreachableError
 
 
 class AsyncClient:
@@ -201,7 +201,8 @@ class AsyncClient:
 
         Args:
             job: The job, or its id.
-            follow: Go on until the gang has ended; a connection that breaks is opened again where it broke off.
+            follow: Wait for the job to start, and go on until its gang has ended; a connection that breaks is opened
+                again where it broke off.
             stream: Standard output, standard error, or both in the order in which they were written.
             generation: Which of the job's gangs; by default the newest.
             node: Which of the gang's nodes; by default the first.
@@ -401,7 +402,7 @@ class AsyncClient:
         return read(models.Job, (await self.request("POST", f"/v1/jobs/{id_of(job)}/{action}")).json())
 
     async def _followed(self, reader: LogReader) -> AsyncIterator[str]:
-        failures = 0
+        failures, pauses_s = 0, polls()
         while True:
             try:
                 request = reader.request(follow=True)
@@ -411,6 +412,10 @@ class AsyncClient:
                         failures = 0
                         yield reader.text(data)
                 return
+            except ApiError as error:
+                if error.code != "no_data" or (await self.job(reader.job)).state in FINAL:
+                    raise
+                await asyncio.sleep(next(pauses_s))  # the job has not started
             except UnreachableError:
                 failures += 1
                 if failures > self._retries:

@@ -32,7 +32,7 @@ from wattshift._exchange import (
     unreachable,
 )
 from wattshift._json import read
-from wattshift.errors import UnreachableError
+from wattshift.errors import ApiError, UnreachableError
 
 
 class Client:
@@ -200,7 +200,8 @@ class Client:
 
         Args:
             job: The job, or its id.
-            follow: Go on until the gang has ended; a connection that breaks is opened again where it broke off.
+            follow: Wait for the job to start, and go on until its gang has ended; a connection that breaks is opened
+                again where it broke off.
             stream: Standard output, standard error, or both in the order in which they were written.
             generation: Which of the job's gangs; by default the newest.
             node: Which of the gang's nodes; by default the first.
@@ -398,7 +399,7 @@ class Client:
         return read(models.Job, (self.request("POST", f"/v1/jobs/{id_of(job)}/{action}")).json())
 
     def _followed(self, reader: LogReader) -> Iterator[str]:
-        failures = 0
+        failures, pauses_s = 0, polls()
         while True:
             try:
                 request = reader.request(follow=True)
@@ -408,6 +409,10 @@ class Client:
                         failures = 0
                         yield reader.text(data)
                 return
+            except ApiError as error:
+                if error.code != "no_data" or (self.job(reader.job)).state in FINAL:
+                    raise
+                time.sleep(next(pauses_s))  # the job has not started
             except UnreachableError:
                 failures += 1
                 if failures > self._retries:
