@@ -9,6 +9,7 @@ JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
 PARAMETERS = {
     "job_id": JOB,
     "tenant_id": "vision",
+    "budget_id": "budget_01m7x7bc3bek0m17yf7jgq3ar1",
     "key_id": "key_01m7x7bc3bek0m17yf7jgq3ar1",
     "node_id": "node-1",
     "name": "green",
@@ -37,6 +38,7 @@ BODIES: dict[str, Any] = {
     "create_tenant": {"id": "vision", "limits": {"max_gpus": 64}},
     "change_tenant": {"limits": {"max_gpus": 128}},
     "create_key": {"tenant_id": "vision", "role": "user", "label": "CI"},
+    "set_budget": {"tenant_id": "vision", "project": "perception", "quantity": "kwh", "amount": 500, "action": "hold"},
     "rotate_key": {"overlap_s": 3600},
     "change_key": {"expires_at": "2027-03-01T00:00:00Z"},
     "choose_policy": {"name": "green", "parameters": {"mu": 2.0}},

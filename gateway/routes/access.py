@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import Route, Status, Upstream
-from services.contracts import identity, queries
+from services.contracts import budgets, identity, queries
 from services.contracts.identity import Role
 
 ACCESS = (
@@ -123,5 +123,39 @@ ACCESS = (
         operation="list_audit_entries",
         query=queries.AuditQuery,
         answer=identity.AuditList,
+    ),
+    Route(
+        "PUT",
+        "/v1/budgets",
+        Role.ADMIN,
+        Upstream.ADMISSION,
+        "access",
+        "Set a project's budget",
+        "It replaces the budget of the same tenant, project and quantity.",
+        operation="set_budget",
+        body=budgets.BudgetSpec,
+        answer=budgets.Budget,
+    ),
+    Route(
+        "GET",
+        "/v1/budgets",
+        Role.USER,
+        Upstream.ADMISSION,
+        "access",
+        "List budgets and how much of them is used this month",
+        "A user sees its tenant's; an operator sees all.",
+        operation="list_budgets",
+        answer=budgets.BudgetList,
+    ),
+    Route(
+        "DELETE",
+        "/v1/budgets/{budget_id}",
+        Role.ADMIN,
+        Upstream.ADMISSION,
+        "access",
+        "Remove a budget",
+        "Jobs that it alone held are queued again.",
+        operation="remove_budget",
+        status=204,
     ),
 )

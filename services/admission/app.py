@@ -12,6 +12,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.admission.access import Access
 from services.admission.access_endpoints import access_routes
+from services.admission.budget_endpoints import budget_routes
+from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
 from services.admission.commits import Committer
 from services.admission.endpoints import job_routes
@@ -32,7 +34,7 @@ from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
-from services.kit.tasks import end_tasks
+from services.kit.tasks import end_tasks, repeat
 
 log = Log(__name__)
 
@@ -65,10 +67,13 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         )
         submissions = Submissions(committer, CapacityCache(read_capacity, settings.capacity_max_age_s))
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
+        budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
+        app.include_router(budget_routes(budgets))
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir):
             show_secret(secret, settings.data_dir)
-        tasks = [asyncio.create_task(committer.run()), asyncio.create_task(hints.run())]
+        counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")
+        tasks = [asyncio.create_task(work) for work in (committer.run(), hints.run(), counting)]
         try:
             yield
         finally:

@@ -21,6 +21,9 @@ class AdmissionSettings(SharedSettings):
     commit_patience_s: float = Field(
         default=4, gt=0, description="How long a submission waits for an unreachable database before it is refused."
     )
+    budget_interval_s: float = Field(
+        default=10, gt=0, le=3_600, description="How often what is used of budgets is counted."
+    )
     capacity_max_age_s: float = Field(
         default=5, gt=0, description="How old the nodes' capacity may be when a gang is checked against it."
     )

@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from services.cli import access, cluster, clusters, demo, export, fit, jobs, local, plan, report, serving, simulate
+from services.cli import (
+    access,
+    budgets,
+    cluster,
+    clusters,
+    demo,
+    export,
+    fit,
+    jobs,
+    local,
+    plan,
+    report,
+    serving,
+    simulate,
+)
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.kit.extras import missing_extra
@@ -21,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (local, jobs, cluster, clusters, access, report, serving, export, simulate, fit, plan, demo):
+for room in (local, jobs, cluster, clusters, access, budgets, report, serving, export, simulate, fit, plan, demo):
     room.register(app)
 
 

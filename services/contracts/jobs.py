@@ -279,6 +279,9 @@ class Job(Message):
     exit_code: int | None = None
     progress: JobProgress | None = None
     footprint: JobFootprint = JobFootprint()
+    warnings: list[str] = Field(
+        default_factory=list[str], description="Budgets of its project that are exceeded and only warn."
+    )
 
 
 class JobList(Message):

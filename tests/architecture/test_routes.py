@@ -21,6 +21,7 @@ import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
+from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
 from services.contracts.identity import Role
 from services.kit.identity import Operator, RequireRole
@@ -30,7 +31,7 @@ UNUSED: Any = None
 """In place of what a router's functions call."""
 
 ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
-    Upstream.ADMISSION: (job_routes(UNUSED, UNUSED, UNUSED, UNUSED), access_routes(UNUSED)),
+    Upstream.ADMISSION: (job_routes(UNUSED, UNUSED, UNUSED, UNUSED), access_routes(UNUSED), budget_routes(UNUSED)),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
     Upstream.SERVING: (services.serving.endpoints.router,),

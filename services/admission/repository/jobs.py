@@ -16,11 +16,24 @@ from services.admission.steering import Decision
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
-from services.db.tables.admission import job_events, jobs
+from services.db.tables.admission import budgets, job_events, jobs
 from services.db.tables.scheduler import allocations
 from services.db.tables.telemetry import job_footprints, job_progress, nodes
 
 _live = and_(allocations.c.job_id == jobs.c.id, allocations.c.state != "ended")
+
+_warnings = (
+    select(func.array_agg(budgets.c.detail))
+    .where(
+        budgets.c.tenant_id == jobs.c.tenant_id,
+        budgets.c.project.in_(("", jobs.c.project)),
+        budgets.c.exceeded,
+        budgets.c.action == "warn",
+        jobs.c.ended_at.is_(None),
+    )
+    .scalar_subquery()
+    .label("warnings")
+)
 
 _WITH_ALL: Select[Any] = select(
     jobs,
@@ -36,6 +49,7 @@ _WITH_ALL: Select[Any] = select(
     job_footprints.c.estimated_energy_j,
     job_footprints.c.carbon_gco2,
     job_footprints.c.gpu_s,
+    _warnings,
 ).select_from(
     jobs.outerjoin(allocations, _live)
     .outerjoin(job_progress, job_progress.c.job_id == jobs.c.id)
@@ -197,6 +211,7 @@ def _job(row: Row[Any]) -> Job:
         preemptions=row.preemptions,
         restarts=row.restarts,
         exit_code=row.exit_code,
+        warnings=row.warnings or [],
         progress=_progress(row, spec),
         footprint=JobFootprint()
         if row.energy_j is None

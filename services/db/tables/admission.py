@@ -7,7 +7,20 @@ overwrites the other.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from services.db.metadata import Timestamp, metadata
@@ -68,6 +81,24 @@ jobs = Table(
     Index("jobs_by_tenant", "tenant_id", "id"),
     Index("jobs_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
 )
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id"), nullable=False),
+    Column("project", Text, nullable=False),
+    Column("quantity", Text, nullable=False),
+    Column("amount", Float, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("month", Text),
+    Column("used", Float, nullable=False, server_default=text("0")),
+    Column("exceeded", Boolean, nullable=False, server_default=text("false")),
+    Column("detail", Text),
+    UniqueConstraint("tenant_id", "project", "quantity", name="budgets_of_a_project"),
+)
+"""What a project (empty: the whole tenant) may use per month, and how much of it is used. The scheduler starts no
+queued job of a project whose budget is ``exceeded`` and whose ``action`` is ``hold``."""
 
 submissions = Table(
     "submissions",

@@ -51,8 +51,12 @@ SELECT j.id, j.tenant_id, j.state,
   LEFT JOIN job_progress p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
  WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
+   AND NOT (j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
+       SELECT FROM budgets b
+        WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
  ORDER BY j.id
 """
+# Jobs beyond their project's budget are not there to be started; admission holds them and says why.
 
 SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
 

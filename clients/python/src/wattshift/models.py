@@ -260,6 +260,7 @@ class Job:
         gpus: GPUs that the job holds now.
         power_limit_w: Power limit set on each of its GPUs; null for the default.
         clock_mhz: Clock that its GPUs are locked to; null for the default.
+        warnings: Budgets of its project that are exceeded and only warn.
     """
 
     id: str
@@ -284,6 +285,7 @@ class Job:
     exit_code: int | None = None
     progress: JobProgress | None = None
     footprint: JobFootprint | None = None
+    warnings: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, kw_only=True)

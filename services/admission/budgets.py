@@ -1,0 +1,106 @@
+"""Budgets of projects: counted from the ledger, enforced by holding the jobs that wait.
+
+The scheduler leaves queued jobs of a project out of its snapshots from the moment that a budget is marked as exceeded
+(``services/scheduler/repository/snapshots.py``), so that none slips through; the count here marks it, and gives the
+jobs their state and reason. Jobs that run go on: ending them would waste what they have used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.repository.access import AccessRepository
+from services.admission.repository.audit import write_audit
+from services.admission.repository.budgets import BudgetRepository
+from services.contracts.budgets import Budget, BudgetList, BudgetQuantity, BudgetSpec
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+
+log = Log(__name__)
+
+BUDGET_ID = r"budget_[0-9a-z]{26}"
+UNITS = {BudgetQuantity.GPU_H: "GPU hours", BudgetQuantity.KWH: "kWh", BudgetQuantity.GCO2: "gCO2"}
+
+
+class Budgets:
+    """Manages budgets and enforces them."""
+
+    def __init__(
+        self, engine: AsyncEngine, on_change: Callable[[], None], now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._engine = engine
+        self._on_change = on_change
+        self._now = now
+
+    async def put(self, caller: Identity, spec: BudgetSpec) -> Budget:
+        """Set a budget, and count and enforce it at once.
+
+        Raises:
+            ProblemError: 422 if there is no such tenant.
+        """
+        async with self._engine.begin() as connection:
+            if await AccessRepository(connection).tenant(spec.tenant_id) is None:
+                pointer = FieldError(pointer="/tenant_id", detail="There is no such tenant.")
+                raise ProblemError(
+                    422, ProblemCode.INVALID_REQUEST, f"There is no tenant {spec.tenant_id}.", errors=[pointer]
+                )
+            made = await BudgetRepository(connection).put(spec)
+            await write_audit(connection, caller, "budget.set", made.id, budget=spec.model_dump(mode="json"))
+        await self.count()
+        async with self._engine.connect() as connection:
+            found = await BudgetRepository(connection).all(spec.tenant_id)
+        return next(budget for budget in found if budget.id == made.id)
+
+    async def list(self, caller: Identity) -> BudgetList:
+        """Return the budgets of the caller's tenant; an operator sees all."""
+        async with self._engine.connect() as connection:
+            tenant_id = None if caller.is_operator else caller.tenant_id
+            return BudgetList(items=await BudgetRepository(connection).all(tenant_id))
+
+    async def remove(self, caller: Identity, budget_id: str) -> None:
+        """Delete a budget and release the jobs that it alone held.
+
+        Raises:
+            ProblemError: 404.
+        """
+        async with self._engine.begin() as connection:
+            if not await BudgetRepository(connection).remove(budget_id):
+                raise not_found("budget")
+            await write_audit(connection, caller, "budget.removed", budget_id)
+        await self.count()
+
+    async def count(self) -> None:
+        """Count what is used of every budget in this month, and hold, release or warn jobs accordingly."""
+        now = self._now()
+        start_at, month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0), f"{now:%Y-%m}"
+        async with self._engine.begin() as connection:
+            repository = BudgetRepository(connection)
+            found = await repository.all(lock=True)
+            used: dict[tuple[str, str | None, str], float] = defaultdict(float)
+            if found:
+                for row in await repository.spent(start_at):
+                    for quantity in BudgetQuantity:
+                        for project in (row["project"], None):
+                            used[row["tenant_id"], project, quantity] += row[quantity]
+            for budget in found:
+                amount = used[budget.tenant_id, budget.project, budget.quantity]
+                exceeded = amount >= budget.amount
+                detail = describe(budget, amount, month)
+                await repository.note(budget.id, month=month, used=amount, exceeded=exceeded, detail=detail)
+            held, released, warned = await repository.enforce()
+        if held or released or warned:
+            log.info("budgets.enforced", held=held, released=released, warned=warned)
+            self._on_change()
+
+
+def describe(budget: Budget, used: float, month: str) -> str:
+    """Return how much of a budget is used, in one sentence."""
+    whose = f"project {budget.project}" if budget.project else f"tenant {budget.tenant_id}"
+    return f"The budget of {whose} for {month} is {budget.amount:g} {UNITS[budget.quantity]}; {used:.4g} are used."

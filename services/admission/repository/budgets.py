@@ -1,0 +1,126 @@
+"""Budgets, what was spent of them, and the jobs that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, delete, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.budgets import Budget, BudgetSpec
+from services.db.tables.admission import budgets
+from services.kit.ids import new_id
+
+REASON = "budget_exceeded"
+
+# A line belongs to the month in which it begins, as in reports.
+_SPENT = text("""
+WITH lines AS (
+    SELECT job_id, gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j, carbon_gco2,
+        gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s
+    FROM energy_usages WHERE start_at >= :start_at AND job_id IS NOT NULL
+    UNION ALL
+    SELECT job_id, energy_j, carbon_gco2, gpu_s FROM energy_days WHERE start_at >= :start_at AND job_id IS NOT NULL
+)
+SELECT j.tenant_id, j.project, sum(l.gpu_s) / 3600 AS gpu_h, sum(l.energy_j) / 3.6e6 AS kwh, sum(l.carbon_gco2) AS gco2
+FROM lines l JOIN jobs j ON j.id = l.job_id
+WHERE j.tenant_id IN (SELECT tenant_id FROM budgets) GROUP BY 1, 2
+""")
+
+_OF_JOB = "b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded"
+
+# Instances of model servers are left alone: their pool would start others in their place.
+_HOLD = text(f"""
+WITH chosen AS (
+    SELECT DISTINCT ON (j.id) j.id, b.id AS budget_id, b.detail FROM jobs j JOIN budgets b ON {_OF_JOB}
+    WHERE j.state = 'queued' AND NOT j.cancel_requested AND b.action = 'hold' AND j.spec -> 'service' IS NULL
+    ORDER BY j.id, b.id
+), held AS (
+    UPDATE jobs j SET state = 'held', reason = '{REASON}', detail = c.detail, queued_at = NULL, expected_start_at = NULL
+    FROM chosen c WHERE j.id = c.id AND j.state = 'queued' RETURNING j.id, j.tenant_id, c.budget_id, c.detail
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.held',
+    jsonb_build_object('state', 'held', 'reason', '{REASON}', 'detail', detail, 'budget', budget_id)
+FROM held RETURNING job_id
+""")
+
+_RELEASE = text(f"""
+WITH released AS (
+    UPDATE jobs j SET state = 'queued', reason = NULL, detail = NULL, queued_at = now()
+    WHERE j.state = 'held' AND j.reason = '{REASON}' AND NOT EXISTS (
+        SELECT FROM budgets b WHERE {_OF_JOB} AND b.action = 'hold')
+    RETURNING j.id, j.tenant_id
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.queued', jsonb_build_object('state', 'queued', 'reason', 'budget_available') FROM released
+RETURNING job_id
+""")
+
+_WARN = text(f"""
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT j.id, j.tenant_id, 'job.budget_warning',
+    jsonb_build_object('detail', b.detail, 'budget', b.id, 'month', b.month)
+FROM jobs j JOIN budgets b ON {_OF_JOB} AND b.action = 'warn'
+WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled') AND NOT EXISTS (
+    SELECT FROM job_events e WHERE e.job_id = j.id AND e.type = 'job.budget_warning'
+        AND e.data ->> 'budget' = b.id AND e.data ->> 'month' = b.month)
+RETURNING job_id
+""")
+
+
+class BudgetRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def put(self, spec: BudgetSpec) -> Budget:
+        """Store a budget in place of the one of the same tenant, project and quantity."""
+        values: dict[str, Any] = {**spec.model_dump(), "project": spec.project or ""}
+        changed = {"amount": spec.amount, "action": spec.action}
+        query = (
+            insert(budgets)
+            .values(id=new_id("budget"), **values)
+            .on_conflict_do_update(index_elements=["tenant_id", "project", "quantity"], set_=changed)
+            .returning(budgets)
+        )
+        return _budget((await self._connection.execute(query)).mappings().one())
+
+    async def all(self, tenant_id: str | None = None, *, lock: bool = False) -> list[Budget]:
+        """Return the budgets of a tenant (None: of all); with ``lock``, nobody changes them until the end."""
+        query = select(budgets).order_by(budgets.c.tenant_id, budgets.c.project, budgets.c.quantity)
+        if tenant_id is not None:
+            query = query.where(budgets.c.tenant_id == tenant_id)
+        if lock:
+            query = query.with_for_update()
+        return [_budget(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def remove(self, budget_id: str) -> bool:
+        """Delete a budget; return whether there was one."""
+        query = delete(budgets).where(budgets.c.id == budget_id).returning(budgets.c.id)
+        return (await self._connection.execute(query)).one_or_none() is not None
+
+    async def spent(self, start_at: datetime) -> Sequence[RowMapping]:
+        """Return what the projects of tenants with budgets used since then: ``gpu_h``, ``kwh`` and ``gco2``."""
+        return (await self._connection.execute(_SPENT, {"start_at": start_at})).mappings().all()
+
+    async def note(self, budget_id: str, *, month: str, used: float, exceeded: bool, detail: str) -> None:
+        """Store how much of a budget is used."""
+        query = update(budgets).where(budgets.c.id == budget_id)
+        await self._connection.execute(query.values(month=month, used=used, exceeded=exceeded, detail=detail))
+
+    async def enforce(self) -> tuple[int, int, int]:
+        """Hold, release and warn jobs by the stored state of the budgets; return how many of each."""
+        held, released, warned = [
+            len((await self._connection.execute(query)).all()) for query in (_HOLD, _RELEASE, _WARN)
+        ]
+        return held, released, warned
+
+
+def _budget(row: RowMapping) -> Budget:
+    values = {name: row[name] for name in Budget.model_fields}
+    return Budget.model_validate({**values, "project": row["project"] or None})

@@ -1,0 +1,150 @@
+"""Budgets of projects: counted from the ledger, held and released, warned of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.admission.budgets import Budgets
+from services.db.database import Database
+from services.db.engine import create_engine
+from services.scheduler.repository import snapshots
+from tests.admission.conftest import admission_on
+from tests.admission.installation import Admission
+
+
+@pytest.fixture(scope="module")
+async def admission(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Admission]:
+    """Admission that counts only when it is asked to."""
+    folder: Path = tmp_path_factory.mktemp("admission")
+    async with admission_on(database_url, redis_url, folder, budget_interval_s=3_600) as found:
+        yield found
+
+
+async def spend(admission: Admission, job_id: str, kwh: float, *, at: datetime | None = None) -> None:
+    """Add a ledger line of an hour on one GPU at 500 gCO2/kWh."""
+    start = at or datetime.now(UTC)
+    await admission.database.execute(
+        """INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j,
+            cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue,
+            carbon_gco2) VALUES ('n', $1, 1, $1, $2, $3, $4, 1, $5, 0, 0, 'counter', 'DE', 'average_direct', 500,
+            false, 1, $6)""",
+        f"{job_id}-{start.timestamp()}",
+        job_id,
+        start,
+        start + timedelta(hours=1),
+        kwh * 3.6e6,
+        kwh * 500,
+    )
+
+
+async def put(admission: Admission, tenant: str, **spec: Any) -> dict[str, Any]:
+    answer = await admission.ask("PUT", "/v1/budgets", role="admin", json={"tenant_id": tenant, **spec})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def job(admission: Admission, job_id: str, tenant: str) -> dict[str, Any]:
+    return (await admission.ask("GET", f"/v1/jobs/{job_id}", tenant=tenant)).json()
+
+
+async def events(admission: Admission, job_id: str) -> list[str]:
+    query = "SELECT type FROM job_events WHERE job_id = $1 ORDER BY sequence"
+    return [row["type"] for row in await admission.database.fetch(query, job_id)]
+
+
+async def planned(database_url: str) -> set[str]:
+    """Return the jobs that the scheduler would see."""
+    database = await Database.open(database_url, size=1)
+    async with database.connection() as connection:
+        found = {row["id"] for row in await connection.fetch(snapshots.JOBS)}
+    await database.close()
+    return found
+
+
+async def test_jobs_beyond_a_budget_are_held_by_name_and_released_when_it_is_raised(
+    admission: Admission, database_url: str
+) -> None:
+    tenant = await admission.make_tenant("holds")
+    waits = await admission.submit({"project": "vision"}, tenant=tenant)
+    other = await admission.submit({"project": "speech"}, tenant=tenant)
+    runs = await admission.submit({"project": "vision"}, tenant=tenant)
+    await admission.start(runs)
+    await spend(admission, runs, 2.0)
+    await spend(admission, runs, 50.0, at=datetime.now(UTC) - timedelta(days=40))
+
+    made = await put(admission, tenant, project="vision", quantity="kwh", amount=2)
+
+    assert (made["used"], made["exceeded"]) == (2.0, True)
+    held = await job(admission, waits, tenant)
+    assert (held["state"], held["reason"]) == ("held", "budget_exceeded")
+    month = f"{datetime.now(UTC):%Y-%m}"
+    assert held["detail"] == f"The budget of project vision for {month} is 2 kWh; 2 are used."
+    assert (await job(admission, other, tenant))["state"] == "queued"
+    assert (await job(admission, runs, tenant))["state"] == "running"
+    late = await admission.submit({"project": "vision"}, tenant=tenant)
+    seen = await planned(database_url)
+    assert {other, runs} <= seen
+    assert late not in seen, "not counted yet, and still not started"
+
+    again = await put(admission, tenant, project="vision", quantity="kwh", amount=3)
+
+    assert again["id"] == made["id"]
+    assert (await job(admission, waits, tenant))["state"] == "queued"
+    assert late in await planned(database_url)
+    assert await events(admission, waits) == ["job.submitted", "job.held", "job.queued"]
+
+
+async def test_a_job_that_its_user_holds_is_not_released_by_a_budget(admission: Admission) -> None:
+    tenant = await admission.make_tenant("mine")
+    held = await admission.submit({"project": "vision", "hold": True}, tenant=tenant)
+    made = await put(admission, tenant, project="vision", quantity="gpu_h", amount=0)
+    assert (await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")).status_code == 204
+    assert (await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")).status_code == 404
+    assert (await job(admission, held, tenant))["reason"] == "held"
+
+
+async def test_a_warning_is_in_the_job_and_once_in_its_events(admission: Admission, database_url: str) -> None:
+    tenant = await admission.make_tenant("warns")
+    job_id = await admission.submit({"project": "vision"}, tenant=tenant)
+    await spend(admission, job_id, 1.0)
+    for _ in range(2):
+        await put(admission, tenant, quantity="gco2", amount=400, action="warn")
+    found = await job(admission, job_id, tenant)
+    assert found["state"] == "queued"
+    month = f"{datetime.now(UTC):%Y-%m}"
+    assert found["warnings"] == [f"The budget of tenant warns for {month} is 400 gCO2; 500 are used."]
+    assert await events(admission, job_id) == ["job.submitted", "job.budget_warning"]
+    assert job_id in await planned(database_url)
+
+
+async def test_a_new_month_begins_at_zero(admission: Admission, database_url: str) -> None:
+    tenant = await admission.make_tenant("months")
+    job_id = await admission.submit({"project": "vision"}, tenant=tenant)
+    await spend(admission, job_id, 1.0)
+    assert (await put(admission, tenant, project="vision", quantity="gpu_h", amount=1))["exceeded"]
+    assert (await job(admission, job_id, tenant))["state"] == "held"
+    engine = create_engine(database_url)
+    hints: list[None] = []
+    await Budgets(engine, lambda: hints.append(None), now=lambda: datetime(2099, 1, 1, tzinfo=UTC)).count()
+    await engine.dispose()
+    assert (await job(admission, job_id, tenant))["state"] == "queued"
+    assert len(hints) == 1, "the scheduler is told"
+
+
+async def test_budgets_are_seen_by_their_tenant_and_set_by_admins(admission: Admission) -> None:
+    tenant = await admission.make_tenant("sees")
+    spec = {"tenant_id": tenant, "quantity": "kwh", "amount": 1}
+    assert (await admission.ask("PUT", "/v1/budgets", role="operator", json=spec)).status_code == 403
+    await put(admission, tenant, quantity="kwh", amount=1)
+    own = (await admission.ask("GET", "/v1/budgets", tenant=tenant)).json()["items"]
+    assert [(budget["tenant_id"], budget["project"], budget["exceeded"]) for budget in own] == [(tenant, None, False)]
+    assert (await admission.ask("GET", "/v1/budgets", tenant="default")).json()["items"] == []
+    stranger = await admission.ask("PUT", "/v1/budgets", role="admin", json={**spec, "tenant_id": "nobody"})
+    assert (stranger.status_code, stranger.json()["errors"][0]["pointer"]) == (422, "/tenant_id")
