@@ -143,8 +143,9 @@ class Node:
         job = job or f"job_{next(_numbers)}"
         generation = options.pop("generation", 1)
         devices = options.pop("devices", [0])
-        fields = ("node_rank", "nnodes", "master_port", "world_size")
-        placed = {name: options.pop(name) for name in fields if name in options}
+        fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset")
+        whole = {"node_rank": 0, "rank_offset": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)}
+        placed: dict[str, Any] = whole | {name: options.pop(name) for name in fields if name in options}
         spec: dict[str, Any] = {"name": "test", "command": list(argv), "grace_s": 1.0, **options}
         return StartGang(
             allocation_id=allocation or f"{job}.{generation}",
@@ -153,9 +154,8 @@ class Node:
             tenant_id="t",
             spec=JobSpec.model_validate(spec),
             devices=devices,
-            rank_offset=0,
             master_addr="127.0.0.1",
-            **{"node_rank": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)} | placed,
+            **placed,
         )
 
     async def get(self, path: str, *, token: str = SERVICE_TOKEN) -> tuple[int, Any, bytes]:
@@ -192,6 +192,16 @@ class Node:
         self.kill_ranks()
 
 
+def states(nodes: list[Node], gang: str) -> list[tuple[str, int | None]]:
+    """The gang's state on each node, by the newest heartbeat of each."""
+    found: list[tuple[str, int | None]] = []
+    for number, _ in enumerate(nodes):
+        boot_id = list(dict.fromkeys(beat.boot_id for beat in nodes[0].plane.heartbeats))[number]
+        newest = next(beat for beat in reversed(nodes[0].plane.heartbeats) if beat.boot_id == boot_id)
+        found += [(rank.state.value, rank.exit_code) for rank in newest.ranks if rank.allocation_id == gang]
+    return found
+
+
 @pytest.fixture
 async def plane() -> AsyncIterator[StandIn]:
     """The control plane's stand-in."""
@@ -209,5 +219,26 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
         yield made
     finally:
         made.clear()
+        await redis.aclose()
+        ports.release()
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[list[Node]]:
+    """Two nodes that share a data folder, as the nodes of a cluster do."""
+    ports = Ports()
+    redis = connect(redis_url)
+    made: list[Node] = []
+    for name in ("n1", "n2"):
+        (tmp_path / name).mkdir()
+        made.append(Node(tmp_path / name, plane, redis, redis_url, ports.take(31_600)))
+        made[-1].environment["WATTSHIFT_DATA_DIR"] = str(tmp_path / "shared")
+    try:
+        for node in made:
+            await node.start()
+        yield made
+    finally:
+        for node in made:
+            node.clear()
         await redis.aclose()
         ports.release()

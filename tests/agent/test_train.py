@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ import pytest
 
 from services.cli.specs import read_specs
 from services.contracts.commands import StopGang
-from services.kit.redis import connect
 from services.standalone.ports import Ports
-from tests.agent.conftest import Node, eventually
-from tests.agent.stand_in import StandIn
+from tests.agent.conftest import Node, eventually, states
 from tests.support.servers import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -140,27 +138,6 @@ def test_the_workload_is_a_batch_of_such_jobs() -> None:
     assert any(spec.gpus.min > 4 for spec in specs), "one gang spans nodes"
 
 
-@pytest.fixture
-async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[list[Node]]:
-    """Two nodes that share a data folder, as the nodes of a cluster do."""
-    ports = Ports()
-    redis = connect(redis_url)
-    made: list[Node] = []
-    for name in ("n1", "n2"):
-        (tmp_path / name).mkdir()
-        made.append(Node(tmp_path / name, plane, redis, redis_url, ports.take(31_600)))
-        made[-1].environment["WATTSHIFT_DATA_DIR"] = str(tmp_path / "shared")
-    try:
-        for node in made:
-            await node.start()
-        yield made
-    finally:
-        for node in made:
-            node.clear()
-        await redis.aclose()
-        ports.release()
-
-
 async def start_gang(nodes: list[Node], generation: int, port: int) -> str:
     """Start one generation of a gang of all nodes' devices."""
     command = (*TRAIN, "--steps", "400", "--step-seconds", "0.04", "--checkpoint-every", "0.3")
@@ -170,16 +147,6 @@ async def start_gang(nodes: list[Node], generation: int, port: int) -> str:
         node.plane.named.add(gang.allocation_id)
         await node.send(gang)
     return f"job_span.{generation}"
-
-
-def states(nodes: list[Node], gang: str) -> list[tuple[str, int | None]]:
-    """The gang's state on each node, by the newest heartbeat of each."""
-    found: list[tuple[str, int | None]] = []
-    for number, _ in enumerate(nodes):
-        boot_id = list(dict.fromkeys(beat.boot_id for beat in nodes[0].plane.heartbeats))[number]
-        newest = next(beat for beat in reversed(nodes[0].plane.heartbeats) if beat.boot_id == boot_id)
-        found += [(rank.state.value, rank.exit_code) for rank in newest.ranks if rank.allocation_id == gang]
-    return found
 
 
 async def test_a_gang_on_two_nodes_meets_stops_and_goes_on(nodes: list[Node], tmp_path: Path) -> None:
