@@ -34,6 +34,7 @@ _TRAIN: dict[str, Any] = {
 
 BODIES: dict[str, Any] = {
     "submit_job": _TRAIN,
+    "estimate_job": _TRAIN,
     "submit_jobs": {"jobs": [_TRAIN, {"name": "eval", "command": ["python", "eval.py"]}]},
     "create_tenant": {"id": "vision", "limits": {"max_gpus": 64}},
     "change_tenant": {"limits": {"max_gpus": 128}},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import EVENTS, TEXT, Route, Status, Upstream
-from services.contracts import jobs, predictions, profiles, queries, reports
+from services.contracts import estimates, jobs, predictions, profiles, queries, reports
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 _WRONG_STATE = Status(409, "The job's state does not allow it: `invalid_transition`.")
@@ -41,6 +41,18 @@ SUBMIT_BATCH = Route(
 JOBS = (
     SUBMIT,
     SUBMIT_BATCH,
+    Route(
+        "POST",
+        "/v1/jobs:estimate",
+        Role.USER,
+        Upstream.SCHEDULER,
+        "jobs",
+        "Estimate when a job would start and what it would emit",
+        "Nothing is submitted, and nothing is reserved. What cannot be known is null.",
+        operation="estimate_job",
+        body=jobs.JobSpec,
+        answer=estimates.StartEstimate,
+    ),
     Route(
         "GET",
         "/v1/jobs",

@@ -15,6 +15,7 @@ import typer.core
 
 from services.cli import following, output
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.estimate import show_estimates
 from services.cli.output import console
 from services.cli.scripts import Script, read_script
 from services.cli.specs import (
@@ -207,6 +208,14 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="As --wait, and print the job's output.", rich_help_panel=SENT)
     ] = False,
+    test_only: Annotated[
+        bool,
+        typer.Option(
+            "--test-only",
+            help="Check the jobs; say when they would start and what they would emit. Submits nothing.",
+            rich_help_panel=SENT,
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.", rich_help_panel=SENT)] = False,
 ) -> None:
     """Submit jobs; print their ids.
@@ -224,6 +233,9 @@ def submit(
     specs = _specs(context, file or [], command, options)
     gateway = Gateway()
     check_folders(gateway, specs)
+    if test_only:
+        show_estimates(gateway, specs, as_json=as_json)
+        return
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
     accepted = submit_all(gateway, specs, idempotency_key)

@@ -22,6 +22,7 @@ from services.kit.tasks import end_tasks
 from services.scheduler import endpoints
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -54,6 +55,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.database = database
             app.state.redis = redis
             app.state.service = SchedulerService(database)
+            app.state.dry_runs = DryRuns(database, settings, carbon, hook)
             loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())
             yield
             await end_tasks([loop])

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request
 from redis.asyncio import Redis
 
+from services.contracts.estimates import StartEstimate
+from services.contracts.jobs import JobSpec
 from services.contracts.nodes import NodePower
 from services.contracts.policies import (
     ActivePolicy,
@@ -34,6 +36,7 @@ from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
 from services.scheduler.learning.learned import curve_of, table_of
+from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
@@ -61,11 +64,25 @@ def _hook(request: Request) -> PowerHook:
     return request.app.state.power_hook
 
 
+def _dry_runs(request: Request) -> DryRuns:
+    return request.app.state.dry_runs
+
+
 Service = Annotated[SchedulerService, Depends(_service)]
 Settings = Annotated[SchedulerSettings, Depends(_settings)]
 Hints = Annotated[Redis, Depends(_redis)]
 Hook = Annotated[PowerHook, Depends(_hook)]
+DryRunning = Annotated[DryRuns, Depends(_dry_runs)]
 Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
+
+
+@router.post("/jobs:estimate")
+async def estimate_start(spec: JobSpec, caller: Caller, dry_runs: DryRunning) -> StartEstimate:
+    """Say where and when a job would start, and what it would emit, without submitting it."""
+    if spec.service is not None:
+        errors = [FieldError(pointer="/service", detail="Only the controller of pools may ask for a service instance.")]
+        raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
+    return await dry_runs.estimate(spec, caller.tenant_id)
 
 
 @router.get("/policies")

@@ -1,0 +1,64 @@
+"""``wattshift submit --test-only``: where and when jobs would start, and what they would emit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.output import console
+from services.contracts.jobs import JobSpec
+
+
+def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> None:
+    """Print what would become of each job if it were submitted now, alone."""
+    found = [gateway.call("POST", "/v1/jobs:estimate", body=spec) for spec in specs]
+    if as_json:
+        output.print_json(found if len(found) > 1 else found[0])
+        return
+    for spec, estimate in zip(specs, found, strict=True):
+        for line in estimate_lines(spec.name, estimate, datetime.now(UTC)):
+            console.print(line, soft_wrap=True)
+    if len(specs) > 1:
+        console.print("Each job is estimated as if it were submitted alone.")
+    console.print("Nothing was submitted.")
+
+
+def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[str]:
+    """Return an estimate in sentences."""
+    gpus = f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
+    free = f"{estimate['free_gpus']} of {estimate['suitable_gpus']} suitable GPUs are free"
+    if estimate["starts_now"]:
+        nodes = ", ".join(f"{share['node_id']}{share['devices']}" for share in estimate["placement"])
+        first = f"[bold]{name}[/] is valid and would start now on {gpus}: {nodes}"
+    else:
+        first = f"[bold]{name}[/] is valid and would wait: {estimate['detail']} ({estimate['reason']})"
+    lines = [first, f"  cluster: {free}, {_waiting(estimate['waiting_jobs'])}; policy {estimate['policy']}"]
+    if not estimate["starts_now"]:
+        expected = output.instant(estimate["expected_start_at"])
+        when = "unknown" if expected is None else f"in {output.duration((expected - now).total_seconds())} ({expected})"
+        lines.append(f"  start: {when}")
+    if estimate["duration_s"] is not None:
+        lines.append(f"  length: {output.duration(estimate['duration_s'])}")
+    for label, key in (("if it began now", "now"), ("in the next green window", "greenest")):
+        lines.append(f"  {label}: {_emission(estimate[key], now)}")
+    return lines + [f"  [dim]{sentence}[/]" for sentence in estimate["assumptions"]]
+
+
+def _waiting(jobs: int) -> str:
+    return "no job waits" if jobs == 0 else "1 job waits" if jobs == 1 else f"{jobs} jobs wait"
+
+
+def _emission(emission: dict[str, Any] | None, now: datetime) -> str:
+    if emission is None:
+        return "unknown"
+    intensity = f"at {emission['intensity_gco2_per_kwh']:.0f} gCO2/kWh in {emission['zone']}"
+    starts_at = output.instant(emission["starts_at"])
+    ahead_s = (starts_at - now).total_seconds() if starts_at else 0.0
+    when = f", starting in {output.duration(ahead_s)}" if ahead_s > 60 else ""
+    if emission["carbon_gco2"] is not None:
+        return f"{output.carbon(emission['carbon_gco2'])} CO2 {intensity}{when}"
+    if emission["carbon_gco2_per_hour"] is not None:
+        return f"{output.carbon(emission['carbon_gco2_per_hour'])} CO2 per hour {intensity}{when}"
+    return f"unknown {intensity}{when}"

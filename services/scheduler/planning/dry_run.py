@@ -1,0 +1,264 @@
+"""What the policy would do with a job that is not submitted: one round on the live state, which is not applied.
+
+The round is the one that a submission causes, a passive one. What it would do is exact for this moment; emissions rest
+on forecasts, and on lengths and powers that may be unknown: the answer says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from services.contracts.estimates import EmissionEstimate, StartEstimate
+from services.contracts.jobs import JobSpec, Share
+from services.core.cycle.plan import Hold, Reason, Start
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
+from services.core.domain.carbon import CarbonOutlook
+from services.core.domain.ids import JobId
+from services.core.domain.units import J_PER_KWH
+from services.core.policies.registry import build_policy
+from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
+from services.db.database import Database
+from services.scheduler.learning.curves import KnownCurves, read_curves
+from services.scheduler.learning.predicting import Predicting
+from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.cluster import Cluster
+from services.scheduler.planning.snapshot import snapshot_of
+from services.scheduler.power.hooks import PowerHook
+from services.scheduler.reasons import SENTENCES
+from services.scheduler.repository import snapshots
+from services.scheduler.repository.predictions import Predictions
+from services.scheduler.repository.snapshots import ClusterRows, JobRow, SpecRow
+from services.scheduler.settings import SchedulerSettings
+
+DRAFT = JobId("job_zzzzzzzzzzzzzzzzzzzzzzzzzz")
+"""Sorts behind every job that was submitted."""
+
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run takes, seconds, and how that is known; None: unknown."""
+
+    seconds: float | None
+    source: Any
+    words: str
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a gang draws, watts, and how that is known."""
+
+    watts: float
+    source: Any
+    words: str
+
+
+class DryRuns:
+    """Answers what would become of a job."""
+
+    def __init__(self, database: Database, settings: SchedulerSettings, carbon: CarbonWatch, hook: PowerHook) -> None:
+        self._database = database
+        self._settings = settings
+        self._carbon = carbon
+        self._hook = hook
+        self._predicting = Predicting(database)
+        self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
+
+    async def estimate(self, spec: JobSpec, tenant_id: str) -> StartEstimate:
+        """Return what the policy would do with the job now, and what it would emit now and at the greenest time.
+
+        Raises:
+            PolicyConfigError: The stored policy cannot be built.
+            PlanError: The policy's plan for this state is not valid.
+        """
+        outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
+        await self._predicting.refresh()
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+            rows = await snapshots.cluster(
+                connection,
+                min_profile_s=self._settings.min_profile_s,
+                node_min_on_s=self._settings.node_min_on_s,
+                node_standby_w=self._settings.node_standby_w,
+                node_boot_w=self._settings.node_boot_w,
+                with_unpredicted=True,
+            )
+        document = spec.model_dump(mode="json", exclude_none=True)
+        predictions = self._predicting.predict([*rows.unpredicted, SpecRow(DRAFT, tenant_id, document)])
+        rows = replace(rows, jobs=[*rows.jobs, draft_row(spec, tenant_id, rows.state.now_s)])
+        return await asyncio.to_thread(self._round, rows, outlooks, predictions, spec)
+
+    def _round(
+        self, rows: ClusterRows, outlooks: tuple[CarbonOutlook, ...], predictions: Predictions, spec: JobSpec
+    ) -> StartEstimate:
+        cluster = Cluster.of(rows, self._hook.covers)
+        snapshot = snapshot_of(rows, cluster, Trigger.PASSIVE, outlooks, self._settings, self._curves, predictions)
+        policy = build_policy(rows.state.policy, rows.state.parameters)
+        memory = policy.load(rows.state.memory) if rows.state.memory else policy.initial()
+        plan = run_cycle(policy, snapshot, memory).plan
+        action = next((each for each in plan.actions if each.job_id == DRAFT and isinstance(each, Start | Hold)), None)
+        return estimate_of(rows.state.policy, snapshot, action, spec, rows, predictions)
+
+
+def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
+    """Return the row that the job would have right after its submission."""
+    label = spec.labels.get("kind")
+    return JobRow(
+        id=DRAFT,
+        tenant_id=tenant_id,
+        state="queued",
+        submitted_s=now_s,
+        since_s=now_s,
+        min_gpus=spec.gpus.min,
+        max_gpus=spec.gpus.largest,
+        step_gpus=spec.gpus.step,
+        gpu_model=spec.gpus.model,
+        memory_gib=spec.gpus.memory_gib,
+        needs_container=spec.image is not None,
+        layout=None if spec.layout is None else spec.layout.model_dump_json(),
+        service=None,
+        leaves=False,
+        preemptible=spec.preemptible,
+        priority=spec.priority,
+        deadline_s=float("inf") if spec.deadline is None else spec.deadline.timestamp(),
+        work=None if spec.work is None else spec.work.total,
+        attained_gpu_s=0.0,
+        allocation_state=None,
+        gpus=0,
+        shares=None,
+        power_limit_w=None,
+        clock_mhz=None,
+        kind=DRAFT if label is None else f"{tenant_id}/{label}",
+        kind_label=label,
+        energy_j=0.0,
+        carbon_gco2=0.0,
+        gpu_power_w=None,
+        gpu_s=0.0,
+        done=None,
+        predicted_gpu_s=None,
+    )
+
+
+def estimate_of(
+    policy: str,
+    snapshot: Snapshot,
+    action: Start | Hold | None,
+    spec: JobSpec,
+    rows: ClusterRows,
+    predictions: Predictions,
+) -> StartEstimate:
+    """Return the estimate that a round's action on the draft makes."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    job = jobs.index[DRAFT]
+    start = action if isinstance(action, Start) and not spec.hold else None
+    hold = action if isinstance(action, Hold) else None
+    gpus = start.gpus if start else spec.gpus.min
+    suits = jobs.eligible[job][nodes.gpu_model] & nodes.schedulable if len(nodes) else np.empty(0, dtype=np.bool_)
+    reason = None if start else hold.reason if hold else Reason.WAITING_FOR_ROUND
+    length = _length(spec, predictions, gpus)
+    on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)
+    power = None if on is None else _power(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
+    outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
+    now, greenest = _emissions(snapshot.now_s, outlook, length, power, spec)
+    expected_s = hold.expected_start_s if hold else None
+    return StartEstimate(
+        policy=policy,
+        starts_now=start is not None,
+        gpus=gpus,
+        placement=[
+            Share(node_id=share.node_id, devices=list(share.devices))
+            for share in (start.placement.shares if start else ())
+        ],
+        reason="held" if spec.hold else reason,
+        detail="It waits until it is released." if spec.hold else None if reason is None else SENTENCES[reason],
+        expected_start_at=None if expected_s is None or spec.hold else datetime.fromtimestamp(expected_s, UTC),
+        free_gpus=int(nodes.free_gpus[suits].sum()),
+        suitable_gpus=int(nodes.gpus[suits].sum()),
+        waiting_jobs=int((jobs.phase == QUEUED).sum()) - 1,
+        duration_s=length.seconds,
+        duration_from=length.source,
+        power_w=None if power is None else power.watts,
+        power_from=None if power is None else power.source,
+        now=now,
+        greenest=greenest,
+        assumptions=_assumptions(start, length, power, outlook, spec),
+    )
+
+
+def _length(spec: JobSpec, predictions: Predictions, gpus: int) -> Length:
+    at = predictions.job_id.index(DRAFT)
+    if predictions.seen[at] and predictions.gpu_s[at] > 0:
+        seconds = predictions.gpu_s[at] / gpus
+        runs = predictions.examples[at]
+        words = f"Length: as of {runs} earlier jobs like it, and twice the GPUs take half the time."
+        limit = spec.time_limit_s
+        return Length(seconds if limit is None else min(seconds, limit), "prediction", words)
+    if spec.time_limit_s is not None:
+        return Length(spec.time_limit_s, "time_limit", "Length: as long as its time limit allows; no such job has run.")
+    return Length(None, None, "Length: unknown, so that emissions are per hour; --time would limit it.")
+
+
+def _power(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
+    row = int(snapshot.jobs.control_curve[job])
+    table = snapshot.gangs[row].get(gpu_model) if 0 <= row < len(snapshot.gangs) else None
+    if table is not None:
+        _, power_w = table.at(np.array([gpus]))
+        return Power(float(power_w[0, -1]), "measured", "Power: by the measured runs of this kind of job.")
+    board, family = board_of(snapshot.gpu_models[gpu_model]), family_of(spec.family or ANY_FAMILY)
+    watts = gpus * (board.idle_w + family.demand * (board.peak_w - board.idle_w))
+    return Power(watts, "typical", f"Power: {watts / gpus:.0f} W per GPU, as is usual for the model, without the host.")
+
+
+def _emissions(
+    now_s: float, outlook: CarbonOutlook | None, length: Length, power: Power | None, spec: JobSpec
+) -> tuple[EmissionEstimate | None, EmissionEstimate | None]:
+    """Return what a run emits that begins now, and one that begins at the greenest time that the job allows.
+
+    The forecast, the deadline and the flexibility end the search; without a flexibility the job may wait.
+    """
+    if outlook is None:
+        return None, None
+    window_s = length.seconds or HOUR_S
+
+    def starting(at_s: float) -> EmissionEstimate:
+        mean = outlook.curve.mean(at_s, at_s + window_s)
+        per_hour = None if power is None else power.watts * HOUR_S / J_PER_KWH * mean
+        return EmissionEstimate(
+            starts_at=datetime.fromtimestamp(at_s, UTC),
+            zone=outlook.zone,
+            signal=outlook.signal.value,
+            intensity_gco2_per_kwh=mean,
+            carbon_gco2_per_hour=per_hour,
+            carbon_gco2=None if per_hour is None or length.seconds is None else per_hour * length.seconds / HOUR_S,
+        )
+
+    edges, latest_s = outlook.curve.edges_s, outlook.curve.end_s - window_s
+    if spec.deadline is not None:
+        latest_s = min(latest_s, spec.deadline.timestamp() - (length.seconds or 0.0))
+    if spec.flexibility_s is not None:
+        latest_s = min(latest_s, now_s + spec.flexibility_s)
+    starts = np.append(now_s, edges[(edges > now_s) & (edges <= latest_s)])
+    known = now_s + window_s <= outlook.curve.end_s
+    greenest = float(starts[int(np.argmin(outlook.curve.means(starts, window_s)))])
+    return starting(now_s), starting(greenest) if known else None
+
+
+def _assumptions(
+    start: Start | None, length: Length, power: Power | None, outlook: CarbonOutlook | None, spec: JobSpec
+) -> list[str]:
+    said = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
+    if power is None or outlook is None:
+        return [*said, "Emissions: unknown, as no node suits the job."]
+    said += [length.words, power.words]
+    stale = ", which is stale" if outlook.stale else ""
+    said.append(f"Intensity: {outlook.signal.value} of {outlook.zone} by forecast{stale}; PUE is not included.")
+    if start is None and spec.gpus.largest > spec.gpus.min:
+        said.append(f"Size: {spec.gpus.min} GPUs, the smallest gang; the policy may choose another.")
+    return said
