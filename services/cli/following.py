@@ -38,14 +38,16 @@ def follow(gateway: Gateway, job_id: str, stream: str = STREAM) -> Any:
     printed, said = 0, ""
     while True:
         job = gateway.get(f"/v1/jobs/{job_id}")
-        said = _tell(job, said)
         is_final = job["state"] in FINAL
+        if not is_final:
+            said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
         # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
         if has_output and _print_gang(gateway, job_id, job["generation"], stream):
             printed = job["generation"]
             continue
-        if is_final:
+        if is_final:  # how it ended comes after its output, also if it had ended before
+            _tell(job, said)
             return job
         time.sleep(POLL_S)
 

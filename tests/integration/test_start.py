@@ -56,7 +56,7 @@ def steps_of(page: str) -> list[Step]:
 def pattern_of(line: str) -> str:
     """Return what a line of the page matches; ids, times and measured figures differ."""
     if line.endswith(" " + ANY_LINES):
-        return re.escape(line.removesuffix(" " + ANY_LINES)) + r"\b.*"
+        return re.escape(line.removesuffix(" " + ANY_LINES)) + r"(?: .*)?"
     parts = re.split("(" + "|".join(DIFFERS) + ")", line)  # literals, and between them what differs
     instead = [next(like for differs, like in DIFFERS.items() if re.fullmatch(differs, part)) for part in parts[1::2]]
     return "".join(re.escape(part) + like for part, like in zip(parts[::2], [*instead, ""], strict=True))
