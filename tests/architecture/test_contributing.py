@@ -19,7 +19,16 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES: dict[str, str] = dict(re.findall(r"^## Recipe: (.+?)\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL))
 SOURCES = (
     *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations", "reproductions"),
-    *("examples", "deploy", "tests", "pyproject.toml", "docker-compose.yml", "requirements.lock", "README.md"),
+    *(
+        "examples",
+        "deploy",
+        "clients",
+        "tests",
+        "pyproject.toml",
+        "docker-compose.yml",
+        "requirements.lock",
+        "README.md",
+    ),
 )
 
 
@@ -84,6 +93,7 @@ def test_a_recipe_that_is_followed_works(house: Path, title: str) -> None:
             start = {
                 "./test": [*python, "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(house)],
                 ".venv/bin/wattshift": [*python, "services.cli.main"],
+                ".venv/bin/python": python[:2],
             }[command]
             done = subprocess.run([*start, *arguments], cwd=house, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
