@@ -2,13 +2,16 @@
 
 The agent may be killed at any moment: ranks run on under their shims, and the next agent finds them again.
 
-shim         the process between the agent and one rank; kills the rank when its lease runs out, agent or not
+shim         the process between the agent and one rank; kills the rank when its lease or time limit runs out, agent or
+             not; notes the order of both output streams
 ranks        the folder of one rank: files shared with its shim, start, stop, adoption, what a dead shim leaves behind
 gangs        which gangs this node runs: commands, generations, leases, states
 environment  the variables that a job's process gets
+launch       from a start command to what a shim runs: one process on the node, or one for each device
+launchers    options that `accelerate` and `deepspeed` need to find their gang
 containers   the command line that runs a job's image
 progress     a job's progress, from its progress file, its log or its posts
-logs         a rank's output, read by offset and kept within a size
+logs         a rank's output, one stream or both in order, read by offset and kept within a size
 devices/     the driver protocol; NVML and simulated devices
 host_power   the CPU's energy: measured by RAPL or modelled
 meter        energy of devices and host, split by owner into intervals

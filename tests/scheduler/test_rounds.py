@@ -101,6 +101,16 @@ async def test_a_part_that_fails_takes_the_rest_with_it(world: World) -> None:
     assert await world.claims() == 0
 
 
+async def test_a_job_that_reached_its_time_limit_has_failed_and_is_not_restarted(world: World) -> None:
+    await world.node("n1")
+    job = await world.running(1, time_limit_s=60, max_restarts=3)
+    await world.exits(job, ended_by="time_limit")
+    await world.scheduler.turn()
+
+    (row,) = await world.fetch("SELECT state, reason, detail, restarts FROM jobs WHERE id = $1", job)
+    assert tuple(row) == ("failed", "time_limit", "It reached its time limit.", 0)
+
+
 @pytest.mark.parametrize(("wish", "state"), [("cancel", "cancelled"), ("hold", "held")])
 async def test_a_running_job_is_cancelled_or_held(world: World, wish: str, state: str) -> None:
     await world.node("n1")
