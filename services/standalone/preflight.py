@@ -14,7 +14,7 @@ PLACEHOLDERS = {
     "WATTSHIFT_SERVICE_TOKEN": "made by the installation",
     "WATTSHIFT_NODE_JOIN_TOKEN": "made by the installation",
 }
-"""Secrets that the installation has of its own, so that nobody needs to set them."""
+"""Secrets that the installation has of its own, which are never set by hand."""
 
 
 def check_settings(services: Sequence[Service], environment: Mapping[str, str]) -> None:

@@ -91,7 +91,7 @@ class BudgetRepository:
         return _budget((await self._connection.execute(query)).mappings().one())
 
     async def all(self, tenant_id: str | None = None, *, lock: bool = False) -> list[Budget]:
-        """Return the budgets of a tenant (None: of all); with ``lock``, nobody changes them until the end."""
+        """Return the budgets of a tenant (None: of all); with ``lock``, no other transaction changes them meanwhile."""
         query = select(budgets).order_by(budgets.c.tenant_id, budgets.c.project, budgets.c.quantity)
         if tenant_id is not None:
             query = query.where(budgets.c.tenant_id == tenant_id)

@@ -139,7 +139,7 @@ _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, 
 _AUDIT_ZONE = """
 INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ('', '', 'node.zone_changed', $1, $2)
 """
-"""Nobody's key did this: the node registered so."""
+"""No key is named: the node itself registered so."""
 
 
 class KnownNode(NamedTuple):
