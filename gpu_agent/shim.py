@@ -310,7 +310,9 @@ class Order:
         if runs <= 1 or len(grown) > _ORDER_LINES_BYTES:
             return [grown]
         text = os.pread(self._files[stream], len(grown), grown.start)
-        ends = [at + 1 for at, byte in enumerate(text) if byte == 10]
+        ends: list[int] = []
+        while end := text.find(b"\n", ends[-1] if ends else 0) + 1:
+            ends.append(end)
         if ends[-1:] != [len(text)]:
             ends.append(len(text))
         runs = min(runs, len(ends))
