@@ -51,7 +51,7 @@ _RESERVED_BYTES = 4096
 _FULL_DISK_PATIENCE_S = 60.0
 _CLEANUP_S = 30.0
 ORDER_RECORD = struct.Struct("<QQ")
-_ORDER_PAUSE_S, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.02, 0.25, 1.0
+_ORDER_SHARE, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.05, 0.25, 1.0
 _ORDER_RECORDS = 1 << 20
 _ORDER_LINES_BYTES = 1 << 20
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
@@ -264,6 +264,7 @@ class Order:
 
     def look(self) -> None:
         """Write down what was written since the last call."""
+        began = clock()
         sizes = self._sizes()
         runs = self._runs()
         is_quiet = self._sizes() == sizes
@@ -281,7 +282,9 @@ class Order:
                 self._pending.append(stream)
         self._known = sizes
         self._write()
-        pause_s = _ORDER_PAUSE_S if self._events >= 0 else _ORDER_POLL_S
+        pause_s = _ORDER_POLL_S  # looking takes a small share of a core at most, however much a job writes
+        if self._events >= 0:
+            pause_s = min((clock() - began) / _ORDER_SHARE, _ORDER_LONG_PAUSE_S)
         if self._first + len(self._records) > _ORDER_RECORDS:
             pause_s = _ORDER_LONG_PAUSE_S
         self._next_look = clock() + pause_s
