@@ -65,6 +65,9 @@ def test_a_refusal_names_code_and_field(client: Client) -> None:
     assert (caught.value.status, caught.value.code) == (422, "invalid_request")
     assert [error.pointer for error in caught.value.errors] == ["/gpus/min", "/gpus/max"]
     assert caught.value.request_id
+    with pytest.raises(ApiError, match="must have at least 1 entry") as empty:
+        client.submit_many([])
+    assert (empty.value.status, empty.value.errors[0].pointer) == (422, "/jobs")
     assert (unknown.value.status, unknown.value.code) == (404, "not_found")
 
 
