@@ -88,6 +88,7 @@ def test_a_snapshot_keeps_tables_and_what_nodes_draw_and_do_through_json() -> No
 
     read = snapshot_from_json(json.loads(json.dumps(snapshot_to_json(written))))
 
+    assert (read.version, read.now_s, read.trigger) == (written.version, written.now_s, written.trigger)
     found = read.gangs[0][0]
     assert (found.gpus.tolist(), found.kind, found.values.tolist()) == ([1, 2, 4], ControlKind.CLOCK, [800.0, 1600.0])
     assert np.array_equal(found.power_w, a_table().power_w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,11 @@ def test_broken_models_and_limits_are_refused() -> None:
             solve(builder.build(), **limits)
     with pytest.raises(DomainError, match="no solver called"):
         solve(builder.build(), "abacus")
+    for start in ([1.0, 1.0], [float("nan")]):
+        with pytest.raises(DomainError, match="one finite value for each variable"):
+            solve(builder.build(), start=np.array(start))
+    with pytest.raises(DomainError, match="must be finite"):
+        replace(builder.build(), offset=float("inf"))
     builder.add_rows(1, [0], [1], 1)
     with pytest.raises(DomainError, match="not there"):
         builder.build()
