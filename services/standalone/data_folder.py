@@ -102,7 +102,10 @@ class DataFolder:
             self._lock = None
 
     def holder(self) -> int | None:
-        """Return the process id of the supervisor that holds the folder, or None if none does."""
+        """Return the process id of the supervisor that holds the folder, or None if none does.
+
+        One that was killed may hold its lock for a moment longer, until all its threads are gone.
+        """
         try:
             lock = os.open(self.path / "lock", os.O_RDWR)
         except OSError:
@@ -112,7 +115,7 @@ class DataFolder:
             return None
         except OSError:
             text = os.read(lock, 20)
-            return int(text) if text.isdigit() else None
+            return int(text) if text.isdigit() and _is_alive(int(text)) else None
         finally:
             os.close(lock)
 
@@ -182,6 +185,13 @@ class DataFolder:
             return StackStatus(state="stopped")
         written["processes"] = tuple(ProcessStatus(**process) for process in written["processes"])
         return StackStatus(**written)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def lives(pid: int, started_at_s: float | None) -> bool:
