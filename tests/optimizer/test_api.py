@@ -256,7 +256,7 @@ async def test_other_refusals_are_problems_too(optimizer: Installation) -> None:
 
 
 async def test_pools_are_planned_by_a_worker(optimizer: Installation) -> None:
-    body = BODIES["post_optimize_pools"]
+    body = BODIES["solve_pools"]
     solve = await optimizer.ended(await optimizer.accepted(body, path=POOLS))
     assert (solve["kind"], solve["outcome"]["status"]) == ("pools", "optimal")
     result = solve["result"]
@@ -269,11 +269,11 @@ async def test_pools_are_planned_by_a_worker(optimizer: Installation) -> None:
 
 
 async def test_pools_that_do_not_fit_together_are_refused(optimizer: Installation) -> None:
-    body = BODIES["post_optimize_pools"] | {"running": [{"location": "texas", "mode": "A100-TP4", "instances": 1}]}
+    body = BODIES["solve_pools"] | {"running": [{"location": "texas", "mode": "A100-TP4", "instances": 1}]}
     answer = await optimizer.submit(body, path=POOLS)
     assert answer.status_code == 422
     assert "no location texas" in problem_of(answer).model_dump_json()
     locked = [{"location": "virginia", "mode": "A100-TP4", "instances": 3, "up_s": 0}]
-    answer = await optimizer.submit(BODIES["post_optimize_pools"] | {"running": locked, "min_up_s": 60}, path=POOLS)
+    answer = await optimizer.submit(BODIES["solve_pools"] | {"running": locked, "min_up_s": 60}, path=POOLS)
     assert answer.status_code == 422
     assert "more GPUs than there are" in problem_of(answer).detail
