@@ -112,7 +112,7 @@ def test_a_password_that_is_not_there_and_a_library_that_is_not_installed(monkey
     with pytest.raises(DomainError, match="the controller of n1: the environment has no NO_SUCH_SECRET"):
         IpmiHook({"n1": controller}, 5)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DomainError, match=r"pip install 'wattshift\[ipmi\]'"):
+    with pytest.raises(DomainError, match=r"pip install 'wattshift-control-plane\[ipmi\]'"):
         IpmiHook({}, 5)
 
 
