@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.conftest import Front
+from tests.support.environments import programs_of
 from tests.support.servers import ROOT
 
 PROGRAM = Path(__file__).parent / "programs" / "use_generated.py"
@@ -21,17 +21,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder_of_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Python with the generator: ``GENERATOR_ENVIRONMENT``, or one made here."""
-    if made := os.environ.get("GENERATOR_ENVIRONMENT"):
-        return Path(made) / "bin"
-    folder = tmp_path_factory.mktemp("generator") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    wanted = f"openapi-python-client=={VERSION}"
-    done = subprocess.run([folder / "bin" / "pip", "install", "-q", wanted], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"the generator cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    return folder / "bin"
+def folder_of_python() -> Path:
+    """The folder of a Python with the generator."""
+    return programs_of("generator", f"openapi-python-client=={VERSION}", variable="WATTSHIFT_GENERATOR_ENVIRONMENT")
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.environments import programs_of
 from tests.support.servers import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -19,20 +19,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder_of_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Python with the package and all its extras: ``TORCH_ENVIRONMENT``, or one made here.
-
-    Torch is large, so that it is no part of the environment that tests run in.
-    """
-    if made := os.environ.get("TORCH_ENVIRONMENT"):
-        return Path(made) / "bin"
-    folder = tmp_path_factory.mktemp("torch") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    wanted = f"{PACKAGE}[transformers,lightning]"
-    done = subprocess.run([folder / "bin" / "pip", "install", "-q", wanted], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"torch and its friends cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    return folder / "bin"
+def folder_of_python() -> Path:
+    """The folder of a Python with the package and all its extras."""
+    return programs_of(
+        "callbacks", "-e", f"{PACKAGE}[transformers,lightning]", variable="WATTSHIFT_CALLBACKS_ENVIRONMENT"
+    )
 
 
 class Job:
