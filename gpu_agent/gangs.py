@@ -25,7 +25,7 @@ from gpu_agent.controls import Order
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
-from services.contracts.commands import SetDevices, StartGang, StopGang
+from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.kit.logging import Log
 
@@ -169,7 +169,7 @@ class Gangs:
             return
         files.replace(self._generations / start.job_id, str(start.generation).encode())
         token = secrets.token_urlsafe(18)
-        folder.create(orjson.dumps({"command": start.model_dump(mode="json"), "token": token}))
+        folder.create(orjson.dumps({"command": command_document(start), "token": token}))
         gang = self._gangs[start.allocation_id] = _read_gang(folder)
         log.info("gang.accepted", **known, devices=start.devices)
         refusal = self._launcher.refuses(start)
@@ -423,7 +423,7 @@ def _read_gang(folder: RankFolder) -> Gang:
     """Read a gang from its folder; a command that this version cannot read counts as none."""
     try:
         written = orjson.loads((folder.path / COMMAND).read_bytes())
-        start = StartGang.model_validate(written["command"]) if written["command"] else None
+        start = read_accepted_start(written["command"]) if written["command"] else None
         token = str(written["token"])
     except (OSError, orjson.JSONDecodeError, KeyError, ValidationError) as error:
         log.error("gang.unreadable", folder=folder.path.name, error=str(error))

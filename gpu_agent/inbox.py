@@ -11,10 +11,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from gpu_agent.gangs import Gangs
-from services.contracts.commands import SetDevices, StopGang, command_adapter
+from services.contracts.commands import SetDevices, StopGang, UnknownFieldsError, read_command
 from services.contracts.nodes import EndedBy
 from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
 from services.kit.logging import Log
+from services.kit.release import RELEASE
 
 log = Log(__name__)
 
@@ -89,9 +90,15 @@ class Inbox:
             OSError: It cannot be stored: it stays unacknowledged and is delivered again.
         """
         try:
-            command = command_adapter.validate_json(text)
-        except ValidationError as error:
-            self._refuse(text, str(error))
+            document: Any = orjson.loads(text)
+            command = read_command(document)
+        except UnknownFieldsError as error:
+            log.error("command.unknown_fields", allocation_id=error.allocation_id, fields=error.fields)
+            what = f"the job needs {', '.join(error.fields)}, which the agent of this node does not know"
+            self._refuse(error.allocation_id, f"{what} (release {RELEASE}): upgrade the agent")
+            return
+        except (orjson.JSONDecodeError, ValidationError) as error:
+            self._refuse_unreadable(text, error)
             return
         if isinstance(command, StopGang):
             self._gangs.stop(command)
@@ -100,13 +107,16 @@ class Inbox:
         else:
             self._gangs.accept(command)
 
-    def _refuse(self, text: str, error: str) -> None:
-        """Report a command that this agent cannot read, perhaps of a newer control plane, if it names its gang."""
-        log.error("command.unreadable", error=error, command=text[:500])
+    def _refuse_unreadable(self, text: str, error: Exception) -> None:
+        """Report a gang whose start this agent cannot read, if it is named; commands of unknown types are ignored."""
+        log.error("command.unreadable", error=str(error), command=text[:500])
         try:
-            command: Any = orjson.loads(text)
-            allocation_id = str(command["allocation_id"])
+            document: Any = orjson.loads(text)
+            allocation_id, kind = str(document["allocation_id"]), document["type"]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return
-        detail = f"this agent cannot read the command: {error}"
+        if kind == "start_gang":
+            self._refuse(allocation_id, f"this agent cannot read the command: {error}")
+
+    def _refuse(self, allocation_id: str, detail: str) -> None:
         self._gangs.refuse(allocation_id, EndedBy.REFUSED, _UNREADABLE_CODE, detail)

@@ -1,10 +1,16 @@
-"""Commands from the scheduler to a node, sent through a Redis stream at least once; agents are idempotent."""
+"""Commands from the scheduler to a node, sent through a Redis stream at least once; agents are idempotent.
+
+Scheduler and agents may be of different releases. A command therefore has only the fields that are set, so that an
+older agent can read every command that does not use what it does not know; and an agent ignores a field that it does
+not know where that is harmless. A gang to start is different: without the field it might run in another way than it was
+asked to, so the agent refuses it and names the field.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
@@ -55,3 +61,85 @@ class SetDevices(Message):
 AnyCommand = StartGang | StopGang | SetDevices
 Command = Annotated[AnyCommand, Field(discriminator="type")]
 command_adapter: TypeAdapter[AnyCommand] = TypeAdapter(Command)
+
+
+class UnknownFieldsError(Exception):
+    """A gang is to be started with fields that this release does not know.
+
+    Attributes:
+        allocation_id: The gang's.
+        fields: Their names, such as ``spec.image``, in order.
+    """
+
+    def __init__(self, allocation_id: str, fields: list[str]) -> None:
+        super().__init__(", ".join(fields))
+        self.allocation_id = allocation_id
+        self.fields = fields
+
+
+def command_document(command: AnyCommand) -> dict[str, Any]:
+    """Return a command as it is sent: without fields that have their default."""
+    return {"type": command.type, **command.model_dump(mode="json", exclude_defaults=True)}
+
+
+def read_command(document: Any) -> AnyCommand:
+    """Read a command that a scheduler of this release or another one sent.
+
+    Raises:
+        UnknownFieldsError: A gang is to be started with fields that this release does not know.
+        ValidationError: It is no command that this release knows.
+    """
+    try:
+        return command_adapter.validate_python(document)
+    except ValidationError as error:
+        unknown = _unknown_fields(error)
+        if not unknown:
+            raise
+        if document["type"] == "start_gang":
+            fields = sorted(".".join(map(str, path)) for path in unknown)
+            raise UnknownFieldsError(str(document.get("allocation_id", "")), fields) from None
+        return command_adapter.validate_python(_without(document, unknown))
+
+
+def read_accepted_start(document: Any) -> StartGang:
+    """Read the command of a gang that an agent of this release or another one accepted; unknown fields are ignored.
+
+    Raises:
+        ValidationError: It is no such command.
+    """
+    try:
+        return StartGang.model_validate(document)
+    except ValidationError as error:
+        unknown = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "extra_forbidden"]
+        if not unknown:
+            raise
+        return StartGang.model_validate(_without(document, unknown))
+
+
+Path = tuple[int | str, ...]
+
+
+def _unknown_fields(error: ValidationError) -> list[Path]:
+    """Return the paths of the fields that are not known; empty if anything else is wrong as well."""
+    found = error.errors(include_url=False, include_input=False)
+    if any(each["type"] != "extra_forbidden" for each in found):
+        return []
+    return [each["loc"][1:] for each in found]  # the first element is the type of the command
+
+
+def _without(document: Any, paths: list[Path]) -> Any:
+    """Return a copy of a JSON document without the values at ``paths``."""
+    if isinstance(document, dict):
+        kept: dict[str, Any] = {}
+        for name, value in document.items():  # pyright: ignore[reportUnknownVariableType]
+            below = [path[1:] for path in paths if path[0] == name]
+            if () not in below:
+                kept[name] = _without(value, below) if below else value
+        return kept
+    if isinstance(document, list):
+        values: list[Any] = document  # pyright: ignore[reportUnknownVariableType]
+        return [
+            _without(value, below) if (below := [path[1:] for path in paths if path[0] == number]) else value
+            for number, value in enumerate(values)
+        ]
+    return document

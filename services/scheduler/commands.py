@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.contracts.commands import SetDevices, StartGang, StopGang
+from services.contracts.commands import SetDevices, StartGang, StopGang, command_document
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
 from services.contracts.streams import command_stream
@@ -45,13 +45,13 @@ def start_commands(
             master_port=master_port,
         )
         offset += len(share["devices"])
-        commands.append(Outgoing(command_stream(share["node_id"]), command.model_dump(mode="json")))
+        commands.append(Outgoing(command_stream(share["node_id"]), command_document(command)))
     return commands
 
 
 def stop_commands(allocation_id: str, shares: Iterable[StoredShare], grace_s: float, reason: str) -> list[Outgoing]:
     """Return one stop command per share of a gang."""
-    command = StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason).model_dump(mode="json")
+    command = command_document(StopGang(allocation_id=allocation_id, grace_s=grace_s, reason=reason))
     return [Outgoing(command_stream(share["node_id"]), command) for share in shares]
 
 
@@ -73,7 +73,7 @@ def set_commands(
     """
     measured = {} if interval_s is None else {"measure": True, "interval_s": interval_s}
     wanted = DeviceControls.model_validate({"revision": revision, **values, **measured})
-    command = SetDevices(allocation_id=allocation_id, settings=wanted).model_dump(mode="json")
+    command = command_document(SetDevices(allocation_id=allocation_id, settings=wanted))
     return [Outgoing(command_stream(share["node_id"]), command) for share in shares]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from services.contracts.commands import AnyCommand, SetDevices, StartGang
+from services.contracts.commands import AnyCommand, SetDevices, StartGang, command_document
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
 from services.contracts.streams import COMMAND_FIELD, command_stream
@@ -112,7 +113,7 @@ class Node:
 
     async def send(self, command: AnyCommand | str) -> None:
         """Put a command into the node's stream."""
-        text = command if isinstance(command, str) else command.model_dump_json()
+        text = command if isinstance(command, str) else json.dumps(command_document(command))
         await self.redis.xadd(command_stream(self.id), {COMMAND_FIELD: text})
 
     async def run(self, *argv: str, allocation: str = "", **options: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import pytest
 from gpu_agent.gangs import Gangs
 from gpu_agent.inbox import Inbox
 from gpu_agent.launch import Launcher
-from services.contracts.commands import StopGang
+from services.contracts.commands import StopGang, command_document
 from services.contracts.nodes import EndedBy
 from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
 from services.kit.redis import connect
+from services.kit.release import RELEASE
 from services.standalone import valkey
 from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually
@@ -113,6 +115,28 @@ async def test_a_command_that_cannot_be_written_down_comes_again(
     reading.cancel()
     assert next(failures) == 4
     await redis.aclose()
+
+
+async def test_a_command_of_a_newer_release_is_refused_by_the_names_of_its_fields(node: Node) -> None:
+    await node.start()
+    start = node.gang(*SLEEP)
+    node.plane.named.add(start.allocation_id)
+    await node.send(json.dumps({**command_document(start), "vault": "a"}))
+    await node.send(json.dumps({"type": "reboot_gang", "allocation_id": "job_unknown.1"}))
+    running = await node.run(*SLEEP)
+    await node.send(json.dumps({**command_document(StopGang(allocation_id=running, grace_s=1, reason="x")), "how": 1}))
+
+    await eventually(lambda: node.plane.state(start.allocation_id) == "exited")
+    await eventually(lambda: node.plane.state(running) == "exited")
+
+    refused, stopped = node.plane.rank(start.allocation_id), node.plane.rank(running)
+    assert refused is not None
+    assert stopped is not None
+    assert (refused.ended_by, refused.started_at, stopped.ended_by) == (EndedBy.REFUSED, None, EndedBy.STOP)
+    assert refused.detail == (
+        f"the job needs vault, which the agent of this node does not know (release {RELEASE}): upgrade the agent"
+    )
+    assert node.plane.rank("job_unknown.1") is None
 
 
 async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> None:
