@@ -17,6 +17,7 @@ PARAMETERS = {
     "zone": "US-CAL-CISO",
     "solve_id": "solve_01m7x7bc3bek0m17yf7jgq3ar1",
     "pool": "chat",
+    "endpoint": "virginia-1",
     "plan_id": "plan_01m7x7bc3bek0m17yf7jgq3ar1",
     "simulation_id": "simulation_01m7x7bc3bek0m17yf7jgq3ar1",
 }
@@ -97,6 +98,14 @@ BODIES: dict[str, Any] = {
     "report_pool_traffic": {
         "source": "router-1",
         "windows": [{"start_at": "2026-11-20T19:36:20Z", "requests": [[412, 96], [28, 310]]}],
+    },
+    "put_endpoint": {
+        "url": "https://llm.example.org",
+        "models": ["llama-3.1-70b"],
+        "location": "virginia",
+        "zone": "US-MIDA-PJM",
+        "capacity": 128,
+        "upstream_key": "example-org",
     },
     "submit_simulation": {
         "policy": ["las", "green"],

@@ -98,6 +98,7 @@ TAGS = {
     "carbon-aware": "The Green Software Foundation's Carbon Aware API. With `GATEWAY_OPEN_EMISSIONS` no key is needed.",
     "optimizer": "Optimization problems that take seconds to minutes to solve.",
     "pools": "Model servers, planned and kept running.",
+    "endpoints": "Model servers of others, to which the router sends requests too.",
     "simulations": "What policies would have done with past jobs.",
     "access": "Tenants, API keys and the audit log.",
 }

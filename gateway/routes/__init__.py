@@ -10,6 +10,7 @@ from __future__ import annotations
 from gateway.routes.access import ACCESS
 from gateway.routes.carbon import CARBON, CARBON_AWARE
 from gateway.routes.cluster import NODES, POLICIES, REPORTS
+from gateway.routes.endpoints import ENDPOINTS
 from gateway.routes.jobs import JOBS, SUBMIT, SUBMIT_BATCH
 from gateway.routes.pools import POOLS
 from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
@@ -27,5 +28,6 @@ ROUTES: tuple[Route, ...] = (
     *CARBON_AWARE,
     *OPTIMIZER,
     *POOLS,
+    *ENDPOINTS,
     *SIMULATIONS,
 )

@@ -14,6 +14,7 @@ from services.cli import (
     cluster,
     clusters,
     demo,
+    endpoints,
     export,
     fit,
     jobs,
@@ -35,7 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for room in (local, jobs, cluster, clusters, access, budgets, report, serving, export, simulate, fit, plan, demo):
+ROOMS = (
+    *(local, jobs, cluster, clusters, access, budgets, report, serving),
+    *(endpoints, export, simulate, fit, plan, demo),
+)
+for room in ROOMS:
     room.register(app)
 
 

@@ -28,6 +28,7 @@ from services.contracts.pools import (
     PoolsResult,
 )
 from services.contracts.queries import PageQuery
+from services.contracts.routing import ModelName
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 from services.contracts.solver import SolveOptions
 from services.core.domain.signal import Signal
@@ -96,6 +97,9 @@ class ServerMode(Message):
     )
     start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
     stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
+    max_requests: Int = Field(
+        default=64, ge=1, le=100_000, description="Requests that the router gives an instance at once; others wait."
+    )
 
     @field_validator("working_dir")
     @classmethod
@@ -212,9 +216,31 @@ class PoolSpec(SolveOptions):
     modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
+    models: list[ModelName] = Field(
+        default_factory=list[str], max_length=100, description="Names of the model that the router serves by this pool."
+    )
+    fallback: list[ModelName] = Field(
+        default_factory=list[str],
+        max_length=10,
+        description="Models that the router asks for instead, in this order, while no instance of the pool answers.",
+    )
+    tenants: list[Name | Literal["*"]] = Field(
+        default_factory=list[str],
+        max_length=1_000,
+        description="Other tenants whose keys may use the models; `*` for all.",
+    )
+    tokenizer: Text | None = Field(
+        default=None,
+        max_length=4_096,
+        description="Path of the model's `tokenizer.json` on the router's machine; null to estimate tokens.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if twice := sorted({name for name in self.models if self.models.count(name) > 1}):
+            raise ValueError(f"models name {twice[0]} twice")
+        if own := sorted(set(self.models) & set(self.fallback)):
+            raise ValueError(f"fallback names {own[0]}, which is a model of the pool itself")
         for what in ("places", "modes", "partitions"):
             names = [each.name for each in getattr(self, what)]
             if len(set(names)) < len(names):

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
+
+from services.kit.networks import read_networks
 
 EXIT_BAD_SETTINGS = 2
 NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
@@ -42,14 +44,26 @@ class SharedSettings(BaseSettings):
     scheduler_url: str = Field("http://127.0.0.1:8030", validation_alias="WATTSHIFT_SCHEDULER_URL")
     optimizer_url: str = Field("http://127.0.0.1:8040", validation_alias="WATTSHIFT_OPTIMIZER_URL")
     simulator_url: str = Field("http://127.0.0.1:8080", validation_alias="WATTSHIFT_SIMULATOR_URL")
+    router_url: str = Field("http://127.0.0.1:8050", validation_alias="WATTSHIFT_ROUTER_URL")
     serving_url: str = Field("http://127.0.0.1:8090", validation_alias="WATTSHIFT_SERVING_URL")
     telemetry_url: str = Field("http://127.0.0.1:8060", validation_alias="WATTSHIFT_TELEMETRY_URL")
+    endpoint_networks: str = Field(
+        "",
+        validation_alias="WATTSHIFT_ENDPOINT_NETWORKS",
+        description="Networks, such as 10.8.0.0/16, in which registered model servers may be; none by default.",
+    )
     zone: str = Field(
         "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none."
     )
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+
+    @field_validator("endpoint_networks")
+    @classmethod
+    def _names_networks(cls, value: str) -> str:
+        read_networks(value)
+        return value
 
 
 Settings = TypeVar("Settings", bound=SharedSettings)

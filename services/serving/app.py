@@ -16,7 +16,7 @@ from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.serving import endpoints
+from services.serving import endpoints, routing_endpoints
 from services.serving.carbon import CarbonZones
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
@@ -26,6 +26,7 @@ from services.serving.planning.plans import Plans
 from services.serving.planning.workers import PlanWorkers
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
+from services.serving.routing import Endpoints, Intensities, Routing
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -58,14 +59,17 @@ def create_app(settings: ServingSettings) -> FastAPI:
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
-            app.state.pools = Pools(repository, CarbonZones(carbon), plans, settings.plan_interval_s)
+            zones = CarbonZones(carbon)
+            app.state.pools = Pools(repository, zones, plans, settings.plan_interval_s)
             app.state.traffic = traffic
+            app.state.endpoints = Endpoints(repository, settings, zones.signals)
+            app.state.routing = routing = Routing(repository, Intensities(carbon), settings)
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
                 Planner(plans, settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
-                Controller(repository, ServerJobs(admission), prober, settings),
+                Controller(repository, ServerJobs(admission), prober, settings, held=routing.held),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield
@@ -83,6 +87,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(endpoints.router)
+    app.include_router(routing_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

@@ -59,7 +59,7 @@ class InstanceTerms(Message):
     def process(self) -> dict[str, Any]:
         """Return what its process depends on; instances for which this is equal run the same process."""
         return {
-            **self.mode.model_dump(exclude={"name", "idle_w", "start_wh", "stop_wh"}),
+            **self.mode.model_dump(exclude={"name", "idle_w", "start_wh", "stop_wh", "max_requests"}),
             **self.place.model_dump(include={"zone", "node_labels"}),
             "grace_s": self.probes.grace_s,
         }

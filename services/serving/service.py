@@ -56,7 +56,7 @@ class Pools:
 
         Raises:
             ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
-                one that is being deleted.
+                one that is being deleted, and for a model that another pool of the tenant serves.
         """
         await self._check_places(spec)
         async with self._repository.writing() as queries:
@@ -66,6 +66,7 @@ class Pools:
             else:
                 pool = await self._locked(queries, name, caller, if_match)
                 await _replace(queries, pool, spec, caller)
+            await _check_models(queries, name, spec)
             return PutPool(await queries.pools.show(name, self._plan_interval), is_new)
 
     async def set_mode(self, name: str, mode: PlanMode, caller: Identity) -> Pool:
@@ -208,6 +209,16 @@ async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: I
     revision = pool.revision + is_revised
     await queries.pools.set_spec(pool.name, spec, revision)
     await queries.pools.audit(caller, "pool.changed", pool.name, revision=revision, mode=str(spec.mode))
+
+
+async def _check_models(queries: Queries, name: str, spec: PoolSpec) -> None:
+    """Refuse a model that another pool of the same tenant serves: a request would have two ways to go."""
+    tenant = await queries.routing.tenant_of(name) if spec.models else None
+    taken = None if tenant is None else await queries.routing.other_pool_of(name, spec.models, tenant)
+    if taken is not None:
+        detail = f"Pool {taken[0]} serves the model {taken[1]}; a model is served by one pool of a tenant."
+        pointer = FieldError(pointer="/models", detail=detail)
+        raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[pointer])
 
 
 def _invalid(code: ProblemCode, pointer: str, detail: str) -> ProblemError:

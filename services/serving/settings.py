@@ -105,3 +105,7 @@ class ServingSettings(WorkSettings):
         description="Probes under way at once.",
         validation_alias=_renamed("INSTANCE_PROBES_AT_ONCE"),
     )
+
+    routing_power_s: float = Field(
+        default=120, gt=0, description="Over how long an instance's power is averaged for the router."
+    )

@@ -17,6 +17,7 @@ import carbon_service.endpoints
 import optimizer_service.endpoints
 import services.scheduler.endpoints
 import services.serving.endpoints
+import services.serving.routing_endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
@@ -34,7 +35,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.ADMISSION: (job_routes(UNUSED, UNUSED, UNUSED, UNUSED), access_routes(UNUSED), budget_routes(UNUSED)),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
-    Upstream.SERVING: (services.serving.endpoints.router,),
+    Upstream.SERVING: (services.serving.endpoints.router, services.serving.routing_endpoints.router),
     Upstream.SCHEDULER: (services.scheduler.endpoints.router,),
     Upstream.SIMULATOR: (services.simulator.endpoints.router,),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router,),
@@ -44,6 +45,8 @@ NOT_BEHIND_THE_GATEWAY = {"gpu_agent/endpoints.py": "an agent is asked by admiss
 NOT_PUBLIC = {
     ("POST", "/internal/submissions"): "the gateway sends it submissions in groups",
     ("POST", "/internal/keys/resolve"): "the gateway and the router ask it whose key a hash is",
+    ("GET", "/internal/routing"): "routers ask serving where the models are served",
+    ("POST", "/internal/routing/held"): "routers say what they hold at servers that drain",
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with the join token",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/energy"): "nodes ask telemetry directly, with their own token",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -14,15 +14,17 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from services.contracts.identity import Identity, Role
+from services.db.database import prepare
 from services.db.engine import create_engine
 from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
-from services.serving import endpoints
+from services.serving import endpoints, routing_endpoints
 from services.serving.carbon import CarbonZones
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
+from services.serving.routing import Endpoints, Intensities, Routing
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -67,6 +69,7 @@ class PoolApi:
     database: asyncpg.Pool
     traffic: TrafficReports
     plans: Plans
+    routing: Routing
     carbon_is_up: bool = True
 
     async def call(
@@ -74,7 +77,8 @@ class PoolApi:
     ) -> httpx.Response:
         headers = identity_headers(Identity(tenant_id=tenant, role=role, key_id="key_test"))
         headers |= options.pop("headers", {})
-        return await self.http.request(method, f"/v1/pools{path}", headers=headers, **options)
+        path = path if path.startswith(("/v1", "/internal")) else f"/v1/pools{path}"
+        return await self.http.request(method, path, headers=headers, **options)
 
     async def made(self, name: str, tenant: str = "ops", **more: Any) -> dict[str, Any]:
         answer = await self.call("PUT", f"/{name}", json=a_pool(**more), tenant=tenant)
@@ -106,14 +110,25 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         if not api.carbon_is_up:
             return web.Response(status=503)
         source = {"provider": "recorded", "attribution": "", "has_provider_forecast": False}
+        if request.path.endswith("/current"):
+            zone = request.path.split("/")[-2]
+            now = datetime.now(UTC)
+            point = {
+                "start_at": (now - timedelta(minutes=5)).isoformat(),
+                "end_at": (now + timedelta(minutes=5)).isoformat(),
+                "gco2_per_kwh": 400.0 if zone == "DE" else 200.0,
+            }
+            known = {"zone": zone, "signal": "average_direct", "provider": "recorded", "point": point}
+            return web.json_response(known | {"fetched_at": now.isoformat(), "age_s": 300.0, "is_stale": False})
         zones = [{"zone": zone, "name": zone, "signals": signals, **source} for zone, signals in ZONES.items()]
         return web.json_response({"items": zones})
 
     engine = create_engine(database_url)
-    settings = ServingSettings(service_token=TOKEN)  # type: ignore[call-arg]
+    settings = ServingSettings(service_token=TOKEN, endpoint_networks="127.0.0.0/8,10.8.0.0/16")  # type: ignore[call-arg]
     plans = Plans(ServingRepository(engine), plan_repository(engine), settings)
     app = FastAPI()
     app.include_router(endpoints.router)
+    app.include_router(routing_endpoints.router)
     install_problem_handlers(app)
     app.state.traffic = TrafficReports(ServingRepository(engine), settings)
     transport = httpx.ASGITransport(app)
@@ -121,10 +136,13 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         a_peer(carbon) as carbon_url,
         new_session() as session,
         httpx.AsyncClient(transport=transport, base_url="http://serving") as http,
-        asyncpg.create_pool(database_url, min_size=1, max_size=2) as database,
+        asyncpg.create_pool(database_url, min_size=1, max_size=2, init=prepare) as database,
     ):
-        zones = CarbonZones(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2))
+        carbon_service = ServiceClient(session, carbon_url, "The carbon service", timeout_s=2)
+        zones = CarbonZones(carbon_service)
+        app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones.signals)
+        app.state.routing = Routing(ServingRepository(engine), Intensities(carbon_service), settings)
         app.state.pools = Pools(ServingRepository(engine), zones, plans, settings.plan_interval_s)
-        api = PoolApi(http, database, app.state.traffic, plans)
+        api = PoolApi(http, database, app.state.traffic, plans, app.state.routing)
         yield api
     await engine.dispose()

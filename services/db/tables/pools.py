@@ -1,4 +1,4 @@
-"""Tables of serving: pools, their traffic, plans and instances."""
+"""Tables of serving: pools, their traffic, plans and instances, and the model servers of others."""
 
 from __future__ import annotations
 
@@ -92,3 +92,15 @@ pool_instances = Table(
 )
 """``terms`` are the specs that the instance was made from: ``{"mode": ServerMode, "place": PoolPlace, "probes":
 ServerProbes}``. ``id`` is also the idempotency key of its job's submission, so that no instance ever has two jobs."""
+
+model_endpoints = Table(
+    "model_endpoints",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("spec", JSONB, nullable=False),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""``spec`` is an ``EndpointSpec``. It contains no key, only the name of the file that does."""

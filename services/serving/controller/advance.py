@@ -39,11 +39,17 @@ class Seen:
     is_final: bool = False
 
 
-def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+def advance(
+    instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime, *, held_by_routers: int = 0
+) -> Change:
     """Return the columns of an instance that change now; what was observed in an earlier state is ignored.
 
     Args:
+        instance: The instance.
+        seen: What was observed of it.
+        probes: How it is probed.
         now: The database's time.
+        held_by_routers: Requests that routers say they hold at it.
     """
     if seen is not None and seen.state is not instance.state:
         seen = None
@@ -57,7 +63,7 @@ def advance(instance: Instance, seen: Seen | None, probes: ServerProbes, now: da
         case InstanceState.READY:
             return _ready(instance, seen, probes, now)
         case InstanceState.DRAINING:
-            return _draining(instance, seen, probes, now)
+            return _draining(instance, seen, probes, now, held_by_routers)
         case _:
             return {}
 
@@ -162,10 +168,12 @@ def _still_runs(instance: Instance) -> bool:
     return job.running_at <= instance.ready_at
 
 
-def _draining(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:
+def _draining(
+    instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime, held_by_routers: int
+) -> Change:
     assert instance.draining_at is not None
     drained_s = (now - instance.draining_at).total_seconds()
-    is_empty = probes.load_path is None or (seen is not None and seen.empties >= IN_A_ROW)
+    is_empty = not held_by_routers and (probes.load_path is None or (seen is not None and seen.empties >= IN_A_ROW))
     if (
         not _still_runs(instance)
         or drained_s >= probes.drain_timeout_s

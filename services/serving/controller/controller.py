@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -46,8 +46,15 @@ class Controller:
     """Starts, watches, drains and ends instances."""
 
     def __init__(
-        self, repository: ServingRepository, jobs: ServerJobs, prober: Prober, settings: ServingSettings
+        self,
+        repository: ServingRepository,
+        jobs: ServerJobs,
+        prober: Prober,
+        settings: ServingSettings,
+        held: Callable[[str], int] = lambda _: 0,
     ) -> None:
+        """Take what each pass needs; ``held`` returns how many requests routers hold at an instance, by its id."""
+        self._held = held
         self._repository = repository
         self._jobs = jobs
         self._prober = prober
@@ -165,7 +172,10 @@ class Controller:
         if pool is None:
             return
         now = await queries.now()
-        moves = [(each, advance(each, seen.get(each.id), _probes(pool, each), now)) for each in await rows.live(name)]
+        moves = [
+            (each, advance(each, seen.get(each.id), _probes(pool, each), now, held_by_routers=self._held(each.id)))
+            for each in await rows.live(name)
+        ]
         moved = await _write(rows, one_by_one(moves))
         instances = [each for each in moved if each.state is not InstanceState.ENDED]
         if pool.is_deleted and not instances:

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from services.serving.repository.instances import InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows
+from services.serving.repository.routing import RoutingRows
 from services.serving.repository.traffic import TrafficRows
 
 
@@ -27,6 +28,7 @@ class Queries:
     plans: PlanRows
     instances: InstanceRows
     traffic: TrafficRows
+    routing: RoutingRows
     connection: AsyncConnection
 
     async def now(self) -> datetime:
@@ -55,5 +57,10 @@ class ServingRepository:
 
 def _queries(connection: AsyncConnection) -> Queries:
     return Queries(
-        PoolRows(connection), PlanRows(connection), InstanceRows(connection), TrafficRows(connection), connection
+        PoolRows(connection),
+        PlanRows(connection),
+        InstanceRows(connection),
+        TrafficRows(connection),
+        RoutingRows(connection),
+        connection,
     )

@@ -1,0 +1,171 @@
+"""What the router needs to know: which pool serves a model, and where its servers are.
+
+Serving makes the table from its pools, its instances and the endpoints of others. Routers read it every second.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from services.contracts.schema import Instant, Int, Message, Name, Real
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
+"""The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
+EndpointUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@\x00]{1,255}(/[^\s?#\x00]{0,255})?$")]
+RequestClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+EVERY_TENANT = "*"
+
+
+class EndpointSpec(Message):
+    """A model server that Wattshift does not run, registered by an operator."""
+
+    url: EndpointUrl = Field(
+        description="Base address without `/v1`. Its addresses must lie within `WATTSHIFT_ENDPOINT_NETWORKS`; with "
+        "`https` its certificate is verified."
+    )
+    models: list[ModelName] = Field(min_length=1, max_length=100, description="Models that it serves.")
+    upstream_model: ModelName | None = Field(
+        default=None, description="Name by which the server itself knows the model; null for the name asked for."
+    )
+    location: Name = Field(description="Where it runs; the place of a pool, or a name of its own.")
+    zone: Name | None = Field(default=None, description="Grid zone, from which its carbon intensity follows.")
+    request_class: RequestClassName | None = Field(
+        default=None, description="Class of requests that it is for; null for all."
+    )
+    weight: Real = Field(default=1, gt=0, le=1_000, description="Its share of requests, relative to others alike.")
+    capacity: Int = Field(default=64, ge=1, le=100_000, description="Requests that it is given at once.")
+    power_w: Real | None = Field(
+        default=None, ge=0, le=1e7, description="Its mean power; null if unknown, and then no energy is stated."
+    )
+    upstream_key: Name | None = Field(
+        default=None,
+        description="Name of the file in the router's `ROUTER_KEYS_DIR` that contains its API key; null for none.",
+    )
+    tenants: list[Name | Literal["*"]] = Field(
+        default_factory=list[str], max_length=1_000, description="Other tenants that may use it; `*` for all."
+    )
+    draining: bool = Field(default=False, description="Whether it finishes its requests and is given no more.")
+
+    @field_validator("url")
+    @classmethod
+    def _without_slash(cls, value: str) -> str:
+        return value.rstrip("/")
+
+
+class Endpoint(Message):
+    """A registered endpoint."""
+
+    name: str
+    tenant_id: str
+    spec: EndpointSpec
+    created_at: Instant
+    updated_at: Instant
+
+
+class EndpointList(Message):
+    """Registered endpoints, by name."""
+
+    items: list[Endpoint]
+    next_cursor: str | None = None
+
+
+class RoutedClass(Message):
+    """A class of requests under the plan in force."""
+
+    name: str
+    max_latency_s: float | None = None
+    max_ttft_ms: float | None = None
+    max_tbt_ms: float | None = None
+
+
+class RoutedPool(Message):
+    """A pool as routers need it."""
+
+    name: str
+    tenant_id: str
+    tenants: list[str] = Field(default_factory=list[str], description="Other tenants that may use it; `*` for all.")
+    models: list[str]
+    fallback: list[str] = Field(default_factory=list[str], description="Models to try while no server answers.")
+    tokenizer: str | None = None
+    partition: str | None = Field(default=None, description="The partition in force; null without a plan.")
+    input_tokens: int | None = Field(default=None, description="Threshold from which an input is long.")
+    output_tokens: int | None = Field(default=None, description="Threshold from which an output is long.")
+    classes: list[RoutedClass] = Field(default_factory=list[RoutedClass])
+
+
+class RoutedServer(Message):
+    """A model server that requests are, or were just, sent to."""
+
+    id: str
+    pool: str | None = Field(default=None, description="Null for a registered endpoint.")
+    url: str
+    models: list[str] = Field(default_factory=list[str], description="Of a registered endpoint.")
+    tenant_id: str
+    tenants: list[str] = Field(default_factory=list[str])
+    location: str
+    request_class: str | None = None
+    keeps_no_class: bool = Field(default=False, description="Whether it is kept without requests.")
+    state: Literal["ready", "draining"]
+    weight: float = 1
+    capacity: int = 64
+    upstream_model: str | None = None
+    upstream_key: str | None = None
+    job_id: str | None = None
+    node_id: str | None = None
+    gpus: int = 0
+    latency_s: float | None = None
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+    power_w: float | None = None
+    idle_w: float | None = None
+    is_power_measured: bool = False
+    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
+    is_intensity_estimated: bool = True
+    pue: float = 1
+
+
+class RoutingTable(Message):
+    """All pools that serve models and all servers, at one moment."""
+
+    made_at: Instant
+    pools: list[RoutedPool]
+    servers: list[RoutedServer]
+
+
+class HeldRequests(Message):
+    """How many requests one router process holds at servers that drain."""
+
+    router: Name
+    held: dict[str, Annotated[Int, Field(ge=0)]] = Field(max_length=10_000, description="By id of the server.")
+
+
+class RequestUsage(Message):
+    """Requests of one key, model and class that a server worked on within one window."""
+
+    job_id: str = Field(description="The server's job, or `endpoint:` and the name of an endpoint.")
+    tenant_id: str
+    key_id: str
+    model: str
+    request_class: str
+    requests: Int = Field(ge=0, description="Requests that ended in the window.")
+    input_tokens: Int = Field(ge=0)
+    output_tokens: Int = Field(ge=0)
+    share_s: Real = Field(ge=0, description="Seconds of the server, divided equally among the requests it held.")
+    energy_j: Real = Field(ge=0, description="The router's own estimate.")
+    carbon_gco2: Real = Field(description="The router's own estimate.")
+
+
+class UsageReport(Message):
+    """What one router process saw in a window of a minute. Sending it again replaces it."""
+
+    router: Name
+    start_at: Instant = Field(description="Start of the window, a whole minute.")
+    usages: list[RequestUsage] = Field(max_length=100_000)
+
+
+class UsageReceipt(Message):
+    """The answer to a usage report; it is on disk by then."""
+
+    usages: int

@@ -1,0 +1,31 @@
+"""Which addresses a process may connect to: networks named by the installation's settings."""
+
+from __future__ import annotations
+
+import ipaddress
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def read_networks(text: str) -> tuple[Network, ...]:
+    """Return networks written as `10.8.0.0/16,192.0.2.7`.
+
+    Raises:
+        ValueError: One of them is no network, or has bits set beyond its prefix.
+    """
+    found: list[Network] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(ipaddress.ip_network(part))
+        except ValueError as error:
+            raise ValueError(f"must be networks such as 10.8.0.0/16,192.0.2.7, not {part!r}") from error
+    return tuple(found)
+
+
+def is_within(address: str, networks: tuple[Network, ...]) -> bool:
+    """Return whether an IP address lies in one of the networks; an IPv4 address written as IPv6 counts as IPv4."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found.version == network.version and found in network for network in networks)

@@ -1,0 +1,169 @@
+"""Queries for the routers' table, and on the endpoints of others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.identity import Identity
+from services.contracts.routing import Endpoint, EndpointSpec
+from services.db.tables.admission import audit_log
+from services.db.tables.pools import model_endpoints, pools
+
+POOLS = text("""
+SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}' AS partition
+  FROM pools q LEFT JOIN pool_plans p ON p.id = q.plan_id
+ WHERE q.deleted_at IS NULL AND jsonb_array_length(coalesce(q.spec -> 'models', '[]')) > 0
+ ORDER BY q.name
+""")
+
+SERVERS = text("""
+SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.state, i.url, i.job_id,
+       i.terms::text AS terms, a.shares -> 0 ->> 'node_id' AS node_id, n.zone,
+       u.power_w, u.pue, u.intensity_gco2_per_kwh, u.intensity_estimated
+  FROM pool_instances i
+  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state = 'running'
+  LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+  LEFT JOIN LATERAL (
+       SELECT sum(l.gpu_energy_j + l.cpu_energy_j + l.static_energy_j)
+                / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0)::float8 AS power_w,
+              (array_agg(l.pue ORDER BY l.start_at DESC))[1] AS pue,
+              (array_agg(l.intensity_gco2_per_kwh ORDER BY l.start_at DESC))[1] AS intensity_gco2_per_kwh,
+              (array_agg(l.intensity_estimated ORDER BY l.start_at DESC))[1] AS intensity_estimated
+         FROM energy_usages l
+        WHERE l.job_id = i.job_id AND l.start_at > now() - make_interval(secs => :recent_s)) u ON true
+ WHERE i.state IN ('ready', 'draining') AND i.url IS NOT NULL
+ ORDER BY i.id
+""")
+"""Power is the mean over the newest lines of the ledger, the GPUs' and the share of the host."""
+
+TAKEN = text("""
+SELECT name, model FROM pools, jsonb_array_elements_text(coalesce(spec -> 'models', '[]')) AS model
+ WHERE tenant_id = :tenant AND name <> :pool AND deleted_at IS NULL AND model = ANY(CAST(:models AS text[]))
+ ORDER BY name LIMIT 1
+""")
+LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' || :tenant, 0))")
+
+
+@dataclass(frozen=True)
+class PoolRow:
+    """A pool that serves models."""
+
+    name: str
+    tenant_id: str
+    spec: str
+    partition: str | None
+
+
+@dataclass(frozen=True)
+class ServerRow:
+    """An instance that serves or drains; ``power_w`` and what follows are unknown before its first ledger line."""
+
+    id: str
+    pool: str
+    tenant_id: str
+    place: str
+    mode: str
+    partition: str | None
+    request_class: str | None
+    state: str
+    url: str
+    job_id: str | None
+    terms: str
+    node_id: str | None
+    zone: str | None
+    power_w: float | None
+    pue: float | None
+    intensity_gco2_per_kwh: float | None
+    intensity_estimated: bool | None
+
+
+class RoutingRows:
+    """Queries for routers."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def pools(self) -> list[PoolRow]:
+        """Return the pools that serve models, by name."""
+        return [PoolRow(**row) for row in (await self._connection.execute(POOLS)).mappings()]
+
+    async def servers(self, recent_s: float) -> list[ServerRow]:
+        """Return the instances that serve or drain, with what the ledger's lines of the last seconds say of them."""
+        found = await self._connection.execute(SERVERS, {"recent_s": recent_s})
+        return [ServerRow(**row) for row in found.mappings()]
+
+    async def endpoints(
+        self, *, tenant_id: str | None = None, after: str | None = None, limit: int | None = None
+    ) -> list[Endpoint]:
+        """Return registered endpoints by name, of one tenant if one is given."""
+        query = select(model_endpoints).order_by(model_endpoints.c.name)
+        if tenant_id is not None:
+            query = query.where(model_endpoints.c.tenant_id == tenant_id)
+        if after is not None:
+            query = query.where(model_endpoints.c.name > after)
+        if limit is not None:
+            query = query.limit(limit)
+        return [_endpoint(dict(row)) for row in (await self._connection.execute(query)).mappings()]
+
+    async def endpoint(self, name: str, *, lock: bool = False) -> Endpoint | None:
+        """Return one endpoint, locked on request."""
+        query = select(model_endpoints).where(model_endpoints.c.name == name)
+        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+        return None if row is None else _endpoint(dict(row))
+
+    async def add_endpoint(self, name: str, spec: EndpointSpec, caller: Identity) -> bool:
+        """Add an endpoint, and return whether there was none of that name."""
+        values = {
+            "name": name,
+            "tenant_id": caller.tenant_id,
+            "key_id": caller.key_id,
+            "spec": spec.model_dump(mode="json"),
+        }
+        statement = upsert(model_endpoints).values(values).on_conflict_do_nothing().returning(model_endpoints.c.name)
+        return (await self._connection.execute(statement)).one_or_none() is not None
+
+    async def set_endpoint(self, name: str, spec: EndpointSpec) -> None:
+        """Replace an endpoint's spec."""
+        values = {"spec": spec.model_dump(mode="json"), "updated_at": func.now()}
+        await self._connection.execute(update(model_endpoints).where(model_endpoints.c.name == name).values(values))
+
+    async def remove_endpoint(self, name: str) -> None:
+        """Remove an endpoint."""
+        await self._connection.execute(delete(model_endpoints).where(model_endpoints.c.name == name))
+
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record an operator's action."""
+        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
+        await self._connection.execute(insert(audit_log).values(**values, data=data))
+
+    async def other_pool_of(self, pool: str, models: list[str], tenant_id: str) -> tuple[str, str] | None:
+        """Return another pool of the tenant that serves one of these models, and that model.
+
+        Until the transaction ends, no other one of the tenant can pass this check.
+        """
+        await self._connection.execute(LOCK_MODELS, {"tenant": tenant_id})
+        row = await self._connection.execute(TAKEN, {"tenant": tenant_id, "pool": pool, "models": models})
+        found = row.one_or_none()
+        return None if found is None else (found.name, found.model)
+
+    async def tenant_of(self, pool: str) -> str | None:
+        """Return whose pool it is; None where there is none."""
+        found = await self._connection.execute(select(pools.c.tenant_id).where(pools.c.name == pool))
+        return found.scalar_one_or_none()
+
+
+def _endpoint(columns: dict[str, Any]) -> Endpoint:
+    created_at: datetime = columns["created_at"]
+    return Endpoint(
+        name=columns["name"],
+        tenant_id=columns["tenant_id"],
+        spec=EndpointSpec.model_validate(columns["spec"]),
+        created_at=created_at,
+        updated_at=columns["updated_at"],
+    )

@@ -1,0 +1,330 @@
+"""What routers need to know: the pools that serve models, their servers, and the endpoints of others."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import urlsplit
+
+from services.contracts.carbon import CurrentIntensity
+from services.contracts.identity import Identity
+from services.contracts.pools import ModeProfile
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.queries import PageQuery
+from services.contracts.routing import (
+    Endpoint,
+    EndpointList,
+    EndpointSpec,
+    HeldRequests,
+    RoutedClass,
+    RoutedPool,
+    RoutedServer,
+    RoutingTable,
+)
+from services.contracts.schema import NAME_PATTERN
+from services.contracts.serving import InstanceState, PoolPartition, PoolSpec
+from services.kit.cursors import read_cursor, write_cursor
+from services.kit.http import ServiceClient
+from services.kit.networks import is_within, read_networks
+from services.kit.problems import ProblemError, not_found
+from services.serving.instances import read_terms
+from services.serving.repository import ServingRepository
+from services.serving.repository.routing import PoolRow, ServerRow
+from services.serving.settings import ServingSettings
+
+ZonesKnown = Awaitable[Mapping[str, object] | None]
+"""The zones by name; None while the carbon service does not answer."""
+INTENSITY_AGE_S = 30.0
+"""How long an intensity is used before the carbon service is asked again."""
+TABLE_AGE_S = 0.2
+"""Routers that ask at the same moment get the same table."""
+HELD_AGE_S = 5.0
+"""How long a router's word counts about what it holds."""
+
+
+class Intensities:
+    """The carbon intensities in force, by zone and signal, as far as the carbon service has said."""
+
+    def __init__(self, carbon: ServiceClient) -> None:
+        self._carbon = carbon
+        self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
+
+    async def of(self, wanted: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], CurrentIntensity]:
+        """Return what is known; a value that can not be renewed stays, marked as stale by its own age."""
+        now_s = time.monotonic()
+        keys = set(wanted)
+        due = [key for key in keys if self._known.get(key, (0.0, None))[0] <= now_s]
+        await asyncio.gather(*(self._renew(key, now_s) for key in due))
+        return {key: found for key in keys if (found := self._known[key][1]) is not None}
+
+    async def _renew(self, key: tuple[str, str | None], now_s: float) -> None:
+        zone, signal = key
+        params = {"signal": signal} if signal else None
+        known = self._known.get(key, (0.0, None))[1]
+        try:
+            known = await self._carbon.call(
+                "GET", f"/v1/carbon/{zone}/current", CurrentIntensity, params=params, attempts=1, timeout_s=2
+            )
+            self._known[key] = (now_s + INTENSITY_AGE_S, known)
+        except ProblemError:
+            self._known[key] = (now_s + INTENSITY_AGE_S / 10, known)
+
+
+class Routing:
+    """Makes the routers' table, and remembers what they hold at servers that drain."""
+
+    def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
+        self._repository = repository
+        self._intensities = intensities
+        self._settings = settings
+        self._made: tuple[float, RoutingTable] | None = None
+        self._making = asyncio.Lock()
+        self._held: dict[tuple[str, str], tuple[int, float]] = {}
+
+    async def table(self) -> RoutingTable:
+        """Return the table as it is now."""
+        async with self._making:
+            if self._made is None or time.monotonic() > self._made[0] + TABLE_AGE_S:
+                self._made = (time.monotonic(), await self._make())
+            return self._made[1]
+
+    def forget(self) -> None:
+        """Make the next table afresh, however recent the last one is."""
+        self._made = None
+
+    def hold(self, report: HeldRequests) -> None:
+        """Remember how many requests a router holds."""
+        now_s = time.monotonic()
+        self._held = {key: each for key, each in self._held.items() if each[1] > now_s - HELD_AGE_S}
+        for server, count in report.held.items():
+            self._held[report.router, server] = (count, now_s)
+
+    def held(self, server: str) -> int:
+        """Return how many requests routers said a moment ago that they hold at a server."""
+        oldest_s = time.monotonic() - HELD_AGE_S
+        return sum(count for (_, each), (count, at_s) in self._held.items() if each == server and at_s > oldest_s)
+
+    async def _make(self) -> RoutingTable:
+        async with self._repository.reading() as queries:
+            now = await queries.now()
+            pools = await queries.routing.pools()
+            rows = await queries.routing.servers(self._settings.routing_power_s)
+            endpoints = await queries.routing.endpoints()
+        specs = {pool.name: PoolSpec.model_validate_json(pool.spec) for pool in pools}
+        rows = [row for row in rows if row.pool in specs]
+        signals = {
+            (name, place.name): place.signal and str(place.signal)
+            for name, spec in specs.items()
+            for place in spec.places
+        }
+        zones = {(row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
+        known = await self._intensities.of({*zones, *((each.spec.zone, None) for each in endpoints if each.spec.zone)})
+
+        def intensity(zone: str | None, signal: str | None) -> CurrentIntensity | None:
+            return None if zone is None else known.get((zone, signal))
+
+        servers = [
+            _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place)))) for row in rows
+        ]
+        servers += [_foreign(each, intensity(each.spec.zone, None)) for each in endpoints]
+        return RoutingTable(made_at=now, pools=[_pool(row, specs[row.name]) for row in pools], servers=servers)
+
+
+def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
+    part = next((part for part in spec.partitions if part.name == row.partition), None)
+    return RoutedPool(
+        name=row.name,
+        tenant_id=row.tenant_id,
+        tenants=spec.tenants,
+        models=spec.models,
+        fallback=spec.fallback,
+        tokenizer=spec.tokenizer,
+        partition=part and part.name,
+        input_tokens=part.thresholds.input_tokens if part and part.thresholds else None,
+        output_tokens=part.thresholds.output_tokens if part and part.thresholds else None,
+        classes=[
+            RoutedClass(
+                name=each.name,
+                max_latency_s=each.max_latency_s,
+                max_ttft_ms=each.max_ttft_ms,
+                max_tbt_ms=each.max_tbt_ms,
+            )
+            for each in (part.classes if part else ())
+        ],
+    )
+
+
+def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) -> RoutedServer:
+    terms, _ = read_terms(row.terms)
+    mode = next((mode for mode in spec.modes if mode.name == row.mode), terms.mode)
+    profile = _profile(spec.partitions, row.partition, row.request_class, row.mode)
+    gco2 = intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh
+    return RoutedServer(
+        id=row.id,
+        pool=row.pool,
+        url=row.url,
+        tenant_id=row.tenant_id,
+        location=row.place,
+        request_class=row.request_class,
+        keeps_no_class=row.partition is not None and row.request_class is None,
+        state="ready" if row.state == InstanceState.READY else "draining",
+        weight=profile.max_qps if profile and profile.max_qps else 1,
+        capacity=mode.max_requests,
+        job_id=row.job_id,
+        node_id=row.node_id,
+        gpus=mode.gpus,
+        latency_s=profile and profile.latency_s,
+        ttft_ms=profile and profile.ttft_ms,
+        tbt_ms=profile and profile.tbt_ms,
+        power_w=row.power_w if row.power_w is not None else profile and profile.power_w,
+        idle_w=mode.idle_w,
+        is_power_measured=row.power_w is not None,
+        gco2_per_kwh=gco2,
+        is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
+        pue=row.pue or 1,
+    )
+
+
+def _profile(
+    partitions: Iterable[PoolPartition], partition: str | None, request_class: str | None, mode: str
+) -> ModeProfile | None:
+    for part in partitions:
+        for each in part.classes if part.name == partition else ():
+            for profile in each.profiles if each.name == request_class else ():
+                if profile.mode == mode:
+                    return profile
+    return None
+
+
+def _foreign(each: Endpoint, intensity: CurrentIntensity | None) -> RoutedServer:
+    spec = each.spec
+    return RoutedServer(
+        id=f"endpoint:{each.name}",
+        url=spec.url,
+        models=spec.models,
+        tenant_id=each.tenant_id,
+        tenants=spec.tenants,
+        location=spec.location,
+        request_class=spec.request_class,
+        state="draining" if spec.draining else "ready",
+        weight=spec.weight,
+        capacity=spec.capacity,
+        upstream_model=spec.upstream_model,
+        upstream_key=spec.upstream_key,
+        power_w=spec.power_w,
+        gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else None,
+        is_intensity_estimated=intensity is None or intensity.point.is_estimated,
+    )
+
+
+class Endpoints:
+    """What operators may do with the endpoints of others; users see their tenant's."""
+
+    def __init__(
+        self, repository: ServingRepository, settings: ServingSettings, zones: Callable[[], ZonesKnown]
+    ) -> None:
+        self._repository = repository
+        self._networks = read_networks(settings.endpoint_networks)
+        self._zones = zones
+
+    async def put(self, name: str, spec: EndpointSpec, caller: Identity) -> tuple[Endpoint, bool]:
+        """Register an endpoint or replace its spec; return it, and whether it is new.
+
+        Raises:
+            ProblemError: 422 for an address that is not allowed or an unknown zone; 404 for another tenant's.
+        """
+        self._check_address(spec)
+        await self._check_zone(spec)
+        async with self._repository.writing() as queries:
+            is_new = await queries.routing.add_endpoint(name, spec, caller)
+            before = await queries.routing.endpoint(name, lock=True)
+            if before is None:
+                raise ProblemError(409, ProblemCode.CONFLICT, f"Endpoint {name} was removed meanwhile; try again.")
+            if is_new:
+                await queries.routing.audit(caller, "endpoint.registered", name, url=spec.url)
+                return before, True
+            if before.spec != spec:
+                await queries.routing.set_endpoint(name, spec)
+                await queries.routing.audit(caller, "endpoint.changed", name, url=spec.url)
+            found = await queries.routing.endpoint(name)
+            assert found is not None
+            return found, False
+
+    async def find(self, name: str, caller: Identity) -> Endpoint:
+        """Return an endpoint.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        async with self._repository.reading() as queries:
+            found = await queries.routing.endpoint(name)
+        if found is None or not (caller.is_operator or found.tenant_id == caller.tenant_id):
+            raise not_found("endpoint")
+        return found
+
+    async def page(self, query: PageQuery, caller: Identity) -> EndpointList:
+        """Return one page of endpoints, by name.
+
+        Raises:
+            ProblemError: 422 for a cursor that is not one.
+        """
+        async with self._repository.reading() as queries:
+            found = await queries.routing.endpoints(
+                tenant_id=None if caller.is_operator else caller.tenant_id,
+                after=read_cursor(query.cursor, NAME_PATTERN),
+                limit=query.limit + 1,
+            )
+        items = found[: query.limit]
+        return EndpointList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > query.limit else None)
+
+    async def remove(self, name: str, caller: Identity) -> Endpoint:
+        """Deregister an endpoint; requests that it holds are finished.
+
+        Raises:
+            ProblemError: 404 where there is none.
+        """
+        async with self._repository.writing() as queries:
+            found = await queries.routing.endpoint(name, lock=True)
+            if found is None:
+                raise not_found("endpoint")
+            await queries.routing.remove_endpoint(name)
+            await queries.routing.audit(caller, "endpoint.removed", name)
+            return found
+
+    def _check_address(self, spec: EndpointSpec) -> None:
+        """Refuse early what the router would refuse to connect to; it checks again after resolving a name."""
+        try:
+            parts = urlsplit(spec.url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise _invalid("/url", "Its port must be a number up to 65535.") from None
+        if port == 0:
+            raise _invalid("/url", "Its port must not be 0.")
+        if not self._networks:
+            raise _invalid(
+                "/url", "WATTSHIFT_ENDPOINT_NETWORKS names no network, so that no endpoint can be registered."
+            )
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return  # a name: what it resolves to is checked at each connection
+        if not is_within(host, self._networks):
+            raise _invalid("/url", f"{host} lies in none of the networks of WATTSHIFT_ENDPOINT_NETWORKS.")
+
+    async def _check_zone(self, spec: EndpointSpec) -> None:
+        if spec.zone is None:
+            return
+        zones = await self._zones()
+        if zones is not None and spec.zone not in zones:  # what cannot be checked now is shown as unknown intensity
+            detail = f"There is no zone {spec.zone}; the zones are {', '.join(sorted(zones))}."
+            raise ProblemError(
+                422, ProblemCode.UNKNOWN_ZONE, detail, errors=[FieldError(pointer="/zone", detail=detail)]
+            )
+
+
+def _invalid(pointer: str, detail: str) -> ProblemError:
+    return ProblemError(
+        422, ProblemCode.INVALID_REQUEST, f"{pointer}: {detail}", errors=[FieldError(pointer=pointer, detail=detail)]
+    )

@@ -1,0 +1,142 @@
+"""The routers' table, and the endpoints of others, as routers and operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.contracts.identity import Role
+from services.contracts.routing import Endpoint, RoutingTable
+from services.contracts.serving import InstanceState
+from services.serving.controller.advance import Seen, advance
+from tests.serving.test_advance import DRAINING, NOW, PROBES
+from tests.support.pools import PoolApi, pool_api
+
+
+@pytest.fixture(scope="module")
+async def api(database_url: str) -> AsyncIterator[PoolApi]:
+    async with pool_api(database_url) as made:
+        yield made
+
+
+def an_endpoint(**more: Any) -> dict[str, Any]:
+    return {"url": "http://10.8.0.7:8000", "models": ["llama"], "location": "lab", **more}
+
+
+async def table(api: PoolApi) -> RoutingTable:
+    api.routing.forget()
+    return RoutingTable.model_validate_json((await api.call("GET", "/internal/routing")).content)
+
+
+async def add_instance(api: PoolApi, pool: str, name: str, state: str = "ready", **columns: Any) -> None:
+    terms = {"mode": {"name": "one", "gpu_model": "A100", "gpus": 1, "command": ["serve"]}}
+    terms |= {"place": {"name": "here", "zone": "DE"}, "probes": {}}
+    await api.database.execute(
+        "INSERT INTO pool_instances (id, pool, tenant_id, place, mode, partition, request_class, terms, state, url, "
+        "job_id) VALUES ($1, $2, 'acme', 'here', 'one', 'halves', 'SS', $3, $4, 'http://10.0.0.1:9', $5)",
+        *(name, pool, terms, state, columns.get("job_id")),
+    )
+
+
+async def test_only_pools_with_models_and_their_servers_are_in_the_table(api: PoolApi) -> None:
+    await api.made("door", tenant="acme", models=["llama-70b"], fallback=["llama-8b"])
+    await api.made("planned-only", tenant="acme")
+    await add_instance(api, "door", "instance_a")
+    await add_instance(api, "door", "instance_b", "draining")
+    await add_instance(api, "door", "instance_c", "starting")
+    await add_instance(api, "planned-only", "instance_d")
+
+    found = await table(api)
+
+    assert [(pool.name, pool.models, pool.fallback) for pool in found.pools] == [("door", ["llama-70b"], ["llama-8b"])]
+    servers = {server.id: (server.state, server.request_class) for server in found.servers if server.pool == "door"}
+    assert servers == {"instance_a": ("ready", "SS"), "instance_b": ("draining", "SS")}
+    assert "instance_d" not in {server.id for server in found.servers}
+
+
+async def test_power_and_intensity_come_from_the_newest_lines_of_the_ledger(api: PoolApi) -> None:
+    await api.made("metered", tenant="acme", models=["metered-model"])
+    await add_instance(api, "metered", "instance_m", job_id="job_m")
+    await api.database.execute(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, "
+        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+        "carbon_gco2) SELECT 'n', 'b', s, 'a', 'job_m', now() - make_interval(secs => 10 * s), "
+        "now() - make_interval(secs => 10 * s - 10), 1, 2500, 300, 200, 'counter', 'DE', 'average_direct', 321, false, "
+        "1.2, 1 FROM generate_series(1, 3) s"
+    )
+
+    (server,) = [each for each in (await table(api)).servers if each.id == "instance_m"]
+
+    assert server.power_w == pytest.approx(300, rel=1e-3)
+    assert (server.is_power_measured, server.pue, server.gco2_per_kwh) == (True, 1.2, 321)
+
+
+async def test_a_model_is_served_by_one_pool_of_a_tenant(api: PoolApi) -> None:
+    await api.made("first", tenant="acme", models=["shared-name"])
+    other = (await api.call("GET", "/first")).json()["spec"]
+
+    refused = await api.call("PUT", "/second", json=other, tenant="acme")
+    allowed = await api.call("PUT", "/elsewhere", json=other, tenant="umbra")
+
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409,
+        "Pool first serves the model shared-name; a model is served by one pool of a tenant.",
+    )
+    assert (await api.call("GET", "/second")).status_code == 404
+    assert allowed.status_code == 201
+
+
+async def test_an_endpoint_is_registered_once_changed_and_removed(api: PoolApi) -> None:
+    made = await api.call("PUT", "/v1/endpoints/lab", json=an_endpoint(zone="DE"), tenant="acme")
+    again = await api.call("PUT", "/v1/endpoints/lab", json=an_endpoint(zone="DE"), tenant="acme")
+    assert (made.status_code, again.status_code, again.json()) == (201, 200, made.json())
+    (server,) = [each for each in (await table(api)).servers if each.id == "endpoint:lab"]
+    assert (server.url, server.models, server.gco2_per_kwh) == ("http://10.8.0.7:8000", ["llama"], 400)
+    changed = await api.call("PUT", "/v1/endpoints/lab", json=an_endpoint(draining=True), tenant="acme")
+    assert Endpoint.model_validate_json(changed.content).spec.draining
+    assert (await api.call("DELETE", "/v1/endpoints/lab")).status_code == 200
+    assert (await api.call("GET", "/v1/endpoints/lab")).status_code == 404
+    assert await api.audited("lab") == ["endpoint.registered", "endpoint.changed", "endpoint.removed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"url": "http://169.254.169.254"}, "169.254.169.254 lies in none of the networks"),
+        ({"url": "http://[::ffff:169.254.169.254]:80"}, "lies in none of the networks"),
+        ({"url": "http://10.8.0.7:99999"}, "Its port must be a number up to 65535."),
+        ({"url": "ftp://10.8.0.7"}, "url"),
+        ({"url": "http://user:secret@10.8.0.7"}, "url"),
+        ({"models": []}, "models"),
+        ({"weight": 0}, "weight"),
+        ({"zone": "XX"}, "There is no zone XX"),
+    ],
+)
+async def test_what_is_wrong_with_an_endpoint_is_named_and_nothing_is_registered(
+    api: PoolApi, change: dict[str, Any], why: str
+) -> None:
+    answer = await api.call("PUT", "/v1/endpoints/wrong", json=an_endpoint(**change))
+
+    assert (answer.status_code, why in answer.json()["detail"]) == (422, True), answer.text
+    assert (await api.call("GET", "/v1/endpoints/wrong")).status_code == 404
+
+
+async def test_users_see_their_tenants_endpoints_and_register_none(api: PoolApi) -> None:
+    await api.call("PUT", "/v1/endpoints/ours", json=an_endpoint(), tenant="acme")
+    user: dict[str, Any] = {"role": Role.USER}
+    assert (await api.call("GET", "/v1/endpoints/ours", tenant="acme", **user)).status_code == 200
+    assert (await api.call("GET", "/v1/endpoints/ours", tenant="umbra", **user)).status_code == 404
+    listed = (await api.call("GET", "/v1/endpoints", tenant="umbra", **user)).json()["items"]
+    assert [each["name"] for each in listed] == []
+    assert (await api.call("PUT", "/v1/endpoints/ours", json=an_endpoint(), **user)).status_code == 403
+
+
+async def test_a_server_is_not_stopped_while_a_router_holds_a_request_at_it(api: PoolApi) -> None:
+    await api.call("POST", "/internal/routing/held", json={"router": "r1", "held": {"instance_x": 2}})
+    await api.call("POST", "/internal/routing/held", json={"router": "r2", "held": {"instance_x": 1}})
+    assert api.routing.held("instance_x") == 3
+    empty = Seen(InstanceState.DRAINING, empties=2)
+    assert advance(DRAINING, empty, PROBES, NOW, held_by_routers=3) == {}
+    assert advance(DRAINING, empty, PROBES, NOW)["state"] is InstanceState.STOPPING
