@@ -1,5 +1,6 @@
-"""FREESH (LLM serving on GPUs of several places): which instances run where, in which mode, for which requests.
+"""FREESH (LLM serving on GPUs of several places): which instances run where, which request is next, at which clock.
 
-``pools``: the question and its answer. ``pool_model``: equation 1 as a linear model. ``pool_planning``: solving it.
-``classes``: classes of requests by length.
+Every half hour: ``pools`` is the question and its answer, ``pool_model`` equation 1 as a linear model,
+``pool_planning`` its solution. Every request: ``classes`` by length, ``laxity`` and ``request_queue`` for their order,
+``dispatch`` for their instance.
 """
