@@ -10,6 +10,7 @@ PARAMETERS = {
     "job_id": JOB,
     "tenant_id": "vision",
     "budget_id": "budget_01m7x7bc3bek0m17yf7jgq3ar1",
+    "webhook_id": "webhook_01m7x7bc3bek0m17yf7jgq3ar1",
     "key_id": "key_01m7x7bc3bek0m17yf7jgq3ar1",
     "node_id": "node-1",
     "name": "green",
@@ -41,6 +42,9 @@ BODIES: dict[str, Any] = {
     "change_tenant": {"limits": {"max_gpus": 128}},
     "create_key": {"tenant_id": "vision", "role": "user", "label": "CI"},
     "set_budget": {"tenant_id": "vision", "project": "perception", "quantity": "kwh", "amount": 500, "action": "hold"},
+    "create_webhook": {"url": "https://example.org/hooks/wattshift", "events": ["job.ended"], "project": "vision"},
+    "change_webhook": {"enabled": True},
+    "rotate_webhook": {"overlap_s": 86400},
     "rotate_key": {"overlap_s": 3600},
     "change_key": {"expires_at": "2027-03-01T00:00:00Z"},
     "choose_policy": {"name": "green", "parameters": {"mu": 2.0}},
@@ -155,6 +159,30 @@ ANSWERS: dict[str, Any] = {
                 "ready_at": "2026-11-20T19:31:40.871Z",
             }
         ]
+    },
+    "job.ended": {
+        "type": "job.ended",
+        "timestamp": "2026-11-20T21:51:40Z",
+        "data": {
+            "job_id": JOB,
+            "tenant_id": "vision",
+            "name": "resnet50",
+            "project": "perception",
+            "state": "succeeded",
+            "reason": "completed",
+            "detail": None,
+            "exit_code": 0,
+            "submitted_at": "2026-11-20T19:36:20.770244Z",
+            "started_at": "2026-11-20T19:36:21.421Z",
+            "ended_at": "2026-11-20T21:51:40Z",
+            "footprint": {
+                "energy_j": 9504000.0,
+                "gpu_energy_j": 8208000.0,
+                "carbon_gco2": 712.8,
+                "gpu_s": 32470.0,
+                "estimated_energy_j": 1296000.0,
+            },
+        },
     },
     "events": (
         "id: 760-4\nevent: job.running\n"

@@ -23,6 +23,15 @@ from services.contracts.nodes import (
 )
 from services.contracts.problems import MEDIA_TYPE, Problem
 from services.contracts.serving import Pool
+from services.contracts.webhooks import (
+    ID_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    BudgetExceededMessage,
+    JobEndedMessage,
+    NodeLostMessage,
+    PingMessage,
+)
 
 Schema = dict[str, Any]
 
@@ -101,6 +110,20 @@ TAGS = {
     "endpoints": "Model servers of others, to which the router sends requests too.",
     "simulations": "What policies would have done with past jobs.",
     "access": "Tenants, API keys and the audit log.",
+    "webhooks": "Messages about jobs, budgets and nodes, posted to an address of yours.",
+}
+
+
+MESSAGES: dict[str, type[BaseModel]] = {
+    "job.ended": JobEndedMessage,
+    "budget.exceeded": BudgetExceededMessage,
+    "node.lost": NodeLostMessage,
+    "ping": PingMessage,
+}
+MESSAGE_HEADERS = {
+    ID_HEADER: "The message's id, the same each time that it is sent.",
+    TIMESTAMP_HEADER: "When it is sent, in seconds since 1970-01-01T00:00:00Z.",
+    SIGNATURE_HEADER: "`v1,` and the HMAC-SHA256, in base64, of `id.timestamp.body`; several are separated by spaces.",
 }
 
 
@@ -124,6 +147,7 @@ def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
             {"name": name, "description": text} for name, text in TAGS.items() if any(r.tag == name for r in routes)
         ],
         "paths": paths,
+        "webhooks": {kind: _webhook(kind, model, models) for kind, model in MESSAGES.items()},
         "components": {
             "schemas": models.schemas,
             "responses": {f"Problem{status}": _problem_response(status, text) for status, text in PROBLEMS.items()},
@@ -139,6 +163,7 @@ class _Models:
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization"), (JobEvent, "serialization")]
+        wanted.extend((message, "serialization") for message in MESSAGES.values())
         for route in routes:
             wanted.extend((model, "validation") for model in _models_in(route.body))
             wanted.extend((model, "serialization") for model in _models_in(route.answer))
@@ -202,6 +227,24 @@ def _operation(route: Route, models: _Models) -> Schema:
             content["example"] = example
         described["requestBody"] = {"required": True, "content": {JSON: content}}
     return described
+
+
+def _webhook(kind: str, message: type[BaseModel], models: _Models) -> Schema:
+    content: Schema = {"schema": models.schema(message, "serialization")}
+    if example := ANSWERS.get(kind):
+        content["example"] = example
+    described: Schema = {
+        "operationId": f"receive_{kind.replace('.', '_')}",
+        "summary": (message.__doc__ or "").strip(),
+        "tags": ["webhooks"],
+        "parameters": [
+            {"name": name, "in": "header", "required": True, "description": text, "schema": {"type": "string"}}
+            for name, text in MESSAGE_HEADERS.items()
+        ],
+        "requestBody": {"required": True, "content": {JSON: content}},
+        "responses": {"2XX": {"description": "It is accepted; every other answer has it sent again later."}},
+    }
+    return {"post": described}
 
 
 def _path_parameters(route: Route) -> list[Schema]:

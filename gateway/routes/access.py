@@ -1,9 +1,9 @@
-"""Tenants, keys and the audit log."""
+"""Tenants, keys, budgets, webhooks and the audit log."""
 
 from __future__ import annotations
 
 from gateway.routes.route import Route, Status, Upstream
-from services.contracts import budgets, identity, queries
+from services.contracts import budgets, identity, queries, webhooks
 from services.contracts.identity import Role
 
 ACCESS = (
@@ -156,6 +156,92 @@ ACCESS = (
         "Remove a budget",
         "Jobs that it alone held are queued again.",
         operation="remove_budget",
+        status=204,
+    ),
+)
+
+WEBHOOKS = (
+    Route(
+        "POST",
+        "/v1/webhooks",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Create a webhook",
+        "It is sent events of the caller's tenant from now on. Only this answer contains its secret, by which messages "
+        "are signed as the Standard Webhooks specification has it. Only an operator may have `node.lost` sent.",
+        operation="create_webhook",
+        body=webhooks.WebhookSpec,
+        answer=webhooks.NewWebhook,
+        status=201,
+    ),
+    Route(
+        "GET",
+        "/v1/webhooks",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "List webhooks",
+        "A user sees its tenant's; an operator sees all.",
+        operation="list_webhooks",
+        answer=webhooks.WebhookList,
+    ),
+    Route(
+        "GET",
+        "/v1/webhooks/{webhook_id}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Get a webhook and what became of its last messages",
+        operation="get_webhook",
+        answer=webhooks.WebhookDetail,
+    ),
+    Route(
+        "PATCH",
+        "/v1/webhooks/{webhook_id}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Enable or disable a webhook",
+        "Events in the time that it is disabled are not sent later.",
+        operation="change_webhook",
+        body=webhooks.WebhookChange,
+        answer=webhooks.Webhook,
+    ),
+    Route(
+        "POST",
+        "/v1/webhooks/{webhook_id}/test",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Send a test message",
+        "A `ping`, attempted once; the answer says what became of it.",
+        operation="test_webhook",
+        answer=webhooks.WebhookDelivery,
+    ),
+    Route(
+        "POST",
+        "/v1/webhooks/{webhook_id}/rotate",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Replace a webhook's secret",
+        "Until the overlap ends, messages have a signature by the old secret too. Only this answer contains the new "
+        "one.",
+        operation="rotate_webhook",
+        body=webhooks.WebhookRotation,
+        answer=webhooks.NewWebhook,
+        status=201,
+    ),
+    Route(
+        "DELETE",
+        "/v1/webhooks/{webhook_id}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "webhooks",
+        "Delete a webhook",
+        "Messages that wait are not sent.",
+        operation="delete_webhook",
         status=204,
     ),
 )

@@ -24,9 +24,16 @@ from services.admission.jobs import Jobs
 from services.admission.logs import Logs
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
+from services.admission.repository.webhooks import WebhookRepository
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
+from services.admission.webhooks.addresses import AddressRules
+from services.admission.webhooks.endpoints import webhook_routes
+from services.admission.webhooks.publishing import Publisher
+from services.admission.webhooks.sending import Sender, SendingRules
+from services.admission.webhooks.service import Webhooks
+from services.admission.webhooks.signing import Signer
 from services.db.engine import create_engine, is_connection_error, ping
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import new_session
@@ -39,6 +46,7 @@ from services.kit.tasks import end_tasks, repeat
 log = Log(__name__)
 
 MAX_GROUP_BYTES = 128 * 1024 * 1024
+FORGET_S = 3_600.0
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
@@ -70,14 +78,25 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
         app.include_router(budget_routes(budgets))
+        addresses, signer = AddressRules(settings.webhook_networks), Signer(settings.service_token)
+        rules = SendingRules(settings.webhook_timeout_s, settings.webhook_retry_s, settings.webhook_disable_after_s)
+        sender = Sender(engine, signer, addresses, rules)
+        publisher = Publisher(engine, settings.webhook_settle_s)
+        webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
+        app.include_router(webhook_routes(webhooks))
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir):
             show_secret(secret, settings.data_dir)
         counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")
-        tasks = [asyncio.create_task(work) for work in (committer.run(), hints.run(), counting)]
+        publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")
+        sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
+        forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
+        loops = (committer.run(), hints.run(), counting, publishing, sending, forgetting)
+        tasks = [asyncio.create_task(work) for work in loops]
         try:
             yield
         finally:
             await end_tasks(tasks)
+            await sender.close()
             await session.close()
             await redis.aclose()
             await engine.dispose()
@@ -88,6 +107,10 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
 
     async def readiness() -> None:
         await ping(engine)
+
+    async def forget_messages() -> None:
+        async with engine.begin() as connection:
+            await WebhookRepository(connection).forget(settings.webhook_retention_s)
 
     engine = create_engine(settings.database_url, application_name="admission")
     app = create_service(

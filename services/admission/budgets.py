@@ -11,14 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.admission.repository.budgets import BudgetRepository
+from services.admission.repository.webhooks import write_event
 from services.contracts.budgets import Budget, BudgetList, BudgetQuantity, BudgetSpec
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.webhooks import BudgetExceeded, WebhookEvent
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
@@ -93,11 +95,29 @@ class Budgets:
                 amount = used[budget.tenant_id, budget.project, budget.quantity]
                 exceeded = amount >= budget.amount
                 detail = describe(budget, amount, month)
+                if exceeded and not (budget.exceeded and budget.month == month):
+                    await self._record_excess(connection, budget, amount, month, detail)
                 await repository.note(budget.id, month=month, used=amount, exceeded=exceeded, detail=detail)
             held, released, warned = await repository.enforce()
         if held or released or warned:
             log.info("budgets.enforced", held=held, released=released, warned=warned)
             self._on_change()
+
+    @staticmethod
+    async def _record_excess(connection: AsyncConnection, budget: Budget, used: float, month: str, detail: str) -> None:
+        excess = BudgetExceeded(
+            budget_id=budget.id,
+            tenant_id=budget.tenant_id,
+            project=budget.project,
+            quantity=budget.quantity,
+            amount=budget.amount,
+            used=used,
+            month=month,
+            action=budget.action,
+            detail=detail,
+        )
+        data = excess.model_dump(mode="json")
+        await write_event(connection, WebhookEvent.BUDGET_EXCEEDED, budget.tenant_id, budget.project, data)
 
 
 def describe(budget: Budget, used: float, month: str) -> str:

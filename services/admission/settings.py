@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.kit.settings import SharedSettings
+
+
+def _networks(value: Any) -> Any:
+    """Read `10.0.0.0/8,fd00::/8`."""
+    if not isinstance(value, str):
+        return value
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    try:
+        return tuple(ip_network(word) for word in words)
+    except ValueError as error:
+        raise ValueError(f"must be networks separated by commas, such as 10.0.0.0/8,127.0.0.0/8 ({error})") from error
+
+
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)]
 
 
 class AdmissionSettings(SharedSettings):
@@ -35,6 +52,28 @@ class AdmissionSettings(SharedSettings):
         default=15, gt=0, description="An event stream without events gets a comment this often."
     )
     log_poll_s: float = Field(default=0.4, gt=0, description="How often new output is read while a client follows it.")
+    webhook_networks: Networks = Field(
+        default=(),
+        description="Networks besides public addresses that webhooks may be sent to, also over http, such as "
+        "10.0.0.0/8,127.0.0.0/8.",
+    )
+    webhook_poll_s: float = Field(
+        default=1, gt=0, le=3_600, description="How often webhooks' messages are made and sent."
+    )
+    webhook_timeout_s: float = Field(default=10, gt=0, le=25, description="How long one attempt may take.")
+    webhook_settle_s: float = Field(
+        default=10, ge=0, le=3_600, description="How long after a job's end its message is made, for the last energy."
+    )
+    webhook_retry_s: float = Field(
+        default=3 * 86_400, gt=0, le=30 * 86_400, description="How long a message is attempted before it is given up."
+    )
+    webhook_disable_after_s: float = Field(
+        default=5 * 86_400, gt=0, le=60 * 86_400, description="A webhook that only failed for so long is disabled."
+    )
+    webhook_retention_s: float = Field(
+        default=14 * 86_400, gt=0, description="How long messages are kept once they were accepted or given up."
+    )
+    webhooks_per_tenant: int = Field(default=20, ge=0, le=1_000, description="Most webhooks of one tenant.")
     agent_timeout_s: float = Field(
         default=5, gt=0, description="How long a node may take to answer a request for output."
     )

@@ -23,6 +23,7 @@ from services.cli import (
     report,
     serving,
     simulate,
+    webhooks,
 )
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 ROOMS = (
     *(local, jobs, cluster, clusters, access, budgets, report, serving),
-    *(endpoints, export, simulate, fit, plan, demo),
+    *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:
     room.register(app)

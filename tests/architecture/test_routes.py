@@ -24,6 +24,7 @@ from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
+from services.admission.webhooks.endpoints import webhook_routes
 from services.contracts.identity import Role
 from services.kit.identity import Operator, RequireRole
 from tests.architecture.test_imports import ROOT, ROOTS
@@ -32,7 +33,12 @@ UNUSED: Any = None
 """In place of what a router's functions call."""
 
 ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
-    Upstream.ADMISSION: (job_routes(UNUSED, UNUSED, UNUSED, UNUSED), access_routes(UNUSED), budget_routes(UNUSED)),
+    Upstream.ADMISSION: (
+        job_routes(UNUSED, UNUSED, UNUSED, UNUSED),
+        access_routes(UNUSED),
+        budget_routes(UNUSED),
+        webhook_routes(UNUSED),
+    ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
     Upstream.SERVING: (services.serving.endpoints.router, services.serving.routing_endpoints.router),

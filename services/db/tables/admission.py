@@ -10,6 +10,7 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Float,
     ForeignKey,
@@ -99,6 +100,74 @@ budgets = Table(
 )
 """What a project (empty: the whole tenant) may use per month, and how much of it is used. The scheduler starts no
 queued job of a project whose budget is ``exceeded`` and whose ``action`` is ``hold``."""
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id"), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("events", ARRAY(Text), nullable=False),
+    Column("project", Text),
+    Column("secret_revision", Integer, nullable=False, server_default=text("1")),
+    Column("secret_sha256", LargeBinary, nullable=False),
+    Column("previous_secret_until", Timestamp),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("enabled_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("disabled_at", Timestamp),
+    Column("disabled_reason", Text),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("failing_since", Timestamp),
+    Column("paused_until", Timestamp),
+    Index("webhooks_by_tenant", "tenant_id", "id"),
+)
+"""Where messages go. Secrets are derived from the installation's and ``secret_revision``; only their hash is here.
+``failures`` counts the attempts that failed since the last that succeeded; nothing is sent until ``paused_until``."""
+
+webhook_events = Table(
+    "webhook_events",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=True),
+    Column("type", Text, nullable=False),
+    Column("tenant_id", Text),
+    Column("project", Text),
+    Column("at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("data", JSONB, nullable=False),
+)
+"""Budgets that were exceeded and nodes that were lost (by the scheduler), written in the transaction that finds out.
+Admission turns each into deliveries and deletes it in one transaction; without a tenant, it concerns operators."""
+
+webhook_position = Table(
+    "webhook_position",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("transaction_id", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    CheckConstraint("id = 1", name="webhook_position_one_row"),
+)
+"""The place in ``job_events`` up to which ends of jobs have become deliveries; it moves in the same transaction."""
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("webhook_id", Text, ForeignKey("webhooks.id", ondelete="CASCADE"), nullable=False),
+    Column("type", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("state", Text, nullable=False, server_default=text("'pending'")),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("attempted_at", Timestamp),
+    Column("next_attempt_at", Timestamp, server_default=text("now()")),
+    Column("ended_at", Timestamp),
+    Column("status", Integer),
+    Column("error", Text),
+    Index("webhook_deliveries_due", "webhook_id", "next_attempt_at", postgresql_where=text("state = 'pending'")),
+    Index("webhook_deliveries_by_webhook", "webhook_id", "id"),
+    Index("webhook_deliveries_ended", "ended_at"),
+)
+"""Messages. An attempt moves ``next_attempt_at`` past its own time-out before it begins, so that no other process makes
+it too, and that it is repeated if this process dies."""
 
 submissions = Table(
     "submissions",

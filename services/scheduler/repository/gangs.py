@@ -111,6 +111,18 @@ SELECT a.id, n.id, 'lost', 'The node was lost.'
 ON CONFLICT DO NOTHING
 """
 
+LOSE = """
+WITH lost AS (
+    UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[]) RETURNING id, zone, heartbeat_at, devices
+)
+INSERT INTO webhook_events (type, data)
+SELECT 'node.lost', jsonb_build_object(
+           'node_id', n.id, 'zone', n.zone, 'gpus', jsonb_array_length(n.devices), 'last_heartbeat_at', n.heartbeat_at,
+           'job_ids', (SELECT coalesce(jsonb_agg(DISTINCT a.job_id ORDER BY a.job_id), '[]') FROM device_claims c
+                         JOIN allocations a ON a.id = c.allocation_id WHERE c.node_id = n.id))
+  FROM lost n
+"""
+
 CONTROLLED = """
 SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a
 """
@@ -356,7 +368,7 @@ async def end(connection: Connection, allocation_id: str, reason: str) -> float:
 async def lose_nodes(connection: Connection, node_ids: Sequence[str]) -> None:
     """Give nodes up, with their shares of the gangs they hold devices for; the nodes' rows are locked."""
     names = list(node_ids)
-    await connection.execute("UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[])", names)
+    await connection.execute(LOSE, names)
     await connection.execute(LOSE_SHARES, names)
     # A node may run what it holds devices for: should it come back, the answer to its heartbeat names none of them.
     await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", names)

@@ -1,0 +1,339 @@
+"""Webhooks, the events that they are sent, and the deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import RowMapping, delete, func, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.admission.repository.events import LAST, Position
+from services.contracts.webhooks import Webhook, WebhookDelivery, WebhookEvent, WebhookSpec
+from services.db.tables.admission import webhook_deliveries, webhook_events, webhooks
+
+SHOWN = 20
+PAGE = 500
+LARGEST_MOVE = 1_000
+"""Transactions that the position may fall behind while no job of interest ends, so that it is not written always."""
+
+_HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+
+_ENDS = text(f"""
+WITH horizon AS ({_HORIZON} AS xid)
+SELECT e.transaction_id, e.sequence, e.at, e.at > now() - make_interval(secs => :settle_s) AS is_young,
+    j.id AS job_id, j.tenant_id, j.name, j.project, j.state, j.reason, j.detail, j.exit_code, j.submitted_at,
+    j.started_at, coalesce(j.ended_at, e.at) AS ended_at,
+    f.energy_j, f.gpu_energy_j, f.carbon_gco2, f.gpu_s, f.estimated_energy_j
+FROM horizon, job_events e JOIN jobs j ON j.id = e.job_id LEFT JOIN job_footprints f ON f.job_id = e.job_id
+WHERE (e.transaction_id, e.sequence) > (:xid, :sequence) AND e.transaction_id < horizon.xid
+    AND e.type IN ('job.succeeded', 'job.failed', 'job.cancelled')
+    AND e.tenant_id IN (SELECT tenant_id FROM webhooks WHERE disabled_at IS NULL AND :event = ANY(events))
+ORDER BY e.transaction_id, e.sequence LIMIT :page
+""")
+
+_MOVE = text("UPDATE webhook_position SET transaction_id = :xid, sequence = :sequence")
+
+_BEGIN = text(f"""
+UPDATE webhook_position SET transaction_id = ({_HORIZON}) - 1, sequence = {LAST}
+WHERE NOT EXISTS (SELECT FROM webhooks WHERE disabled_at IS NULL)
+""")
+
+_DUE = text("""
+SELECT id FROM webhooks w WHERE disabled_at IS NULL AND coalesce(paused_until <= now(), true) AND EXISTS (
+    SELECT FROM webhook_deliveries d WHERE d.webhook_id = w.id AND d.state = 'pending' AND d.next_attempt_at <= now())
+ORDER BY id
+""")
+
+_CLAIM = text("""
+WITH hook AS (
+    SELECT * FROM webhooks WHERE id = :id AND disabled_at IS NULL AND coalesce(paused_until <= now(), true)
+), chosen AS (
+    SELECT d.id FROM webhook_deliveries d
+    WHERE d.webhook_id = (SELECT id FROM hook) AND d.state = 'pending' AND d.next_attempt_at <= now()
+    ORDER BY d.next_attempt_at, d.id LIMIT (SELECT CASE WHEN failures > 0 THEN 1 ELSE :batch END FROM hook)
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE webhook_deliveries d
+SET attempts = attempts + 1, attempted_at = now(), next_attempt_at = now() + make_interval(secs => :lease_s)
+FROM chosen, hook WHERE d.id = chosen.id
+RETURNING d.id, d.body, d.attempts, extract(epoch FROM now() - d.created_at)::float8 AS age_s,
+    hook.id AS webhook_id, hook.url, hook.secret_revision, hook.secret_sha256,
+    coalesce(hook.previous_secret_until > now(), false) AS overlaps
+""")
+
+_FAILED = text("""
+UPDATE webhooks SET failures = failures + 1, failing_since = coalesce(failing_since, now()),
+    paused_until = greatest(paused_until, now() + make_interval(
+        secs => greatest(cast(:wait_s AS float8), least(cast(:longest_s AS float8), power(2, least(failures, 20))))))
+WHERE id = :id AND disabled_at IS NULL
+RETURNING failing_since < now() - make_interval(secs => :disable_after_s) AS is_hopeless
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A delivery that this process is to attempt now.
+
+    Attributes:
+        id: Of the delivery.
+        attempts: How many attempts were made, this one included.
+        age_s: Seconds since the message was made.
+        overlaps: Whether the message is signed with the secret before this one as well.
+    """
+
+    id: str
+    body: str
+    attempts: int
+    age_s: float
+    webhook_id: str
+    url: str
+    secret_revision: int
+    secret_sha256: bytes
+    overlaps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelivery:
+    """A message for one webhook."""
+
+    id: str
+    webhook_id: str
+    type: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """What decides whether a webhook is sent an event."""
+
+    id: str
+    tenant_id: str
+    events: frozenset[str]
+    project: str | None
+    enabled_at: datetime
+
+    def wants(self, event: str, tenant_id: str | None, project: str | None, at: datetime) -> bool:
+        """Return whether an event is for this webhook; ``tenant_id`` is None for events of the cluster."""
+        return (
+            event in self.events
+            and tenant_id in (None, self.tenant_id)
+            and (self.project is None or self.project == project)
+            and at >= self.enabled_at
+        )
+
+
+async def write_event(
+    connection: AsyncConnection, event: WebhookEvent, tenant_id: str, project: str | None, data: dict[str, Any]
+) -> None:
+    """Record an event, in the transaction of what it is about."""
+    values = {"type": event.value, "tenant_id": tenant_id, "project": project, "data": data}
+    await connection.execute(insert(webhook_events).values(**values))
+
+
+class WebhookRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def insert(self, webhook_id: str, tenant_id: str, spec: WebhookSpec, secret_sha256: bytes) -> Webhook:
+        """Store a webhook."""
+        values = {**spec.model_dump(mode="json"), "id": webhook_id, "tenant_id": tenant_id}
+        query = insert(webhooks).values(**values, secret_sha256=secret_sha256).returning(webhooks)
+        return _webhook((await self._connection.execute(query)).mappings().one())
+
+    async def all(self, tenant_id: str | None) -> list[Webhook]:
+        """Return the webhooks of a tenant (None: of all), oldest first."""
+        query = select(webhooks).order_by(webhooks.c.id)
+        if tenant_id is not None:
+            query = query.where(webhooks.c.tenant_id == tenant_id)
+        return [_webhook(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def count(self, tenant_id: str) -> int:
+        """Return how many webhooks a tenant has; the tenant's row is locked, so that none is added meanwhile."""
+        await self._connection.execute(text("SELECT id FROM tenants WHERE id = :id FOR UPDATE"), {"id": tenant_id})
+        query = select(func.count()).select_from(webhooks).where(webhooks.c.tenant_id == tenant_id)
+        return (await self._connection.execute(query)).scalar_one()
+
+    async def find(self, webhook_id: str, tenant_id: str | None, *, lock: bool = False) -> Webhook | None:
+        """Return a webhook if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
+        query = select(webhooks).where(webhooks.c.id == webhook_id)
+        if tenant_id is not None:
+            query = query.where(webhooks.c.tenant_id == tenant_id)
+        if lock:
+            query = query.with_for_update()
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _webhook(row)
+
+    async def deliveries(self, webhook_id: str) -> list[WebhookDelivery]:
+        """Return the last messages of a webhook, newest first."""
+        query = select(webhook_deliveries).where(webhook_deliveries.c.webhook_id == webhook_id)
+        query = query.order_by(webhook_deliveries.c.id.desc()).limit(SHOWN)
+        return [_delivery(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def delivery(self, delivery_id: str) -> WebhookDelivery | None:
+        """Return a message; None if its webhook was deleted meanwhile."""
+        query = select(webhook_deliveries).where(webhook_deliveries.c.id == delivery_id)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _delivery(row)
+
+    async def delete(self, webhook_id: str) -> None:
+        """Delete a webhook and its messages."""
+        await self._connection.execute(delete(webhooks).where(webhooks.c.id == webhook_id))
+
+    async def revision(self, webhook_id: str) -> int:
+        """Return which secret a webhook has."""
+        query = select(webhooks.c.secret_revision).where(webhooks.c.id == webhook_id)
+        return (await self._connection.execute(query)).scalar_one()
+
+    async def rotate(self, webhook_id: str, revision: int, secret_sha256: bytes, overlap_s: float) -> None:
+        """Give a webhook another secret; messages are signed with the one before as well for ``overlap_s``."""
+        until = func.now() + timedelta(seconds=overlap_s)
+        values = {"secret_revision": revision, "secret_sha256": secret_sha256, "previous_secret_until": until}
+        await self._connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(**values))
+
+    async def begin(self) -> None:
+        """Skip the ends of jobs so far if no webhook is enabled; call it before one is."""
+        await self._connection.execute(text("SELECT id FROM webhook_position FOR UPDATE"))
+        await self._connection.execute(_BEGIN)
+
+    async def enable(self, webhook_id: str) -> None:
+        """Send a webhook what happens from now on."""
+        cleared = {"disabled_at": None, "disabled_reason": None, "failing_since": None, "paused_until": None}
+        query = update(webhooks).where(webhooks.c.id == webhook_id)
+        await self._connection.execute(query.values(**cleared, failures=0, enabled_at=func.now()))
+
+    async def disable(self, webhook_id: str, reason: str) -> None:
+        """Send a webhook nothing more, and give up what waits."""
+        query = update(webhooks).where(webhooks.c.id == webhook_id)
+        await self._connection.execute(query.values(disabled_at=func.now(), disabled_reason=reason))
+        waiting = update(webhook_deliveries).where(
+            webhook_deliveries.c.webhook_id == webhook_id, webhook_deliveries.c.state == "pending"
+        )
+        ended = {"state": "failed", "ended_at": func.now(), "next_attempt_at": None}
+        await self._connection.execute(waiting.values(**ended, error="the webhook was disabled"))
+
+    async def lock_position(self) -> Position | None:
+        """Return up to where ends of jobs have become deliveries; None if another process is moving it."""
+        query = text("SELECT transaction_id, sequence FROM webhook_position FOR UPDATE SKIP LOCKED")
+        row = (await self._connection.execute(query)).one_or_none()
+        return None if row is None else Position(row.transaction_id, row.sequence)
+
+    async def receivers(self) -> list[Receiver]:
+        """Return the webhooks that are enabled."""
+        query = select(webhooks).where(webhooks.c.disabled_at.is_(None)).order_by(webhooks.c.id)
+        rows = (await self._connection.execute(query)).mappings()
+        return [
+            Receiver(row["id"], row["tenant_id"], frozenset(row["events"]), row["project"], row["enabled_at"])
+            for row in rows
+        ]
+
+    async def take_events(self) -> Sequence[RowMapping]:
+        """Delete the oldest recorded events and return them."""
+        chosen = select(webhook_events.c.id).order_by(webhook_events.c.id).limit(PAGE).with_for_update(skip_locked=True)
+        query = delete(webhook_events).where(webhook_events.c.id.in_(chosen)).returning(webhook_events)
+        found = (await self._connection.execute(query)).mappings().all()
+        return sorted(found, key=lambda row: row["id"])
+
+    async def ends(self, after: Position, settle_s: float) -> Sequence[RowMapping]:
+        """Return a page of the ends of jobs after a position, in order, with the jobs and their footprints."""
+        values = {"xid": after.transaction_id, "sequence": after.sequence, "settle_s": settle_s, "page": PAGE}
+        return (await self._connection.execute(_ENDS, {**values, "event": WebhookEvent.JOB_ENDED})).mappings().all()
+
+    async def move(self, position: Position) -> None:
+        """Store up to where ends of jobs have become deliveries."""
+        await self._connection.execute(_MOVE, {"xid": position.transaction_id, "sequence": position.sequence})
+
+    async def horizon(self) -> Position:
+        """Return the position after everything that can be read now."""
+        return Position((await self._connection.execute(text(_HORIZON))).scalar_one() - 1, LAST)
+
+    async def add(self, deliveries: Sequence[NewDelivery]) -> None:
+        """Store messages that are due at once."""
+        rows = [{"id": d.id, "webhook_id": d.webhook_id, "type": d.type, "body": d.body} for d in deliveries]
+        if rows:
+            await self._connection.execute(insert(webhook_deliveries), rows)
+
+    async def due(self) -> list[str]:
+        """Return the webhooks that have messages to send now."""
+        return [row.id for row in await self._connection.execute(_DUE)]
+
+    async def claim(self, webhook_id: str, *, batch: int, lease_s: float) -> list[Attempt]:
+        """Return the messages of a webhook to attempt now: one while it fails, else up to ``batch``.
+
+        They are due again after ``lease_s`` unless their outcome is stored until then.
+        """
+        values = {"id": webhook_id, "batch": batch, "lease_s": lease_s}
+        return [Attempt(**row) for row in (await self._connection.execute(_CLAIM, values)).mappings()]
+
+    async def claim_new(self, delivery: NewDelivery, lease_s: float) -> Attempt:
+        """Store a message that this process attempts at once."""
+        query = insert(webhook_deliveries).values(
+            id=delivery.id,
+            webhook_id=delivery.webhook_id,
+            type=delivery.type,
+            body=delivery.body,
+            attempts=1,
+            attempted_at=func.now(),
+            next_attempt_at=func.now() + timedelta(seconds=lease_s),
+        )
+        await self._connection.execute(query)
+        found = select(
+            webhooks.c.url,
+            webhooks.c.secret_revision,
+            webhooks.c.secret_sha256,
+            func.coalesce(webhooks.c.previous_secret_until > func.now(), False).label("overlaps"),
+        ).where(webhooks.c.id == delivery.webhook_id)
+        row = (await self._connection.execute(found)).mappings().one()
+        return Attempt(delivery.id, delivery.body, 1, 0.0, delivery.webhook_id, **row)
+
+    async def end(self, attempt: Attempt, state: str, status: int | None, error: str | None) -> None:
+        """Store that a message was accepted or given up, unless a later attempt has begun."""
+        await self._note(attempt, state=state, status=status, error=error, ended_at=func.now(), next_attempt_at=None)
+
+    async def postpone(self, attempt: Attempt, delay_s: float, status: int | None, error: str | None) -> None:
+        """Store that an attempt failed, and when the next one begins."""
+        next_at = func.now() + timedelta(seconds=delay_s)
+        await self._note(attempt, status=status, error=error, next_attempt_at=next_at)
+
+    async def _note(self, attempt: Attempt, **values: Any) -> None:
+        query = update(webhook_deliveries).where(
+            webhook_deliveries.c.id == attempt.id,
+            webhook_deliveries.c.state == "pending",
+            webhook_deliveries.c.attempts == attempt.attempts,
+        )
+        await self._connection.execute(query.values(**values))
+
+    async def succeeded(self, webhook_id: str) -> None:
+        """Store that a webhook accepted a message."""
+        cleared = {"failing_since": None, "paused_until": None}
+        query = update(webhooks).where(webhooks.c.id == webhook_id, webhooks.c.failing_since.is_not(None))
+        await self._connection.execute(query.values(**cleared, failures=0))
+
+    async def failed(self, webhook_id: str, *, wait_s: float, longest_s: float, disable_after_s: float) -> bool:
+        """Store that an attempt failed, and pause the webhook: 1, 2, 4, ... up to ``longest_s``, at least ``wait_s``.
+
+        Return whether it is enabled and only failed for ``disable_after_s``.
+        """
+        values = {"wait_s": wait_s, "longest_s": longest_s, "disable_after_s": disable_after_s}
+        row = (await self._connection.execute(_FAILED, {"id": webhook_id, **values})).one_or_none()
+        return row is not None and row.is_hopeless
+
+    async def forget(self, retention_s: float) -> int:
+        """Delete messages that ended that long ago; return how many."""
+        before = func.now() - timedelta(seconds=retention_s)
+        query = delete(webhook_deliveries).where(webhook_deliveries.c.ended_at < before)
+        return (await self._connection.execute(query)).rowcount
+
+
+def _webhook(row: RowMapping) -> Webhook:
+    given = {name: row[name] for name in Webhook.model_fields if name != "enabled"}
+    return Webhook.model_validate({**given, "enabled": row["disabled_at"] is None})
+
+
+def _delivery(row: RowMapping) -> WebhookDelivery:
+    given = {name: row[name] for name in WebhookDelivery.model_fields if name != "event"}
+    return WebhookDelivery.model_validate({**given, "event": row["type"]})

@@ -1,0 +1,102 @@
+"""Events become deliveries.
+
+Ends of jobs are read from ``job_events``, which is written in the transaction that ends a job, from a stored position
+on; budgets and nodes from ``webhook_events``. Deliveries are inserted in the transaction that moves the position and
+deletes those rows: each event becomes one delivery for each webhook that wants it, whenever this process dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.repository.events import Position
+from services.admission.repository.webhooks import LARGEST_MOVE, PAGE, NewDelivery, Receiver, WebhookRepository
+from services.contracts.jobs import JobFootprint
+from services.contracts.webhooks import (
+    BudgetExceeded,
+    BudgetExceededMessage,
+    JobEnded,
+    JobEndedMessage,
+    NodeLost,
+    NodeLostMessage,
+    WebhookEvent,
+    WebhookMessage,
+)
+from services.kit.ids import new_id
+
+
+class Publisher:
+    """Makes deliveries of what has happened since the last time."""
+
+    def __init__(self, engine: AsyncEngine, settle_s: float) -> None:
+        self._engine = engine
+        self._settle_s = settle_s
+
+    async def publish(self) -> int:
+        """Make the deliveries of all events that are ready, and return how many.
+
+        The end of a job is ready ``settle_s`` after it: until then its nodes may report energy.
+        """
+        made = 0
+        while True:
+            added, is_last = await self._publish_page()
+            made += added
+            if is_last:
+                return made
+
+    async def _publish_page(self) -> tuple[int, bool]:
+        async with self._engine.begin() as connection:
+            repository = WebhookRepository(connection)
+            position = await repository.lock_position()
+            if position is None:
+                return 0, True
+            receivers = await repository.receivers()
+            events = await repository.take_events()
+            deliveries = [made for row in events for made in _deliveries_of_event(row, receivers)]
+            is_last = len(events) < PAGE
+            if receivers:
+                horizon = await repository.horizon()  # before the page is read, so that it skips nothing
+                ends = await repository.ends(position, self._settle_s)
+                ready = _ready(ends)
+                deliveries += [made for row in ready for made in _deliveries_of_end(row, receivers)]
+                reached = Position(ready[-1]["transaction_id"], ready[-1]["sequence"]) if ready else position
+                if len(ready) == len(ends) < PAGE and horizon.transaction_id - reached.transaction_id > LARGEST_MOVE:
+                    reached = horizon
+                if reached != position:
+                    await repository.move(reached)
+                is_last = is_last and len(ready) < PAGE
+            await repository.add(deliveries)
+        return len(deliveries), is_last
+
+
+def _ready(ends: Sequence[RowMapping]) -> Sequence[RowMapping]:
+    """Return the ends before the first one that is too young; the position cannot pass that."""
+    young = next((index for index, row in enumerate(ends) if row["is_young"]), len(ends))
+    return ends[:young]
+
+
+def _deliveries_of_end(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
+    footprint = {name: row[name] for name in JobFootprint.model_fields if row[name] is not None}
+    values = {name: row[name] for name in JobEnded.model_fields if name != "footprint"}
+    ended = JobEnded.model_validate({**values, "footprint": footprint})
+    message = JobEndedMessage(timestamp=row["at"], data=ended)
+    wanted = [r for r in receivers if r.wants(WebhookEvent.JOB_ENDED, ended.tenant_id, ended.project, row["at"])]
+    return [delivery_of(receiver.id, message) for receiver in wanted]
+
+
+def _deliveries_of_event(row: RowMapping, receivers: Iterable[Receiver]) -> list[NewDelivery]:
+    message: WebhookMessage
+    if row["type"] == WebhookEvent.NODE_LOST:
+        message = NodeLostMessage(timestamp=row["at"], data=NodeLost.model_validate(row["data"]))
+    else:
+        message = BudgetExceededMessage(timestamp=row["at"], data=BudgetExceeded.model_validate(row["data"]))
+    wanted = [r for r in receivers if r.wants(row["type"], row["tenant_id"], row["project"], row["at"])]
+    return [delivery_of(receiver.id, message) for receiver in wanted]
+
+
+def delivery_of(webhook_id: str, message: WebhookMessage) -> NewDelivery:
+    """Return a message as a delivery; its body is kept as it is, so that every attempt sends the same."""
+    return NewDelivery(new_id("msg"), webhook_id, message.type, message.model_dump_json())

@@ -1,0 +1,158 @@
+"""Use cases on webhooks."""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from services.admission.jobs import visible_tenant
+from services.admission.repository.audit import write_audit
+from services.admission.repository.webhooks import WebhookRepository
+from services.admission.webhooks.addresses import AddressRules, fault_of
+from services.admission.webhooks.publishing import delivery_of
+from services.admission.webhooks.sending import Sender
+from services.admission.webhooks.signing import Signer, fingerprint
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.webhooks import (
+    NewWebhook,
+    Ping,
+    PingMessage,
+    Webhook,
+    WebhookChange,
+    WebhookDelivery,
+    WebhookDetail,
+    WebhookEvent,
+    WebhookList,
+    WebhookRotation,
+    WebhookSpec,
+)
+from services.kit.ids import new_id, utc_now
+from services.kit.problems import ProblemError, not_found
+
+WEBHOOK_ID = r"webhook_[0-9a-z]{26}"
+
+
+class Webhooks:
+    """Manages webhooks, and sends test messages."""
+
+    def __init__(
+        self, engine: AsyncEngine, signer: Signer, addresses: AddressRules, sender: Sender, *, max_per_tenant: int
+    ) -> None:
+        self._engine = engine
+        self._signer = signer
+        self._addresses = addresses
+        self._sender = sender
+        self._max_per_tenant = max_per_tenant
+
+    async def create(self, caller: Identity, spec: WebhookSpec) -> NewWebhook:
+        """Create a webhook of the caller's tenant; only this answer contains its secret.
+
+        Raises:
+            ProblemError: 403 for events of the cluster or one webhook too many; 422 for an address that is refused.
+        """
+        if WebhookEvent.NODE_LOST in spec.events:
+            if not caller.is_operator:
+                raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may have node.lost sent.")
+            if spec.project is not None:
+                raise _invalid("/project", "must be left out: node.lost belongs to no project")
+        if fault := await fault_of(spec.url, self._addresses):
+            raise _invalid("/url", fault)
+        webhook_id = new_id("webhook")
+        secret = self._signer.secret(webhook_id, 1)
+        async with self._engine.begin() as connection:
+            repository = WebhookRepository(connection)
+            if await repository.count(caller.tenant_id) >= self._max_per_tenant:
+                detail = f"A tenant may have {self._max_per_tenant} webhooks; delete one first."
+                raise ProblemError(403, ProblemCode.QUOTA_EXCEEDED, detail)
+            await repository.begin()
+            made = await repository.insert(webhook_id, caller.tenant_id, spec, fingerprint(secret))
+            await write_audit(connection, caller, "webhook.created", webhook_id, url=spec.url, events=spec.events)
+        return NewWebhook(**made.model_dump(), secret=secret)
+
+    async def list(self, caller: Identity) -> WebhookList:
+        """Return the webhooks of the caller's tenant; an operator sees all."""
+        async with self._engine.connect() as connection:
+            return WebhookList(items=await WebhookRepository(connection).all(visible_tenant(caller)))
+
+    async def get(self, caller: Identity, webhook_id: str) -> WebhookDetail:
+        """Return a webhook and its last messages."""
+        async with self._engine.connect() as connection:
+            repository = WebhookRepository(connection)
+            found = await repository.find(_checked(webhook_id), visible_tenant(caller))
+            if found is None:
+                raise not_found("webhook")
+            return WebhookDetail(**found.model_dump(), deliveries=await repository.deliveries(webhook_id))
+
+    async def change(self, caller: Identity, webhook_id: str, change: WebhookChange) -> Webhook:
+        """Enable or disable a webhook; the rest of a webhook never changes."""
+        async with self._engine.begin() as connection:
+            repository = WebhookRepository(connection)
+            if change.enabled:
+                await repository.begin()  # before the webhook's row is locked, as by the process that makes deliveries
+            found = await self._lock(connection, caller, webhook_id)
+            if found.enabled == change.enabled:
+                return found
+            if change.enabled:
+                await repository.enable(webhook_id)
+                await write_audit(connection, caller, "webhook.enabled", webhook_id, url=found.url)
+            else:
+                await repository.disable(webhook_id, "disabled by hand")
+                await write_audit(connection, caller, "webhook.disabled", webhook_id, url=found.url, reason="by hand")
+            return await self._lock(connection, caller, webhook_id)
+
+    async def test(self, caller: Identity, webhook_id: str) -> WebhookDelivery:
+        """Send a test message, once, and return what became of it."""
+        async with self._engine.begin() as connection:
+            await self._lock(connection, caller, webhook_id)
+        delivery = delivery_of(webhook_id, PingMessage(timestamp=utc_now(), data=Ping(webhook_id=webhook_id)))
+        await self._sender.send_once(delivery)
+        async with self._engine.connect() as connection:
+            found = await WebhookRepository(connection).delivery(delivery.id)
+        if found is None:
+            raise not_found("webhook")
+        return found
+
+    async def rotate(self, caller: Identity, webhook_id: str, rotation: WebhookRotation) -> NewWebhook:
+        """Give a webhook a new secret; messages are signed with the old one as well until the overlap ends."""
+        async with self._engine.begin() as connection:
+            found = await self._lock(connection, caller, webhook_id)
+            repository = WebhookRepository(connection)
+            revision = await repository.revision(webhook_id) + 1
+            secret = self._signer.secret(webhook_id, revision)
+            await repository.rotate(webhook_id, revision, fingerprint(secret), rotation.overlap_s)
+            await write_audit(connection, caller, "webhook.rotated", webhook_id, overlap_s=rotation.overlap_s)
+        return NewWebhook(**found.model_dump(), secret=secret)
+
+    async def delete(self, caller: Identity, webhook_id: str) -> None:
+        """Delete a webhook, with the messages that wait."""
+        async with self._engine.begin() as connection:
+            found = await self._lock(connection, caller, webhook_id)
+            await WebhookRepository(connection).delete(webhook_id)
+            await write_audit(connection, caller, "webhook.deleted", webhook_id, url=found.url)
+
+    @staticmethod
+    async def _lock(connection: AsyncConnection, caller: Identity, webhook_id: str) -> Webhook:
+        """Return a webhook that the caller may change.
+
+        Raises:
+            ProblemError: 404; 403 for one that an operator made for events of the cluster.
+        """
+        found = await WebhookRepository(connection).find(_checked(webhook_id), visible_tenant(caller), lock=True)
+        if found is None:
+            raise not_found("webhook")
+        if WebhookEvent.NODE_LOST in found.events and not caller.is_operator:
+            raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may change a webhook with node.lost.")
+        return found
+
+
+def _checked(webhook_id: str) -> str:
+    if not re.fullmatch(WEBHOOK_ID, webhook_id):
+        raise not_found("webhook")
+    return webhook_id
+
+
+def _invalid(pointer: str, detail: str) -> ProblemError:
+    error = FieldError(pointer=pointer, detail=detail)
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, f"{pointer[1:]}: {detail}", errors=[error])

@@ -1,0 +1,470 @@
+"""Webhooks: who may have what sent, and messages from the event to their acceptance."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.budgets import Budgets
+from services.admission.webhooks.addresses import AddressRules
+from services.admission.webhooks.publishing import Publisher
+from services.admission.webhooks.sending import Sender, SendingRules
+from services.admission.webhooks.signing import Signer
+from services.db.database import Database
+from services.db.engine import create_engine
+from services.scheduler.repository import gangs
+from tests.admission.conftest import admission_on
+from tests.admission.installation import Admission
+from tests.admission.webhook_receiver import Received, Receiver, receiving
+from tests.support.services import TOKEN
+
+LOOPBACK = AddressRules([ip_network("127.0.0.0/8")])
+RULES = SendingRules(timeout_s=5, retry_s=100, disable_after_s=5 * 86_400)
+
+
+@pytest.fixture(scope="module")
+async def admission(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Admission]:
+    """Admission whose own loops do nothing for as long as the tests run."""
+    folder: Path = tmp_path_factory.mktemp("admission")
+    quiet = {"webhook_poll_s": 3_600.0, "budget_interval_s": 3_600.0}
+    async with admission_on(database_url, redis_url, folder, webhook_networks="127.0.0.0/8", **quiet) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    made = create_engine(database_url)
+    yield made
+    await made.dispose()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as found:
+        yield found
+
+
+@pytest.fixture
+async def publisher(engine: AsyncEngine) -> Publisher:
+    """Makes messages of all that happened, however recent."""
+    return Publisher(engine, settle_s=0)
+
+
+@pytest.fixture
+async def sender(engine: AsyncEngine) -> AsyncIterator[Sender]:
+    made = Sender(engine, Signer(TOKEN), LOOPBACK, RULES, random_factor=lambda: 1.0)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def tenant(admission: Admission, request: pytest.FixtureRequest) -> str:
+    """A tenant for this test alone, so that the webhooks of others are sent nothing of it."""
+    return await admission.make_tenant("t" + hashlib.sha256(request.node.name.encode()).hexdigest()[:12])
+
+
+async def create(admission: Admission, tenant: str, url: str, role: str = "user", **spec: Any) -> dict[str, Any]:
+    body = {"url": url, "events": ["job.ended"], **spec}
+    answer = await admission.ask("POST", "/v1/webhooks", tenant=tenant, role=role, json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def show(admission: Admission, tenant: str, webhook: dict[str, Any]) -> dict[str, Any]:
+    answer = await admission.ask("GET", f"/v1/webhooks/{webhook['id']}", tenant=tenant)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def end_a_job(admission: Admission, tenant: str, **spec: Any) -> str:
+    job_id = await admission.submit(spec, tenant=tenant)
+    await admission.end(job_id)
+    return job_id
+
+
+async def make_due(admission: Admission, webhook: dict[str, Any], *, older_s: float = 0) -> None:
+    """Let the time of the next attempt come."""
+    await admission.database.execute("UPDATE webhooks SET paused_until = NULL WHERE id = $1", webhook["id"])
+    await admission.database.execute(
+        "UPDATE webhook_deliveries SET next_attempt_at = now(), created_at = created_at - make_interval(secs => $2) "
+        "WHERE webhook_id = $1 AND state = 'pending'",
+        webhook["id"],
+        older_s,
+    )
+
+
+def signatures(secret: str, received: Received) -> list[str]:
+    """Return which signatures of a message are by ``secret``, computed here from the specification."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    signed = f"{received.headers['webhook-id']}.{received.headers['webhook-timestamp']}.".encode() + received.body
+    right = "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+    return [each for each in received.headers["webhook-signature"].split(" ") if each == right]
+
+
+async def test_the_end_of_a_job_is_posted_with_its_footprint_and_a_signature(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    made = await create(admission, tenant, receiver.url + "/hook?a=1", project="vision")
+    job_id = await end_a_job(admission, tenant, project="vision")
+    await end_a_job(admission, tenant, project="speech")
+    await admission.database.execute(
+        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, carbon_gco2, gpu_s, estimated_energy_j) "
+        "VALUES ($1, 7200, 7000, 0.5, 60, 200)",
+        job_id,
+    )
+
+    assert await publisher.publish() == 1
+    assert await sender.send(made["id"]) == 1
+    assert await sender.send(made["id"]) == 0
+
+    (received,) = receiver.received
+    assert received.path == "/hook"
+    assert abs(int(received.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    assert len(signatures(made["secret"], received)) == 1
+    assert received.message["type"] == "job.ended"
+    data = received.message["data"]
+    assert (data["job_id"], data["project"], data["state"], data["tenant_id"]) == (
+        job_id,
+        "vision",
+        "succeeded",
+        tenant,
+    )
+    assert (data["footprint"]["energy_j"], data["footprint"]["carbon_gco2"]) == (7200, 0.5)
+    (delivery,) = (await show(admission, tenant, made))["deliveries"]
+    assert (delivery["id"], delivery["state"]) == (received.headers["webhook-id"], "delivered")
+    assert (delivery["status"], delivery["attempts"], delivery["error"]) == (204, 1, None)
+
+
+async def test_an_end_becomes_one_message_also_with_two_processes_and_not_too_early(
+    admission: Admission, tenant: str, receiver: Receiver, engine: AsyncEngine
+) -> None:
+    made = await create(admission, tenant, receiver.url)
+    job_id = await end_a_job(admission, tenant)
+
+    assert await Publisher(engine, settle_s=3_600).publish() == 0, "its nodes may still report energy"
+    counts = await asyncio.gather(*(Publisher(engine, settle_s=0).publish() for _ in range(3)))
+
+    assert sum(counts) == 1
+    later = await end_a_job(admission, tenant)
+    assert await Publisher(engine, settle_s=0).publish() == 1
+    query = "SELECT body::jsonb #>> '{data,job_id}' FROM webhook_deliveries WHERE webhook_id = $1 ORDER BY id"
+    assert [row[0] for row in await admission.database.fetch(query, made["id"])] == [job_id, later]
+
+
+async def test_a_webhook_is_sent_nothing_from_before_it_was_made(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher
+) -> None:
+    await end_a_job(admission, tenant)
+    made = await create(admission, tenant, receiver.url)
+    await publisher.publish()
+    assert (await show(admission, tenant, made))["deliveries"] == []
+
+
+async def test_a_message_that_is_refused_is_sent_again_with_the_same_id_and_body(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    made = await create(admission, tenant, receiver.url)
+    receiver.answers = [(500, {}), (302, {"location": receiver.url + "/elsewhere"})]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.send(made["id"])
+    assert await sender.send(made["id"]) == 0, "not before its time"
+    (first,) = (await show(admission, tenant, made))["deliveries"]
+    assert (first["state"], first["status"], first["error"]) == ("pending", 500, "answered 500")
+    await make_due(admission, made)
+    await sender.send(made["id"])
+    (second,) = (await show(admission, tenant, made))["deliveries"]
+    assert second["error"] == "answered 302; redirects are not followed"
+    assert (await show(admission, tenant, made))["failing_since"] is not None
+    await make_due(admission, made)
+    await sender.send(made["id"])
+
+    assert [each.path for each in receiver.received] == ["/", "/", "/"]
+    assert len({(each.headers["webhook-id"], each.body) for each in receiver.received}) == 1
+    found = await show(admission, tenant, made)
+    assert (found["deliveries"][0]["state"], found["deliveries"][0]["attempts"]) == ("delivered", 3)
+    assert found["failing_since"] is None
+
+
+async def test_a_process_that_dies_in_an_attempt_leaves_it_to_the_next_and_a_late_outcome_counts_for_nothing(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender, engine: AsyncEngine
+) -> None:
+    made = await create(admission, tenant, receiver.url + "/slow")
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    slow = asyncio.create_task(sender.send(made["id"]))
+    await receiver.arrived.wait()
+    other = Sender(engine, Signer(TOKEN), LOOPBACK, RULES)
+
+    assert await other.send(made["id"]) == 0, "one process attempts it"
+    await make_due(admission, made)  # as when the lease has ended
+    receiver.released.set()
+    assert await other.send(made["id"]) == 1
+    await slow
+    await other.close()
+
+    assert len({each.headers["webhook-id"] for each in receiver.received}) == 1
+    (delivery,) = (await show(admission, tenant, made))["deliveries"]
+    assert (delivery["state"], delivery["attempts"]) == ("delivered", 2)
+
+
+async def test_retry_after_is_respected_and_messages_are_given_up_in_the_end(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    made = await create(admission, tenant, receiver.url)
+    receiver.answers = [(503, {"retry-after": "60"}), (500, {})]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.send(made["id"])
+    waits = await admission.database.fetchrow(
+        "SELECT d.next_attempt_at > now() + interval '50 s', w.paused_until > now() + interval '50 s' "
+        "FROM webhooks w JOIN webhook_deliveries d ON d.webhook_id = w.id WHERE w.id = $1",
+        made["id"],
+    )
+    assert tuple(waits) == (True, True)
+    await make_due(admission, made, older_s=99)
+    await sender.send(made["id"])
+
+    found = await show(admission, tenant, made)
+    (delivery,) = found["deliveries"]
+    assert (delivery["state"], delivery["attempts"], delivery["next_attempt_at"]) == ("failed", 2, None)
+    assert found["enabled"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(410, "its address answered 410 Gone"), (500, "nothing could be delivered for 5 days")],
+)
+async def test_an_address_that_is_gone_or_only_failed_for_days_is_disabled(
+    admission: Admission,
+    tenant: str,
+    receiver: Receiver,
+    publisher: Publisher,
+    sender: Sender,
+    status: int,
+    reason: str,
+) -> None:
+    made = await create(admission, tenant, receiver.url)
+    receiver.answers = [(status, {})] * (2 if status == 410 else 1)  # one at a time to an address that fails
+    for _ in range(2):
+        await end_a_job(admission, tenant)
+    if status == 500:
+        await admission.database.execute(
+            "UPDATE webhooks SET failing_since = now() - interval '6 days', failures = 9 WHERE id = $1", made["id"]
+        )
+    await publisher.publish()
+    await sender.send(made["id"])
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+
+    found = await show(admission, tenant, made)
+    assert (found["enabled"], found["disabled_reason"]) == (False, reason)
+    assert [delivery["state"] for delivery in found["deliveries"]] == ["failed", "failed"]
+    entries = (await admission.ask("GET", "/v1/audit?action=webhook.disabled", role="operator")).json()["items"]
+    assert (entries[0]["target"], entries[0]["data"]["reason"]) == (made["id"], reason)
+    changed = await admission.ask("PATCH", f"/v1/webhooks/{made['id']}", tenant=tenant, json={"enabled": True})
+    assert changed.json()["enabled"]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    assert await sender.send(made["id"]) == 1
+    assert (await show(admission, tenant, made))["deliveries"][0]["state"] == "delivered"
+
+
+async def test_a_slow_address_delays_no_other(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender
+) -> None:
+    slow = await create(admission, tenant, receiver.url + "/slow")
+    for _ in range(3):
+        await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.start_due()
+    await receiver.arrived.wait()
+    receiver.arrived.clear()
+    quick = await create(admission, tenant, receiver.url + "/quick")
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.start_due()
+    while "/quick" not in [each.path for each in receiver.received]:
+        await receiver.arrived.wait()
+        receiver.arrived.clear()
+
+    states = {delivery["state"] for delivery in (await show(admission, tenant, slow))["deliveries"]}
+    assert states == {"pending"}
+    assert quick["id"] != slow["id"]
+
+
+async def test_a_rotated_secret_overlaps_and_that_of_another_installation_is_noticed(
+    admission: Admission,
+    tenant: str,
+    receiver: Receiver,
+    publisher: Publisher,
+    sender: Sender,
+    engine: AsyncEngine,
+) -> None:
+    made = await create(admission, tenant, receiver.url)
+    path = f"/v1/webhooks/{made['id']}/rotate"
+    new = (await admission.ask("POST", path, tenant=tenant, json={"overlap_s": 60})).json()["secret"]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.send(made["id"])
+    (received,) = receiver.received
+    assert [len(signatures(secret, received)) for secret in (made["secret"], new)] == [1, 1]
+
+    newest = (await admission.ask("POST", path, tenant=tenant, json={"overlap_s": 0})).json()["secret"]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await sender.send(made["id"])
+    assert [len(signatures(secret, receiver.received[1])) for secret in (new, newest)] == [0, 1]
+
+    stranger = Sender(engine, Signer("another installation"), LOOPBACK, RULES)
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await stranger.send(made["id"])
+    await stranger.close()
+    assert len(receiver.received) == 2
+    error = (await show(admission, tenant, made))["deliveries"][0]["error"]
+    assert error == "the installation's secret was replaced: rotate the webhook's secret"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_what_a_name_leads_to_is_checked_when_it_is_connected_to(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, engine: AsyncEngine, host: str
+) -> None:
+    """The webhook was made while the address was allowed; now nothing but public addresses is."""
+    made = await create(admission, tenant, receiver.url.replace("127.0.0.1", host))
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    strict = Sender(engine, Signer(TOKEN), AddressRules([]), RULES)
+    await strict.send(made["id"])
+    await strict.close()
+
+    assert receiver.received == []
+    error = (await show(admission, tenant, made))["deliveries"][0]["error"]
+    assert error == "must be https; the operator allows other networks by ADMISSION_WEBHOOK_NETWORKS"
+
+
+async def test_a_ping_says_at_once_what_became_of_it(admission: Admission, tenant: str, receiver: Receiver) -> None:
+    made = await create(admission, tenant, receiver.url)
+    receiver.answers = [(401, {})]
+    path = f"/v1/webhooks/{made['id']}/test"
+    refused, accepted = [(await admission.ask("POST", path, tenant=tenant)).json() for _ in range(2)]
+    assert (refused["state"], refused["error"], refused["event"]) == ("failed", "answered 401", "ping")
+    assert (accepted["state"], accepted["status"]) == ("delivered", 204)
+    assert receiver.received[0].message["data"] == {"webhook_id": made["id"]}
+    await admission.database.execute("DELETE FROM webhooks WHERE id = $1", made["id"])
+
+
+async def test_an_exceeded_budget_is_sent_once_a_month(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender, engine: AsyncEngine
+) -> None:
+    made = await create(admission, tenant, receiver.url, events=["budget.exceeded"], project="vision")
+    for project in ("vision", "speech"):
+        spec = {"tenant_id": tenant, "project": project, "quantity": "kwh", "amount": 0, "action": "warn"}
+        assert (await admission.ask("PUT", "/v1/budgets", role="admin", json=spec)).status_code == 200
+    await Budgets(engine, lambda: None).count()
+    await publisher.publish()
+    await sender.send(made["id"])
+
+    (received,) = receiver.received
+    data = received.message["data"]
+    assert received.message["type"] == "budget.exceeded"
+    assert (data["project"], data["amount"], data["month"]) == ("vision", 0, f"{datetime.now(UTC):%Y-%m}")
+    assert await admission.count("webhook_events") == 0
+    await Budgets(engine, lambda: None, now=lambda: datetime(2099, 1, 1, tzinfo=UTC)).count()
+    await publisher.publish()
+    await sender.send(made["id"])
+    assert receiver.received[1].message["data"]["month"] == "2099-01"
+
+
+async def test_a_lost_node_is_sent_to_operators_with_the_jobs_it_ran(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender, database_url: str
+) -> None:
+    made = await create(admission, tenant, receiver.url, role="operator", events=["node.lost", "job.ended"])
+    await admission.add_node("node-of-webhooks", "A100", "A100")
+    job_id = await admission.submit(tenant=tenant)
+    allocation = await admission.start(job_id, node="node-of-webhooks")
+    for device in (0, 1):
+        await admission.database.execute(
+            "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ('node-of-webhooks', $1, $2)",
+            device,
+            allocation,
+        )
+    database = await Database.open(database_url, size=1)
+    async with database.transaction() as connection:
+        await gangs.lose_nodes(connection, ["node-of-webhooks"])
+    await database.close()
+    await publisher.publish()
+    await sender.send(made["id"])
+
+    (received,) = receiver.received
+    data = received.message["data"]
+    assert (received.message["type"], data["node_id"], data["zone"]) == ("node.lost", "node-of-webhooks", "DE")
+    assert (data["gpus"], data["job_ids"]) == (2, [job_id])
+    answer = await admission.ask("DELETE", f"/v1/webhooks/{made['id']}", tenant=tenant)
+    assert answer.status_code == 403
+    assert answer.json()["detail"] == "Only an operator may change a webhook with node.lost."
+
+
+async def test_a_webhook_belongs_to_its_tenant(admission: Admission, tenant: str, receiver: Receiver) -> None:
+    made = await create(admission, tenant, receiver.url)
+    path = f"/v1/webhooks/{made['id']}"
+    assert [
+        (await admission.ask(method, path + suffix, tenant="default", json=body)).status_code
+        for method, suffix, body in (
+            ("GET", "", None),
+            ("DELETE", "", None),
+            ("PATCH", "", {"enabled": False}),
+            ("POST", "/test", None),
+            ("POST", "/rotate", {}),
+        )
+    ] == [404] * 5
+    listed = (await admission.ask("GET", "/v1/webhooks", tenant=tenant, role="read_only")).json()["items"]
+    assert [webhook["id"] for webhook in listed] == [made["id"]]
+    assert "secret" not in listed[0]
+    assert (await admission.ask("DELETE", path, tenant=tenant, role="read_only")).status_code == 403
+    assert (await admission.ask("DELETE", path, tenant=tenant)).status_code == 204
+    assert (await admission.ask("GET", path, tenant=tenant)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "pointer"),
+    [
+        ({"url": "ftp://example.org"}, 422, "/url"),
+        ({"url": "https://user:word@example.org/"}, 422, "/url"),
+        ({"url": "https://10.0.0.1/"}, 422, "/url"),
+        ({"url": "https://[::1]/"}, 422, "/url"),
+        ({"url": "http://1.1.1.1/"}, 422, "/url"),
+        ({"url": "https://no-such-host.invalid/"}, 422, "/url"),
+        ({"url": "http://127.0.0.1/", "events": []}, 422, "/events"),
+        ({"url": "http://127.0.0.1/", "events": ["job.began"]}, 422, "/events/0"),
+        ({"url": "http://127.0.0.1/", "events": ["node.lost"]}, 403, None),
+    ],
+)
+async def test_a_wrong_webhook_is_refused_by_the_field(
+    admission: Admission, tenant: str, spec: dict[str, Any], status: int, pointer: str | None
+) -> None:
+    answer = await admission.ask("POST", "/v1/webhooks", tenant=tenant, json={"events": ["job.ended"], **spec})
+    assert answer.status_code == status, answer.text
+    assert [error["pointer"] for error in answer.json().get("errors", [])] == ([pointer] if pointer else [])
+    assert await admission.count("webhooks", f"tenant_id = '{tenant}'") == 0
+
+
+async def test_a_tenant_may_have_so_many(admission: Admission, tenant: str, receiver: Receiver) -> None:
+    for _ in range(20):
+        await create(admission, tenant, receiver.url)
+    answer = await admission.ask(
+        "POST", "/v1/webhooks", tenant=tenant, json={"url": receiver.url, "events": ["job.ended"]}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (403, "quota_exceeded")
