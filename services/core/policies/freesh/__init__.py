@@ -2,5 +2,6 @@
 
 Every half hour: ``pools`` is the question and its answer, ``pool_model`` equation 1 as a linear model,
 ``pool_planning`` its solution. Every request: ``classes`` by length, ``laxity`` and ``request_queue`` for their order,
-``dispatch`` for their instance.
+``dispatch`` for their instance. Every second: ``miad`` for clocks that follow latency, ``clock_model`` for those that
+are learned.
 """

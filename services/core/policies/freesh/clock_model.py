@@ -1,0 +1,240 @@
+"""Clocks by a learned model of latency and power: the clock of least power that keeps the thresholds.
+
+MIAD finds the lowest clock by violating thresholds, and pays for each violation with high clocks. This learns for each
+phase how times and power follow the clock, and goes to the best one at once; until it knows enough, where its
+predictions fail, and while a threshold is violated, MIAD decides.
+
+- Prefill: ``TTFT = a + b / f``. Decode: ``TBT = a + b / f + c * batch + d * batch / f``.
+  Power: ``P = p + q * f + r * f^3``. All coefficients are >= 0, so that the models cannot bend the wrong way outside
+  what was seen.
+- The energy of a token is the power times its time, which is U-shaped in the clock: slow tokens keep the GPU's floor
+  power on for long. An instance with requests all the time draws least at the lowest clock that serves them; one that
+  has often none is cheapest at the bottom of the U. ``mean_power_w`` covers both.
+
+Source: the project's own. GreenLLM (per-phase clocks for LLM serving) reports up to 34 % less energy than the default
+governor at under 3.5 points more violations.
+
+Without NumPy: agents are installed without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.core.domain.errors import DomainError
+from services.core.policies.freesh.miad import Clocks, LatencyLimits, LatencyReport, MiadConfig, miad_clock
+
+MEMORY = 600
+"""Samples that are remembered, the newest."""
+ENOUGH_SAMPLES, ENOUGH_CLOCKS = 30, 4
+"""Samples, and different clocks among them, before the model is used."""
+REFIT_EVERY = 30
+MARGIN = 0.90
+"""Predicted means are kept below so much of their thresholds."""
+GOOD_ERROR = 0.15
+"""Mean relative error of predicted TBT up to which the model is used."""
+GHZ = 1e-3
+SWEEPS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """What one instance did in one interval.
+
+    Attributes:
+        clock_mhz: Its clock.
+        batch: Requests that it decoded together, mean.
+        report: What they saw.
+        power_w: Of all its GPUs, mean; NaN where unknown.
+        queued_s: Mean time that requests waited before their prefill, a part of TTFT and of the end-to-end time.
+        tokens_per_request: Mean length of the answers that ended; None if none did.
+        tokens_per_s: Tokens produced per second.
+        busy_share: Share of the interval with requests, 0 .. 1.
+    """
+
+    clock_mhz: float
+    batch: float
+    report: LatencyReport
+    power_w: float = math.nan
+    queued_s: float = 0.0
+    tokens_per_request: float | None = None
+    tokens_per_s: float = 0.0
+    busy_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FittedClocks:
+    """Coefficients of the three models; clocks in GHz."""
+
+    ttft: Sequence[float]
+    tbt: Sequence[float]
+    power: Sequence[float]
+    error: float
+
+    def ttft_s(self, clock_mhz: float) -> float:
+        """Return the predicted time of a prefill, seconds, without waiting for it."""
+        return _dot(self.ttft, _prefill(clock_mhz))
+
+    def tbt_s(self, batch: float, clock_mhz: float) -> float:
+        """Return the predicted time between tokens, seconds."""
+        return _dot(self.tbt, _decode(batch, clock_mhz))
+
+    def power_w(self, clock_mhz: float) -> float:
+        """Return the predicted power of a busy instance, watts."""
+        return _dot(self.power, _power(clock_mhz))
+
+
+@dataclass(slots=True)
+class ClockLearner:
+    """Remembers samples of one kind of instance (mode and class) and fits the models to them."""
+
+    samples: list[ClockSample] = field(default_factory=list[ClockSample])
+    fitted: FittedClocks | None = None
+    _since_fit: int = 0
+
+    def add(self, sample: ClockSample) -> None:
+        """Remember a sample with tokens in it, and fit anew now and then."""
+        if sample.report.tbt_s is None or not sample.batch > 0:
+            return
+        self.samples.append(sample)
+        self._since_fit += 1
+        if len(self.samples) > MEMORY:
+            del self.samples[: len(self.samples) - MEMORY]
+        enough = len(self.samples) >= ENOUGH_SAMPLES
+        if enough and (self.fitted is None or self._since_fit >= REFIT_EVERY):
+            self.fitted, self._since_fit = fit_clocks(self.samples), 0
+
+
+def fit_clocks(samples: list[ClockSample]) -> FittedClocks | None:
+    """Return the models fitted by non-negative least squares; None if too few clocks or powers were seen."""
+    if len({each.clock_mhz for each in samples}) < ENOUGH_CLOCKS:
+        return None
+    decodes = [(_decode(each.batch, each.clock_mhz), each.report.tbt_s) for each in samples]
+    prefills = [
+        (_prefill(each.clock_mhz), max(each.report.ttft_s - each.queued_s, 0.0))
+        for each in samples
+        if each.report.ttft_s is not None
+    ]
+    powers = [
+        (_power(each.clock_mhz), each.power_w)
+        for each in samples
+        if math.isfinite(each.power_w) and each.busy_share > 0.99
+    ]
+    seen = [(terms, tbt_s) for terms, tbt_s in decodes if tbt_s is not None and tbt_s > 0]
+    if min(len(seen), len(prefills), len(powers)) < ENOUGH_CLOCKS:
+        return None
+    tbt = _fit(seen)
+    error = sum(abs(_dot(tbt, terms) - tbt_s) / tbt_s for terms, tbt_s in seen) / len(seen)
+    return FittedClocks(ttft=_fit(prefills), tbt=tbt, power=_fit(powers), error=error)
+
+
+def mean_power_w(fitted: FittedClocks, sample: ClockSample, clock_mhz: float, idle_w: float) -> float:
+    """Return the predicted mean power at another clock for the requests of now, watts.
+
+    The instance is busy for the share of time that its tokens take at that clock: the batch of now, stretched or
+    shortened with the step. ``idle_w`` is its power without requests.
+    """
+    now_s = fitted.tbt_s(max(sample.batch, 1.0), sample.clock_mhz)
+    then_s = fitted.tbt_s(max(sample.batch, 1.0), clock_mhz)
+    busy = min(sample.busy_share * then_s / now_s, 1.0) if now_s > 0 else 1.0
+    return busy * fitted.power_w(clock_mhz) + (1.0 - busy) * idle_w
+
+
+def best_clock(
+    fitted: FittedClocks, sample: ClockSample, limits: LatencyLimits, clocks: Clocks, capacity: int, idle_w: float = 0.0
+) -> float | None:
+    """Return the supported clock of least predicted power that keeps the thresholds; None if none does.
+
+    At a lower clock requests stay longer, so that the batch grows with the step (Little's law); a batch beyond the
+    capacity would make requests wait.
+
+    Args:
+        fitted: The models of this kind of instance.
+        sample: What the instance did last.
+        limits: Of its class.
+        clocks: That its devices support.
+        capacity: Requests that it decodes together.
+        idle_w: Its power without requests at the lowest clock.
+    """
+    allowed: list[tuple[float, float]] = []
+    for clock in clocks.mhz:
+        batch, tbt_s = _settled(fitted, sample, clock)
+        ttft_s = fitted.ttft_s(clock) + sample.queued_s
+        e2e_s = None if sample.tokens_per_request is None else ttft_s + tbt_s * sample.tokens_per_request
+        predicted = LatencyReport(ttft_s / MARGIN, tbt_s / MARGIN, None if e2e_s is None else e2e_s / MARGIN)
+        if batch <= capacity and not predicted.exceeds(limits):
+            allowed.append((mean_power_w(fitted, sample, clock, idle_w), clock))
+    return min(allowed)[1] if allowed else None
+
+
+def learned_clock(
+    learner: ClockLearner,
+    sample: ClockSample,
+    limits: LatencyLimits,
+    clocks: Clocks,
+    capacity: int,
+    *,
+    idle_w: float = 0.0,
+    config: MiadConfig = MiadConfig(),
+) -> float:
+    """Return the next clock of an instance, MHz: the model's where it can be trusted, else MIAD's.
+
+    Raises:
+        DomainError: The capacity is not at least 1.
+    """
+    if capacity < 1:
+        raise DomainError(f"an instance decodes at least one request, not {capacity}")
+    fitted = learner.fitted
+    fallback = miad_clock(sample.clock_mhz, sample.report, limits, clocks, config)
+    if fitted is None or fitted.error > GOOD_ERROR or sample.report.exceeds(limits) or not sample.batch > 0:
+        return fallback
+    found = best_clock(fitted, sample, limits, clocks, capacity, idle_w)
+    return clocks.highest if found is None else found
+
+
+def _settled(fitted: FittedClocks, sample: ClockSample, clock_mhz: float) -> tuple[float, float]:
+    """Return (batch, TBT) at a clock once as many requests leave as arrive."""
+    rate = sample.tokens_per_s
+    batch = max(sample.batch, 1.0)
+    for _ in range(4):
+        tbt_s = fitted.tbt_s(batch, clock_mhz)
+        batch = max(rate * tbt_s, 1.0) if rate > 0 else batch
+    return batch, fitted.tbt_s(batch, clock_mhz)
+
+
+def _prefill(clock_mhz: float) -> tuple[float, ...]:
+    return (1.0, 1.0 / (GHZ * clock_mhz))
+
+
+def _decode(batch: float, clock_mhz: float) -> tuple[float, ...]:
+    slow = 1.0 / (GHZ * clock_mhz)
+    return (1.0, slow, batch, batch * slow)
+
+
+def _power(clock_mhz: float) -> tuple[float, ...]:
+    fast = GHZ * clock_mhz
+    return (1.0, fast, fast**3)
+
+
+def _dot(coefficients: Sequence[float], terms: Sequence[float]) -> float:
+    return sum(each * term for each, term in zip(coefficients, terms, strict=True))
+
+
+def _fit(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
+    """Return the non-negative coefficients of least squares, by descent along one after the other.
+
+    Terms are scaled to a root mean square of 1. A few terms and points in one octave of clocks: ``SWEEPS`` suffice for
+    predictions within the points, which is all that is asked of them.
+    """
+    n = len(points[0][0])
+    scale = [math.sqrt(sum(terms[i] ** 2 for terms, _ in points) / len(points)) or 1.0 for i in range(n)]
+    gram = [[sum(t[i] * t[j] for t, _ in points) / (scale[i] * scale[j]) for j in range(n)] for i in range(n)]
+    moment = [sum(t[i] * seen for t, seen in points) / scale[i] for i in range(n)]
+    found = [0.0] * n
+    for _ in range(SWEEPS):
+        for i in range(n):
+            rest = moment[i] - sum(gram[i][j] * found[j] for j in range(n) if j != i)
+            found[i] = max(rest / gram[i][i], 0.0) if gram[i][i] > 0 else 0.0
+    return tuple(value / size for value, size in zip(found, scale, strict=True))

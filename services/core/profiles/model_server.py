@@ -1,0 +1,140 @@
+"""How long a model server with continuous batching takes, and what it draws, by batch, tokens and clock.
+
+All requests that it holds are decoded together, one token each per step. A step takes longer the more requests take
+part and the lower the clock. A new request is first prefilled, which produces its first token. What prefills cost the
+others is in the times of a step, where these were measured under load.
+
+The same model answers in virtual time in the simulator and in real time in the stand-in server
+(``examples/pools/stand_in_server.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from services.core.domain.errors import DomainError
+
+BATCH_SLOWDOWN = 0.010
+"""By what share of a lone request's step each further request lengthens it.
+
+Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
+0.007 and 0.012 by GPU and degree (``python -m reproductions.serving_profiles``).
+"""
+CLOCK_SHARE = 0.9
+"""Share of prefill and decode time that is inversely proportional to the clock; memory and host take the rest.
+
+Source: FREESH Table 10: the 99th percentiles of TBT (122.68 against 28.19 ms) and TTFT (195.64 against 44.52 ms) under
+MIAD (1.5, 100) are those of the lowest clock, 300 MHz of 1,410 MHz (appendix B.2): ``1 - share + share * 4.7 = 4.35``.
+"""
+POWER_FLOOR = 0.085
+"""Power at clock 0, as a share of that at the highest: the line through the paper's points.
+
+Source: FREESH Figure 14 (power is linear in the clock) and appendix B.2: two A100s draw about 200 W at 300 MHz and over
+700 W at 1,410 MHz.
+"""
+HIGHEST_CLOCKS_MHZ = {"A100": 1_410.0, "H100": 1_980.0}
+LOWEST_CLOCK_MHZ = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServer:
+    """One instance: times at its highest clock, how they follow the clock, and its power.
+
+    Attributes:
+        capacity: Requests that it decodes together.
+        prefill_base_s: Seconds of a prefill, whatever its length.
+        prefill_s_per_token: Seconds for each token of the prompt.
+        decode_base_s: Seconds of a step, whatever its batch, > 0.
+        decode_s_per_request: Seconds for each request in the batch.
+        highest_clock_mhz, lowest_clock_mhz: The range of its clock.
+        busy_w: Power of all its GPUs with requests, at the highest clock.
+        idle_w: The same without requests.
+        clock_share: Share of times that is inversely proportional to the clock, 0 .. 1.
+        power_floor: Power at clock 0 as a share of that at the highest, 0 .. 1.
+    """
+
+    capacity: int
+    prefill_base_s: float
+    prefill_s_per_token: float
+    decode_base_s: float
+    decode_s_per_request: float
+    highest_clock_mhz: float = HIGHEST_CLOCKS_MHZ["A100"]
+    lowest_clock_mhz: float = LOWEST_CLOCK_MHZ
+    busy_w: float = 0.0
+    idle_w: float = 0.0
+    clock_share: float = CLOCK_SHARE
+    power_floor: float = POWER_FLOOR
+
+    def __post_init__(self) -> None:
+        numbers = {each.name: float(getattr(self, each.name)) for each in fields(self)}
+        if not all(math.isfinite(value) and value >= 0 for value in numbers.values()):
+            raise DomainError("a model server's times, powers and shares are finite and not negative")
+        if self.capacity < 1 or not self.decode_base_s > 0:
+            raise DomainError("a model server decodes at least one request, in more than 0 s")
+        if not 0 < self.lowest_clock_mhz <= self.highest_clock_mhz:
+            raise DomainError("a model server's lowest clock is above 0 and not above its highest")
+        if max(self.clock_share, self.power_floor) > 1:
+            raise DomainError("shares of a model server are at most 1")
+
+    def slowdown(self, clock_mhz: float) -> float:
+        """Return times at a clock as multiples of those at the highest; clocks outside the range count as its ends."""
+        clock = min(max(clock_mhz, self.lowest_clock_mhz), self.highest_clock_mhz)
+        return 1.0 + self.clock_share * (self.highest_clock_mhz / clock - 1.0)
+
+    def prefill_s(self, input_tokens: float, clock_mhz: float) -> float:
+        """Return the seconds from the start of a prefill to the first token."""
+        return (self.prefill_base_s + self.prefill_s_per_token * input_tokens) * self.slowdown(clock_mhz)
+
+    def step_s(self, batch: float, clock_mhz: float) -> float:
+        """Return the seconds of a decode step, which is the time between tokens of each request in the batch."""
+        return (self.decode_base_s + self.decode_s_per_request * batch) * self.slowdown(clock_mhz)
+
+    def power_w(self, clock_mhz: float, *, is_busy: bool) -> float:
+        """Return the power of all its GPUs, watts: linear in the clock (FREESH Figure 14)."""
+        clock = min(max(clock_mhz, self.lowest_clock_mhz), self.highest_clock_mhz)
+        share = self.power_floor + (1.0 - self.power_floor) * clock / self.highest_clock_mhz
+        return share * (self.busy_w if is_busy else self.idle_w)
+
+
+def profiled_server(
+    *,
+    max_qps: float,
+    latency_s: float,
+    ttft_ms: float,
+    tbt_ms: float,
+    busy_w: float,
+    idle_w: float,
+    highest_clock_mhz: float,
+) -> ModelServer:
+    """Return the server that behaves as a pool's profile says at the load that the profile was measured at.
+
+    *Our reading* of a profile: at ``max_qps`` it holds ``max_qps * latency_s`` requests (Little's law), which is its
+    capacity; with that many its TBT is ``tbt_ms`` and its TTFT ``ttft_ms``, the interference of prefills included. With
+    fewer, steps are shorter by ``BATCH_SLOWDOWN``.
+
+    Args:
+        max_qps: Requests per second that it serves, > 0.
+        latency_s: Mean time of a request at that load, > 0.
+        ttft_ms, tbt_ms: Mean times to the first and between further tokens at that load.
+        busy_w, idle_w: Power of the whole instance at its highest clock, with requests and without.
+        highest_clock_mhz: Of its GPUs.
+
+    Raises:
+        DomainError: A value is not finite, or not above 0 where it must be.
+    """
+    numbers = (max_qps, latency_s, ttft_ms, tbt_ms)
+    if not all(math.isfinite(each) for each in numbers) or not min(max_qps, latency_s, tbt_ms) > 0:
+        raise DomainError("a profile needs a rate, a latency and a time between tokens above 0")
+    capacity = max(round(max_qps * latency_s), 1)
+    alone_s = 1e-3 * tbt_ms / (1.0 + BATCH_SLOWDOWN * (capacity - 1))
+    return ModelServer(
+        capacity=capacity,
+        prefill_base_s=1e-3 * ttft_ms,
+        prefill_s_per_token=0.0,
+        decode_base_s=alone_s * (1.0 - BATCH_SLOWDOWN),
+        decode_s_per_request=alone_s * BATCH_SLOWDOWN,
+        highest_clock_mhz=highest_clock_mhz,
+        busy_w=busy_w,
+        idle_w=idle_w,
+    )

@@ -1,0 +1,68 @@
+"""Times and power of a model server."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.domain.errors import DomainError
+from services.core.profiles.model_server import ModelServer, profiled_server
+
+PROFILE = {"max_qps": 2.61, "latency_s": 7.027, "ttft_ms": 195.58, "tbt_ms": 67.85}
+"""FREESH's profile of class LS on two A100s, partition a."""
+
+
+def profiled(**terms: float) -> ModelServer:
+    values = {**PROFILE, "busy_w": 747.2, "idle_w": 700.0, "highest_clock_mhz": 1_410.0, **terms}
+    return profiled_server(**values)
+
+
+def test_a_profiled_server_does_at_its_capacity_what_the_profile_says() -> None:
+    server = profiled()
+
+    assert server.capacity == 18  # 2.61/s for 7.03 s
+    assert server.step_s(18, 1_410) == pytest.approx(0.06785)
+    assert server.step_s(1, 1_410) == pytest.approx(0.06785 / 1.17)
+    assert server.prefill_s(5_000, 1_410) == pytest.approx(0.19558)
+
+
+def test_times_and_power_follow_the_clock() -> None:
+    server = profiled()
+
+    assert server.slowdown(1_410) == 1
+    assert server.slowdown(300) == pytest.approx(4.33, abs=0.01)  # Table 10: 122.68 / 28.19 = 4.35
+    assert server.power_w(1_410, is_busy=True) == pytest.approx(747.2)
+    assert server.power_w(300, is_busy=True) == pytest.approx(209, abs=1)  # appendix B.2: about 200 W
+    assert server.power_w(300, is_busy=False) < server.power_w(300, is_busy=True)
+    assert server.slowdown(10) == server.slowdown(300)
+    assert server.slowdown(5_000) == 1
+
+
+@given(st.floats(300, 1_400), st.floats(1, 60))
+def test_a_higher_clock_is_faster_and_draws_more(clock: float, batch: float) -> None:
+    server = profiled()
+
+    assert server.step_s(batch, clock + 10) < server.step_s(batch, clock) < server.step_s(batch + 1, clock)
+    assert server.power_w(clock + 10, is_busy=True) > server.power_w(clock, is_busy=True)
+
+
+@pytest.mark.parametrize("wrong", [{"max_qps": 0.0}, {"tbt_ms": 0.0}, {"latency_s": float("nan")}, {"busy_w": -1.0}])
+def test_a_profile_that_serves_nothing_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(DomainError):
+        profiled(**wrong)
+
+
+def test_shares_and_clocks_have_ranges() -> None:
+    for terms in ({"clock_share": 1.1}, {"lowest_clock_mhz": 2_000.0}, {"decode_base_s": 0.0}, {"capacity": 0}):
+        with pytest.raises(DomainError):
+            ModelServer(
+                **{
+                    "capacity": 1,
+                    "prefill_base_s": 0,
+                    "prefill_s_per_token": 0,
+                    "decode_base_s": 0.1,
+                    "decode_s_per_request": 0,
+                    **terms,
+                }
+            )  # type: ignore[arg-type]
