@@ -5,7 +5,13 @@ import secrets
 import sys
 from pathlib import Path
 
-NAMES = ("POSTGRES_PASSWORD", "VALKEY_PASSWORD", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN")
+NAMES = (
+    "POSTGRES_PASSWORD",
+    "VALKEY_PASSWORD",
+    "WATTSHIFT_SERVICE_TOKEN",
+    "WATTSHIFT_NODE_JOIN_TOKEN",
+    "WATTSHIFT_SECRETS_KEY",
+)
 
 
 def main(path: Path) -> None:

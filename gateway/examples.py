@@ -45,6 +45,7 @@ BODIES: dict[str, Any] = {
     "create_webhook": {"url": "https://example.org/hooks/wattshift", "events": ["job.ended"], "project": "vision"},
     "change_webhook": {"enabled": True},
     "rotate_webhook": {"overlap_s": 86400},
+    "set_secret": {"value": "hf_...", "project": "vision"},
     "rotate_key": {"overlap_s": 3600},
     "change_key": {"expires_at": "2027-03-01T00:00:00Z"},
     "choose_policy": {"name": "green", "parameters": {"mu": 2.0}},

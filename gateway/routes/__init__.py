@@ -11,6 +11,7 @@ from gateway.routes.access import ACCESS, WEBHOOKS
 from gateway.routes.carbon import CARBON, CARBON_AWARE
 from gateway.routes.cluster import NODES, POLICIES, REPORTS
 from gateway.routes.endpoints import ENDPOINTS
+from gateway.routes.inputs import INPUTS
 from gateway.routes.jobs import JOBS, SUBMIT, SUBMIT_BATCH
 from gateway.routes.pools import POOLS
 from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
@@ -20,6 +21,7 @@ __all__ = ["CARBON_AWARE", "EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH",
 
 ROUTES: tuple[Route, ...] = (
     *JOBS,
+    *INPUTS,
     *ACCESS,
     *WEBHOOKS,
     *NODES,

@@ -22,9 +22,12 @@ from services.admission.first_start import ensure_first_admin_patiently, show_se
 from services.admission.hints import JobHints
 from services.admission.jobs import Jobs
 from services.admission.logs import Logs
+from services.admission.references import References
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
+from services.admission.secret_endpoints import secret_routes
+from services.admission.secrets import Secrets
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
@@ -35,6 +38,7 @@ from services.admission.webhooks.sending import Sender, SendingRules
 from services.admission.webhooks.service import Webhooks
 from services.admission.webhooks.signing import Signer
 from services.db.engine import create_engine, is_connection_error, ping
+from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import new_session
 from services.kit.logging import Log
@@ -73,7 +77,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             timeout_s=settings.agent_timeout_s,
             poll_s=settings.log_poll_s,
         )
-        submissions = Submissions(committer, CapacityCache(read_capacity, settings.capacity_max_age_s))
+        capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
+        submissions = Submissions(committer, capacity, References(engine))
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
         budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
@@ -84,6 +89,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         publisher = Publisher(engine, settings.webhook_settle_s)
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
         app.include_router(webhook_routes(webhooks))
+        app.include_router(secret_routes(Secrets(engine, Sealer(settings.secrets_key))))
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir):
             show_secret(secret, settings.data_dir)
         counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")

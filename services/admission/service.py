@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from services.admission.capacity import CapacityCache
 from services.admission.commits import Committer
+from services.admission.references import References
 from services.admission.submissions import Draft, check_capacity, read_submission, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.db.engine import is_connection_error
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, as_problem
+from services.kit.problems import ProblemError, as_problem, unavailable
 
 log = Log(__name__)
 
@@ -18,9 +19,10 @@ log = Log(__name__)
 class Submissions:
     """Answers submissions, many at a time; an invalid entry does not affect the others."""
 
-    def __init__(self, committer: Committer, capacity: CapacityCache) -> None:
+    def __init__(self, committer: Committer, capacity: CapacityCache, references: References) -> None:
         self._committer = committer
         self._capacity = capacity
+        self._references = references
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
@@ -50,4 +52,13 @@ class Submissions:
             if not is_connection_error(error):
                 raise
             return list(read)  # the commit waits for the database and answers 503 if it stays unreachable
-        return [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]
+        checked = [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]
+        return [await self._with_references(item) if isinstance(item, Draft) else item for item in checked]
+
+    async def _with_references(self, draft: Draft) -> Draft | ProblemError:
+        try:
+            return await self._references.check(draft) or draft
+        except Exception as error:
+            if not is_connection_error(error):
+                raise
+            return unavailable("The database")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from services.kit.settings import SharedSettings
+from services.kit.settings import SealingSettings
 
 
 def _networks(value: Any) -> Any:
@@ -25,7 +25,7 @@ def _networks(value: Any) -> Any:
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)]
 
 
-class AdmissionSettings(SharedSettings):
+class AdmissionSettings(SealingSettings):
     """``ADMISSION_*``, and what all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="ADMISSION_")

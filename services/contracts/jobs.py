@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
+from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 
@@ -19,7 +20,6 @@ MAX_BATCH_JOBS = 1_000
 
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=255)]
-EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32_768)]
 
 
@@ -165,6 +165,11 @@ class JobSpec(Message):
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     hold: Flag = Field(default=False, description="Accept the job, but start it only after a release.")
+    secrets: list[SecretUse] | None = Field(
+        default=None,
+        max_length=MAX_SECRETS_OF_A_JOB,
+        description="Secrets of the tenant that the job gets, as variables or as files.",
+    )
     service: ServiceTerms | None = Field(
         default=None, description="Set only for instances of pools, which are service instances."
     )
@@ -202,6 +207,16 @@ class JobSpec(Message):
             raise ValueError("needs a command or a container image")
         if self.command and not self.command[0]:
             raise ValueError("the first argument names the program and cannot be empty")
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_have_places_of_their_own(self) -> Self:
+        taken = {f"variable {name}" for name in self.environment}
+        for use in self.secrets or ():
+            place = f"variable {use.env}" if use.env else f"file {use.file}"
+            if place in taken:
+                raise ValueError(f"secrets: the {place} is given twice")
+            taken.add(place)
         return self
 
     @model_validator(mode="after")

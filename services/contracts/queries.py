@@ -39,6 +39,12 @@ class AuditQuery(PageQuery):
     action: Search | None = Field(default=None, description="Beginning of the action, such as `key.`.")
 
 
+class SecretQuery(Message):
+    """Which of several secrets of one name."""
+
+    project: Name | None = Field(default=None, description="That of this project; by default that of the tenant.")
+
+
 class JobQuery(PageQuery):
     """Which jobs to list, newest first."""
 

@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.identity import Identity, Role
-from services.contracts.jobs import Argument, EnvironmentName, LabelKey, LabelValue
+from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.pools import (
     MAX_CLASSES,
     MAX_COLUMNS,
@@ -30,6 +30,7 @@ from services.contracts.pools import (
 from services.contracts.queries import PageQuery
 from services.contracts.routing import ModelName
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.signal import Signal
 from services.core.policies.freesh.classes import CLASSES

@@ -19,6 +19,9 @@ FIRST_START = 4_269_697_286
 CARBON_LEARNING = 4_269_697_287
 """Held while forecasts of carbon intensity are learned: one replica does it for all."""
 
+SECRETS = 1
+"""Held, together with a hash of the tenant's id, while one of the tenant's secrets is set."""
+
 
 async def try_session_lock(connection: Connection, number: int) -> bool:
     """Take a lock for as long as the connection is open; return False if another connection has it."""

@@ -66,6 +66,24 @@ class SharedSettings(BaseSettings):
         return value
 
 
+class SealingSettings(SharedSettings):
+    """What the processes share that keep users' secrets, or hand them to nodes."""
+
+    secrets_key: str = Field(
+        "",
+        validation_alias="WATTSHIFT_SECRETS_KEY",
+        description="Seals users' secrets in the database, at least 32 characters; several, separated by commas: the "
+        "first seals, all of them open.",
+    )
+
+    @field_validator("secrets_key")
+    @classmethod
+    def _keys_are_long(cls, value: str) -> str:
+        if value and any(len(key.strip()) < 32 for key in value.split(",")):
+            raise ValueError("each key must have at least 32 characters")
+        return value
+
+
 Settings = TypeVar("Settings", bound=SharedSettings)
 
 

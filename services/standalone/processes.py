@@ -136,7 +136,7 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
     if node.zone is not None:
         own["GPU_AGENT_ZONE"] = node.zone
     # The database is nothing to an agent, and an agent runs other people's programs.
-    rest = {name: value for name, value in environment.items() if name != "DATABASE_URL"}
+    rest = {name: value for name, value in environment.items() if name not in ("DATABASE_URL", "WATTSHIFT_SECRETS_KEY")}
     return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)
 
 

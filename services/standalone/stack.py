@@ -196,6 +196,7 @@ class Stack:
             "WATTSHIFT_DATA_DIR": str(self.folder.path),
             "WATTSHIFT_SERVICE_TOKEN": self.folder.secret("service-token"),
             "WATTSHIFT_NODE_JOIN_TOKEN": self.folder.secret("node-join-token"),
+            "WATTSHIFT_SECRETS_KEY": self.environment.get("WATTSHIFT_SECRETS_KEY") or self.folder.secret("secrets-key"),
             "WATTSHIFT_SUPERVISED": "1",
             "PYTHONUNBUFFERED": "1",
         }

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
+from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
@@ -40,7 +41,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         ledger = Ledger(database, intensities, settings.pue)
-        app.state.telemetry = Telemetry(settings, database, redis, ledger)
+        app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key))
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         if (keep_s := settings.retention_s) is not None:
             every_s = settings.retention_interval_s

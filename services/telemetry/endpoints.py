@@ -23,6 +23,7 @@ from services.contracts.problems import FieldError, Problem, ProblemCode
 from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuery
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
 from services.contracts.schema import Name
+from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.kit.identity import Caller, Operator
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
@@ -31,7 +32,7 @@ from services.telemetry.reports import Question, footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.service import Telemetry
 
-NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy))")
+NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy|secrets))")
 """Paths whose callers send a node's token, or the join token, instead of the services' token."""
 
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
@@ -70,6 +71,12 @@ async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Servi
 async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
     """Report energy intervals; repeated intervals change nothing."""
     return await service.store_energy(node_id, token, body)
+
+
+@router.post("/nodes/{node_id}/secrets", tags=["nodes"], responses={404: {"model": Problem}})
+async def open_secrets(node_id: Name, body: SecretsWanted, token: Token, service: Service) -> OpenedSecrets:
+    """Open the secrets of a gang, for a node that is about to start it."""
+    return await service.open_secrets(node_id, token, body.allocation_id)
 
 
 @router.get("/nodes", tags=["nodes"])

@@ -22,12 +22,16 @@ from services.contracts.nodes import (
     PowerState,
 )
 from services.contracts.problems import ProblemCode
+from services.contracts.secrets import OpenedSecrets
 from services.db.database import Database
+from services.db.sealing import Sealer
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
+from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.repository import nodes
+from services.telemetry.repository.job_inputs import StartingJob, starting_job
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
@@ -47,6 +51,7 @@ class Telemetry:
     database: Database
     redis: Redis
     ledger: Ledger
+    sealer: Sealer
 
     async def register(self, registration: NodeRegistration) -> NodeCredentials:
         """Register a node and give it a token, which invalidates any earlier one."""
@@ -86,6 +91,23 @@ class Telemetry:
             raise UNKNOWN_NODE
         reporter = Reporter(node_id, node.zone, EnergySource(node.host_power), node.zones)
         return await self.ledger.store(reporter, report.intervals)
+
+    async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
+        """Return the secrets of a live gang of a node.
+
+        Raises:
+            ProblemError: 401, the token is not this node's; 404, the node has no such gang.
+        """
+        job = await self._starting_job(node_id, token, allocation_id)
+        return await open_secrets(self.database, self.sealer, job)
+
+    async def _starting_job(self, node_id: str, token: str, allocation_id: str) -> StartingJob:
+        if await nodes.known_node(self.database, node_id, token) is None:
+            raise UNKNOWN_NODE
+        job = await starting_job(self.database, node_id, allocation_id)
+        if job is None:
+            raise not_found("gang on this node")
+        return job
 
     async def list_nodes(self) -> NodeList:
         """Return every node."""

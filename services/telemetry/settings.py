@@ -8,12 +8,12 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.core.domain.carbon import Signal
-from services.kit.settings import SharedSettings
+from services.kit.settings import SealingSettings
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class TelemetrySettings(SharedSettings):
+class TelemetrySettings(SealingSettings):
     """What the operator of telemetry may choose."""
 
     model_config = SettingsConfigDict(env_prefix="TELEMETRY_", extra="ignore", frozen=True, populate_by_name=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ async def admission(
         yield found
 
 
-def admission_on(database_url: str, redis_url: str, folder: Path, **settings: float) -> Admission:
+def admission_on(database_url: str, redis_url: str, folder: Path, **settings: Any) -> Admission:
     """Return admission on these servers; enter it to start it."""
     chosen = AdmissionSettings(
         database_url=database_url, redis_url=redis_url, service_token=TOKEN, data_dir=folder, **settings

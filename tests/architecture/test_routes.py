@@ -24,6 +24,7 @@ from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
+from services.admission.secret_endpoints import secret_routes
 from services.admission.webhooks.endpoints import webhook_routes
 from services.contracts.identity import Role
 from services.kit.identity import Operator, RequireRole
@@ -38,6 +39,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         access_routes(UNUSED),
         budget_routes(UNUSED),
         webhook_routes(UNUSED),
+        secret_routes(UNUSED),
     ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
@@ -56,6 +58,7 @@ NOT_PUBLIC = {
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with the join token",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/energy"): "nodes ask telemetry directly, with their own token",
+    ("POST", "/v1/nodes/{node_id}/secrets"): "nodes ask telemetry directly, with their own token",
 }
 GATHERED = {(route.method, route.path) for route in (SUBMIT, SUBMIT_BATCH)}
 """Sent to ``/internal/submissions``, many in one request."""

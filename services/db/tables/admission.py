@@ -169,6 +169,19 @@ webhook_deliveries = Table(
 """Messages. An attempt moves ``next_attempt_at`` past its own time-out before it begins, so that no other process makes
 it too, and that it is repeated if this process dies."""
 
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("tenant_id", Text, ForeignKey("tenants.id"), primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""Values that jobs get, sealed by ``services/db/sealing.py``. An empty ``project`` means all of the tenant's."""
+
 submissions = Table(
     "submissions",
     metadata,

@@ -410,6 +410,7 @@ class JobSpec:
             anew.
         max_restarts: How often a failed job is restarted; preemptions do not count.
         hold: Accept the job, but start it only after a release.
+        secrets: Secrets of the tenant that the job gets, as variables or as files.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -436,6 +437,7 @@ class JobSpec:
     project: str = "default"
     labels: dict[str, str] = field(default_factory=dict[str, str])
     hold: bool = False
+    secrets: list[SecretUse] | None = None
     service: ServiceTerms | None = None
 
 
@@ -512,6 +514,22 @@ class Progress:
 
     source: str = "file"
     pattern: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretUse:
+    """A secret that a job gets, as a variable or as a file.
+
+    The secret of the job's project comes before that of the whole tenant.
+
+    Attributes:
+        env: The variable that holds the value.
+        file: The file in `$WATTSHIFT_SECRETS_DIR` that holds the value.
+    """
+
+    name: str
+    env: str | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -825,6 +843,7 @@ class JobSpecTerms(TypedDict, total=False):
             anew.
         max_restarts: How often a failed job is restarted; preemptions do not count.
         hold: Accept the job, but start it only after a release.
+        secrets: Secrets of the tenant that the job gets, as variables or as files.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -848,6 +867,7 @@ class JobSpecTerms(TypedDict, total=False):
     project: str
     labels: dict[str, str]
     hold: bool
+    secrets: list[SecretUseFields] | None
     service: ServiceTermsFields | None
 
 
@@ -876,6 +896,21 @@ class ProgressFields(TypedDict, total=False):
 
     source: Literal["file", "log", "http", "none"]
     pattern: str | None
+
+
+class SecretUseFields(TypedDict, total=False):
+    """A secret that a job gets, as a variable or as a file.
+
+    The secret of the job's project comes before that of the whole tenant.
+
+    Attributes:
+        env: The variable that holds the value.
+        file: The file in `$WATTSHIFT_SECRETS_DIR` that holds the value.
+    """
+
+    name: Required[str]
+    env: str | None
+    file: str | None
 
 
 class ServiceTermsFields(TypedDict, total=False):

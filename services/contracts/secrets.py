@@ -1,0 +1,107 @@
+"""Secrets: values that jobs get and nobody can read back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from services.contracts.schema import Instant, Message, Name
+
+MAX_SECRET_BYTES = 65_536
+MAX_SECRETS_OF_A_JOB = 50
+SECRETS_DIR = "WATTSHIFT_SECRETS_DIR"
+"""The variable that names the folder of a job's secret files."""
+
+EnvironmentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+SecretFileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
+
+
+def _value(value: Any) -> str:
+    """Check a secret's value; the message of the error never repeats it."""
+    if (
+        not isinstance(value, str)
+        or not value
+        or "\0" in value
+        or len(value.encode(errors="replace")) > MAX_SECRET_BYTES
+    ):
+        raise ValueError(f"must be text of 1 to {MAX_SECRET_BYTES:,} bytes without a NUL character")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError("must be text that UTF-8 can hold")
+    return value
+
+
+SecretText = Annotated[str, BeforeValidator(_value), Field(json_schema_extra={"writeOnly": True}, repr=False)]
+
+
+class SecretSpec(Message):
+    """A value to keep. It replaces the one of the same name and project."""
+
+    value: SecretText = Field(description="At most 64 KiB of text. No answer ever contains it.")
+    project: Name | None = Field(
+        default=None, description="Only for jobs of this project; null: for all of the tenant."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_an_object(cls, document: Any) -> Any:
+        if isinstance(document, str | int | float | list):
+            raise ValueError("must be an object with named fields")  # and not what was given: it may be the value
+        return document
+
+
+class Secret(Message):
+    """What is known of a secret: everything but its value."""
+
+    name: str
+    project: str | None
+    version: int = Field(description="Counts how often its value was set.")
+    created_at: Instant
+    updated_at: Instant
+
+
+class SecretList(Message):
+    """The secrets of a tenant."""
+
+    items: list[Secret]
+
+
+class SecretUse(Message):
+    """A secret that a job gets, as a variable or as a file.
+
+    The secret of the job's project comes before that of the whole tenant.
+    """
+
+    name: Name
+    env: EnvironmentName | None = Field(default=None, description="The variable that holds the value.")
+    file: SecretFileName | None = Field(
+        default=None, description="The file in `$WATTSHIFT_SECRETS_DIR` that holds the value."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("a secret is given as a variable (env) or as a file (file): name one of them")
+        if self.env is not None and self.env.startswith("WATTSHIFT_"):
+            raise ValueError("variables that begin with WATTSHIFT_ are set by Wattshift; choose another env")
+        return self
+
+
+class SecretsWanted(Message):
+    """A node asks for the secrets of a gang that it is about to start."""
+
+    allocation_id: str = Field(max_length=200)
+
+
+class OpenedSecret(Message):
+    """A secret with its value, for the node that starts a job with it."""
+
+    name: str
+    value: str = Field(repr=False)
+
+
+class OpenedSecrets(Message):
+    """The secrets of a gang. ``missing`` says, for each that cannot be had, why in a sentence."""
+
+    secrets: list[OpenedSecret]
+    missing: list[str] = Field(default_factory=list[str])

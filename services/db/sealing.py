@@ -1,0 +1,65 @@
+"""Values that stand in the database only encrypted: AES-256-GCM under keys that the database does not have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_FORMAT = b"\x01"
+_NONCE_BYTES = 12
+
+
+class SealError(Exception):
+    """A value cannot be opened: none of the keys sealed it for this place."""
+
+
+class Sealer:
+    """Seals values and opens them again.
+
+    Args:
+        keys: Secrets of the installation, at least 32 characters each, separated by commas: the first seals, all of
+            them open, so that a key can be replaced. Empty: there is no key.
+    """
+
+    def __init__(self, keys: str) -> None:
+        self._ciphers = [AESGCM(_digest(key.strip())) for key in keys.split(",") if key.strip()]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether values can be sealed."""
+        return bool(self._ciphers)
+
+    def seal(self, value: str, *place: str) -> bytes:
+        """Return a value encrypted.
+
+        Args:
+            value: Text that UTF-8 can hold.
+            place: Where it is kept. It opens there only, so that nobody with access to the database can exchange two.
+        """
+        nonce = os.urandom(_NONCE_BYTES)
+        return _FORMAT + nonce + self._ciphers[0].encrypt(nonce, value.encode(), _bound(place))
+
+    def open(self, sealed: bytes, *place: str) -> str:
+        """Return the value that was sealed for this place.
+
+        Raises:
+            SealError: It was sealed under another key or for another place, or was changed since.
+        """
+        nonce, encrypted = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        for cipher in self._ciphers if sealed[:1] == _FORMAT and encrypted else ():
+            try:
+                return cipher.decrypt(nonce, encrypted, _bound(place)).decode()
+            except InvalidTag:
+                continue
+        raise SealError("none of the installation's keys opens it")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(b"wattshift secrets\0" + key.encode()).digest()
+
+
+def _bound(place: tuple[str, ...]) -> bytes:
+    return "\0".join(place).encode()

@@ -1,0 +1,32 @@
+"""What nodes get for the gangs that they start: secrets, opened for them alone."""
+
+from __future__ import annotations
+
+from services.contracts.secrets import OpenedSecret, OpenedSecrets
+from services.db.database import Database
+from services.db.sealing import Sealer, SealError
+from services.kit.logging import Log
+from services.telemetry.repository.job_inputs import StartingJob, sealed_secrets
+
+log = Log(__name__)
+
+
+async def open_secrets(database: Database, sealer: Sealer, job: StartingJob) -> OpenedSecrets:
+    """Return the secrets that a job names, with their values, and why others cannot be had."""
+    names = list(dict.fromkeys(str(use["name"]) for use in job.secrets))
+    found = {row.name: row for row in await sealed_secrets(database, job.tenant_id, job.project, names)}
+    opened: list[OpenedSecret] = []
+    missing: list[str] = []
+    for name in names:
+        row = found.get(name)
+        if row is None:
+            missing.append(f"The secret {name} does not exist any more.")
+            continue
+        try:
+            opened.append(OpenedSecret(name=name, value=sealer.open(row.sealed, job.tenant_id, row.project, name)))
+        except SealError:
+            log.error("secret.not_opened", secret=name, tenant=job.tenant_id)
+            missing.append(
+                f"The secret {name} was sealed with a key that the control plane does not have; set it again."
+            )
+    return OpenedSecrets(secrets=opened, missing=missing)

@@ -1,0 +1,52 @@
+"""What a node needs to start a gang, beside the command: read only for a live gang of that node."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from services.db.database import Database
+from services.db.rows import fetch_row, fetch_rows
+
+# A gang is the node's as long as a heartbeat of the node would be answered with it.
+_JOB = """
+SELECT j.tenant_id, j.project, coalesce(j.spec -> 'secrets', '[]') AS secrets
+FROM allocations a JOIN jobs j ON j.id = a.job_id
+WHERE a.id = $2 AND a.state <> 'ended'
+  AND EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.node_id = $1)
+  AND NOT EXISTS (SELECT FROM rank_ends e WHERE e.allocation_id = a.id AND e.node_id = $1)
+"""
+
+# The secret of the project comes before that of the tenant.
+_SECRETS = """
+SELECT DISTINCT ON (name) name, project, sealed FROM secrets
+WHERE tenant_id = $1 AND project IN ('', $2) AND name = ANY($3::text[])
+ORDER BY name, project DESC
+"""
+
+
+class StartingJob(NamedTuple):
+    """The job of a live gang; ``secrets`` are those of its spec."""
+
+    tenant_id: str
+    project: str
+    secrets: list[dict[str, Any]]
+
+
+class SealedSecret(NamedTuple):
+    """A secret as it is kept."""
+
+    name: str
+    project: str
+    sealed: bytes
+
+
+async def starting_job(database: Database, node_id: str, allocation_id: str) -> StartingJob | None:
+    """Return the job of a gang that the node may run now, or None."""
+    async with database.connection() as connection:
+        return await fetch_row(connection, StartingJob, _JOB, node_id, allocation_id)
+
+
+async def sealed_secrets(database: Database, tenant_id: str, project: str, names: list[str]) -> list[SealedSecret]:
+    """Return those of the named secrets that there are, each once."""
+    async with database.connection() as connection:
+        return await fetch_rows(connection, SealedSecret, _SECRETS, tenant_id, project, names)
