@@ -28,6 +28,7 @@ from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
+from gpu_agent.inputs import Fetcher
 from gpu_agent.intervals import Intervals
 from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
@@ -91,6 +92,7 @@ class Agent:
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=self.controls.is_clean,
+            fetch=lambda start: self._fetcher.fetch(start),
         )
         utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
         host = host_power(settings.host_power, CpuPowerModel(utilisation, power_w), simulated=simulated)
@@ -121,6 +123,7 @@ class Agent:
                 labels=settings.labels,
             ),
         )
+        self._fetcher = Fetcher(self.plane, settings.retry_s)
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
 
     async def start(self) -> None:

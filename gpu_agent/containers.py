@@ -58,6 +58,7 @@ def run_argv(
     mounts: list[str],
     account: Account | None = None,
     local_rank: int | None = None,
+    secret_file: str = "",
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
@@ -71,6 +72,7 @@ def run_argv(
         mounts: Folders and files that are at the same path inside.
         account: The user of the command in the container; None leaves that to the image.
         local_rank: Of the process, where each device has a container of its own.
+        secret_file: Of the same form as ``env_file``, with the job's secrets; the variables of ``env_file`` win.
     """
     argv = [
         engine.program,
@@ -90,6 +92,8 @@ def run_argv(
             argv += ["--gpus", f'"device={devices}"']
         else:
             argv += [word for device in start.devices for word in ("--device", f"nvidia.com/gpu={device}")]
+    if secret_file:
+        argv += ["--env-file", secret_file]
     argv += ["--env-file", env_file]
     argv += [word for name, value in variables.items() if "\n" in value for word in ("--env", f"{name}={value}")]
     argv += [word for path in mounts for word in ("--volume", f"{path}:{path}")]

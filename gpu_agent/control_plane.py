@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from services.contracts.nodes import (
     EnergyInterval,
     EnergyReceipt,
@@ -14,13 +16,14 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeRegistration,
 )
+from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
-M = TypeVar("M", HeartbeatReply, EnergyReceipt)
+M = TypeVar("M", HeartbeatReply, EnergyReceipt, OpenedSecrets)
 
 DEFAULT_HEARTBEAT_INTERVAL_S = 2.0
 _UNAUTHENTICATED = 401
@@ -62,6 +65,14 @@ class ControlPlane:
         """
         return await self._call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
+    async def open_secrets(self, allocation_id: str) -> OpenedSecrets:
+        """Return the secrets of a gang that this node is to start.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
+        return await self._call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
+
     async def _register(self) -> NodeCredentials:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""
         async with self._registering:
@@ -76,7 +87,7 @@ class ControlPlane:
                 log.info("node.registered", lease_ttl_s=self._credentials.lease_ttl_s)
             return self._credentials
 
-    async def _call(self, what: str, body: Heartbeat | EnergyReport, answer: type[M], timeout_s: float) -> M:
+    async def _call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
         credentials = self._credentials or await self._register()
         try:
             return await self._client.call(

@@ -22,9 +22,11 @@ from pydantic import ValidationError
 
 from gpu_agent import files, shim
 from gpu_agent.controls import Order
+from gpu_agent.inputs import Inputs, fetch_nothing
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
+from gpu_agent.secrets import InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.kit.logging import Log
@@ -36,6 +38,8 @@ DEFAULT_LOAD = 0.9
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SIGTERM_CODE, _REFUSED_CODE = -15, 126
+_LOOK_S = 0.2
+"""How often it is checked whether a gang still may start while what it needs is fetched."""
 _LATEST_START = 0.2
 """A gang is not started in the last part of a lease, because it would be ended again at once."""
 
@@ -105,6 +109,7 @@ class Gangs:
         on_change: Callable[[], None] = lambda: None,
         is_billed: Callable[[str], bool] = lambda _: True,
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
+        fetch: Callable[[StartGang], Awaitable[Inputs]] = fetch_nothing,
     ) -> None:
         """Create an empty register; ``load`` fills it from disk.
 
@@ -113,6 +118,8 @@ class Gangs:
             on_change: Called when something should be reported to the control plane at once.
             is_billed: Whether the control plane has all energy of an allocation that has ended.
             is_clean: Whether devices are free of an earlier gang's controls; until then no gang starts there.
+            fetch: Fetches what a gang needs before it starts. It may take a while: a gang that is to stop meanwhile
+                never starts.
         """
         self.folder = folder / "allocations"
         self._generations = folder / "generations"
@@ -120,6 +127,7 @@ class Gangs:
         self._on_change = on_change
         self._is_billed = is_billed
         self._is_clean = is_clean
+        self._fetch = fetch
         self._gangs: dict[str, Gang] = {}
         self._lease_s = 0.0
         self.deadline = float("-inf")
@@ -378,14 +386,45 @@ class Gangs:
         if gang.start is None:
             return
         try:
+            inputs = await self._fetched(gang, gang.start)
+            if inputs is None:
+                return
             prepare = self._launcher.prepare
-            launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token)
+            launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token, inputs)
             gang.shim = gang.folder.launch(launch, self.deadline, self._lease_s)
             log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
+        except InputError as error:
+            log.warning("gang.lacks_input", allocation_id=gang.allocation_id, error=str(error))
+            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, str(error))
+            self._on_change()
         except OSError as error:
             log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
             self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error}")
             self._on_change()
+
+    async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
+        """Return what a gang needs; None if it was to stop before all of it was there, and is over now.
+
+        Raises:
+            InputError: It cannot be had.
+        """
+        fetching = asyncio.ensure_future(self._fetch(start))
+        try:
+            while not fetching.done():
+                if (cause := self._reason_to_give_up(gang)) is not None:
+                    self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
+                    self._on_change()
+                    return None
+                await asyncio.wait([fetching], timeout=_LOOK_S)
+            return fetching.result()
+        finally:
+            fetching.cancel()
+
+    def _reason_to_give_up(self, gang: Gang) -> EndedBy | None:
+        """Return why a gang that is being prepared must not start any more, if there is a reason."""
+        if (stop := gang.folder.stop_cause()) is not None:
+            return stop
+        return EndedBy.LEASE if shim.clock() > self.deadline else None
 
     def _stop(self, gang: Gang, cause: EndedBy, grace_s: float, detail: str) -> None:
         """Request a rank's end, or make sure that it never begins."""

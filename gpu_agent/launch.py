@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_agent import containers, files
+from gpu_agent import containers, files, secrets
 from gpu_agent.account import Account
 from gpu_agent.containers import Engine
 from gpu_agent.environment import (
@@ -18,6 +18,7 @@ from gpu_agent.environment import (
     passed_environment,
     rank_variables,
 )
+from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
 from services.contracts.commands import StartGang
@@ -60,10 +61,11 @@ class Launcher:
             return "this node has no container engine"
         return ""
 
-    def prepare(self, start: StartGang, folder: RankFolder, progress_token: str) -> Launch:
+    def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
 
         Raises:
+            InputError: The inputs do not fit the way in which the job is started.
             OSError: A folder cannot be made.
         """
         paths = RankPaths(
@@ -74,9 +76,12 @@ class Launcher:
         )
         login = self._account.environment if self._account else {}
         passed = passed_environment(self._pass_environment, os.environ | login)
-        variables = job_variables(start, paths)
+        variables = job_variables(start, paths) | secrets.variables_for(start.spec, folder.path)
         local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
         inside = start.spec.image is not None and self._engine is not None
+        taken = [*variables, *rank_variables(start, 0)]
+        entries = secrets.shim_entries(start.spec, inputs.secrets, taken, in_container=inside)
+        secrets_dir = str(secrets.secrets_folder(folder.path))
         command = self._command(start, folder, range(len(start.devices)) if inside else start.devices)
         if start.spec.image is None or self._engine is None:
             return Launch(
@@ -88,8 +93,12 @@ class Launcher:
                 [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
                 account=self._account,
+                secrets_dir=secrets_dir,
+                secrets=entries,
             )
         mounts = [paths.checkpoint_dir, str(folder.path)]
+        if secrets.has_files(start.spec):
+            mounts.append(secrets_dir)
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
         start = start.model_copy(update={"spec": start.spec.model_copy(update={"command": command})})
@@ -105,6 +114,8 @@ class Launcher:
             start.spec.time_limit_s,
             runs if local_ranks else [],
             containers.remove_argv(self._engine, start, local_ranks or (None,)),
+            secrets_dir=secrets_dir,
+            secrets=entries,
         )
 
     def _command(self, start: StartGang, folder: RankFolder, devices: Sequence[int]) -> list[str]:
@@ -129,7 +140,11 @@ class Launcher:
         inside = launcher_variables(start) | containers.container_variables(start, variables | own)
         env_file = folder.path / (ENV_FILE if local_rank is None else f"{ENV_FILE}.{local_rank}")
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
-        return containers.run_argv(engine, start, inside, str(env_file), mounts, self._account, local_rank)
+        has_secrets = any(use.env for use in start.spec.secrets or ())
+        secret_file = secrets.secrets_folder(folder.path) / secrets.CONTAINER_VARIABLES if has_secrets else ""
+        return containers.run_argv(
+            engine, start, inside, str(env_file), mounts, self._account, local_rank, str(secret_file)
+        )
 
     def _own_checkpoint_dir(self, start: StartGang) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from gpu_agent import files, shim
 from gpu_agent.account import Account
 from gpu_agent.processes import kill_marked
+from gpu_agent.secrets import remove_secrets
 from services.contracts.nodes import EndedBy
 from services.kit.logging import Log
 
@@ -55,6 +58,8 @@ class Launch:
         cleanup: A command to run afterwards, which ends what does not end with the processes.
         make_dir: A folder to make first, as the user of the command.
         account: The user of the command; None for the agent's own user.
+        secrets_dir: Where the shim puts the secrets that are files.
+        secrets: What the shim gets through a pipe and not from the disk, as entries of its spec.
     """
 
     argv: list[str]
@@ -66,11 +71,15 @@ class Launch:
     cleanup: list[str] = field(default_factory=list[str])
     make_dir: str = ""
     account: Account | None = None
+    secrets_dir: str = ""
+    secrets: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], repr=False)
 
     def spec(self) -> bytes:
         """Return it in the format that the shim reads."""
         entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
         entries.append(("time_limit_s", str(self.time_limit_s or 0.0)))
+        if self.secrets:
+            entries.append(("secrets_dir", self.secrets_dir))
         entries += [("argv", word) for word in self.argv] + [("cleanup", word) for word in self.cleanup]
         entries += [("env", f"{name}={value}") for name, value in self.environment.items()]
         if self.account is not None:
@@ -133,14 +142,20 @@ class RankFolder:
         files.replace(self.path / shim.SPEC, launch.spec(), durable=False)
         self.renew(deadline, lease_s)
         with (self.path / SHIM_LOG).open("ab") as output:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _LAUNCH, os.path.dirname(shim.__file__), str(self.path)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if launch.secrets else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 start_new_session=True,
             )
+        if started.stdin is not None:
+            # Beside the event loop: more than a pipe holds goes through only as fast as the shim reads.
+            threading.Thread(
+                target=_pass_on, args=(started.stdin, shim.spec_bytes(launch.secrets)), daemon=True
+            ).start()
+        return started
 
     def renew(self, deadline: float, lease_s: float) -> None:
         """Tell the shim how long the rank may run."""
@@ -163,6 +178,11 @@ class RankFolder:
     def stop_requested(self) -> bool:
         """Whether the end was requested."""
         return (self.path / shim.STOP).exists()
+
+    def stop_cause(self) -> EndedBy | None:
+        """Return for whom the end was requested; None if it was not."""
+        facts = shim.read_facts(str(self.path / shim.STOP))
+        return None if facts is None else EndedBy(facts.get("cause", EndedBy.STOP))
 
     def started(self) -> dict[str, str] | None:
         """Return what the shim wrote before it let the command run."""
@@ -203,12 +223,13 @@ class RankFolder:
             os.close(descriptor)
 
     def end_after_dead_shim(self) -> None:
-        """Kill what a dead shim has left running, and write an end for it."""
+        """Kill what a dead shim has left running, remove its secret files, and write an end for it."""
         descriptor = self._take_lock()
         if descriptor is None or self.exit() is not None:
             return
         try:
             killed = kill_marked(f"WATTSHIFT_PROGRESS_FILE={self.progress_file}")
+            remove_secrets(self.path)
             started = self.started() or {}
             if not started:
                 why = f"the process that supervises the rank did not start: {self._shim_words()}"
@@ -247,6 +268,7 @@ class RankFolder:
     def release(self) -> None:
         """Mark the rank as finished; its folder is kept only for its logs."""
         (self.path / RELEASED).touch()
+        remove_secrets(self.path)
         for path in (self.path / shim.SPEC, *self.path.glob(f"{ENV_FILE}*")):  # the job's own secrets
             path.unlink(missing_ok=True)
 
@@ -273,6 +295,11 @@ class RankFolder:
     def _write_exit(self, code: int, ended_by: EndedBy, detail: str) -> None:
         facts = {"code": code, "ended_by": ended_by.value, "detail": detail, "ended_at": time.time()}
         shim.write_facts(str(self.path / shim.EXITED), facts)
+
+
+def _pass_on(pipe: IO[bytes], data: bytes) -> None:
+    with suppress(OSError), pipe:  # a shim that has ended reads nothing, and its log says why
+        pipe.write(data)
 
 
 def _describe(code: int) -> str:

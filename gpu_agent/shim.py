@@ -14,6 +14,9 @@ while ranks run. It imports the standard library only and speaks to the agent th
 ``exited``   written by the shim when nothing of the rank is left
 ``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
 
+Secrets come through standard input instead, and those that are files go into a folder in memory, which the shim removes
+when nothing of the rank is left.
+
 A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
 that is shorter) begins, SIGKILL at the deadline. A time limit is kept in the same way: SIGTERM when it is over, SIGKILL
 after the grace. If the shim is killed, the command is killed with it
@@ -125,6 +128,8 @@ class _Spec:
         self.time_limit_s = 0.0
         self.working_dir = b"/"
         self.make_dir = b""
+        self.secrets_dir = b""
+        self.secret_files: list[tuple[bytes, bytes]] = []
         self.user: list[int] = []
         common = _Process("", [])
         processes: list[_Process] = []
@@ -147,20 +152,33 @@ class _Spec:
                 self.working_dir = value
             elif name == b"make_dir":
                 self.make_dir = value
+            elif name == b"secrets_dir":
+                self.secrets_dir = value
             elif name == b"user":
                 self.user = [int(number) for number in value.split()]
         self.processes = processes or [common]
         for process in self.processes:
             process.argv = process.argv or common.argv
 
+    def add_secrets(self, data: bytes) -> None:
+        """Add what came through standard input: entries ``env`` and ``secret_file``, each ``NAME=value``."""
+        for entry in data.split(b"\0"):
+            kind, _, value = entry.partition(b"=")
+            name, _, content = value.partition(b"=")
+            if kind == b"env":
+                self.environment[name] = content
+            elif kind == b"secret_file":
+                self.secret_files.append((name, content))
+
 
 def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
     """Return the content of the ``spec`` file.
 
     Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
-    ``time_limit_s``, ``make_dir`` (made if it is missing), ``user`` (user id, group id and further groups to run as,
-    with spaces). ``process`` begins a process and names it; ``env`` after it is for this process alone, and so is
-    ``argv``, which replaces the common one. Without any ``process`` there is one process.
+    ``time_limit_s``, ``make_dir`` (made if it is missing), ``secrets_dir`` (for the secret files among the entries that
+    come through standard input), ``user`` (user id, group id and further groups to run as, with spaces). ``process``
+    begins a process and names it; ``env`` after it is for this process alone, and so is ``argv``, which replaces the
+    common one. Without any ``process`` there is one process.
     """
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
 
@@ -400,6 +418,8 @@ class _Shim:
         if self._spec.cleanup:
             _run_for(self._spec.cleanup, _CLEANUP_S)
         self._order.look()
+        if self._spec.secret_files:
+            remove_secrets(self._spec.secrets_dir)
         self._write_exit()
 
     def _look(self, now: float) -> None:
@@ -643,8 +663,61 @@ def main(folder: str) -> int:
         spec = _Spec(file.read())
     _reserve()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if spec.secrets_dir:
+        spec.add_secrets(_read_all(0))
+        _write_secrets(spec)
     _Shim(spec).run()
     return 0
+
+
+def _read_all(descriptor: int) -> bytes:
+    pieces: list[bytes] = []
+    while piece := os.read(descriptor, 1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _write_secrets(spec: _Spec) -> None:
+    """Write the secrets that are files, readable by the job's user alone."""
+    if not spec.secret_files:
+        return
+    try:
+        os.mkdir(os.path.dirname(spec.secrets_dir), 0o711)  # in memory, it holds the folders of all ranks
+    except FileExistsError:
+        pass
+    remove_secrets(spec.secrets_dir)  # of a shim that was killed before it started anything
+    os.mkdir(spec.secrets_dir, 0o700)
+    owner = spec.user[:2] if spec.user and spec.user[0] != os.geteuid() else [-1, -1]
+    for name, content in spec.secret_files:
+        path = os.path.join(spec.secrets_dir, name)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
+            os.fchown(descriptor, *owner)
+        finally:
+            os.close(descriptor)
+    os.chown(spec.secrets_dir, *owner)
+
+
+def remove_secrets(folder: bytes | str) -> None:
+    """Remove a folder of secret files, if there is one. A job may have put anything there: no link is followed."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for name in os.listdir(descriptor):
+            try:
+                os.unlink(name, dir_fd=descriptor)
+            except OSError:
+                pass
+        os.rmdir(folder)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def _reserve() -> None:

@@ -21,6 +21,7 @@ from services.cli import (
     local,
     plan,
     report,
+    secrets,
     serving,
     simulate,
     webhooks,
@@ -38,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, jobs, cluster, clusters, access, budgets, report, serving),
+    *(local, jobs, cluster, clusters, access, budgets, secrets, report, serving),
     *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:

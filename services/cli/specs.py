@@ -21,6 +21,7 @@ from services.cli.values import duration_s, filled, time_of
 from services.contracts.invalid import explained, field_of, first_error
 from services.contracts.jobs import JobSpec
 from services.contracts.schema import NAME_PATTERN
+from services.contracts.secrets import SecretUse
 
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
@@ -56,6 +57,8 @@ class SpecOptions:
     env_file: list[Path] | None = None
     workdir: Path | None = None
     checkpoint_dir: Path | None = None
+    secret: list[str] | None = None
+    secret_file: list[str] | None = None
 
     def given(self) -> list[str]:
         """Return the options that were given, as people type them."""
@@ -191,6 +194,7 @@ def spec_of(options: SpecOptions, command: list[str], name: str, environment: di
         "processes": options.processes,
         "global_batch": options.batch,
         "family": options.family,
+        "secrets": _secrets(options) or None,
     }
     try:
         return JobSpec.model_validate({name: value for name, value in document.items() if value is not None})
@@ -211,6 +215,7 @@ _OPTION_OF = {
     "global_batch": "--batch",
     "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
+    "secrets": "--secret",
 }
 
 
@@ -284,6 +289,24 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not separator or not key:
         raise CliError(f"{option}: {text!r} is no KEY=VALUE", EXIT_USAGE)
     return key, value
+
+
+def _secrets(options: SpecOptions) -> list[SecretUse]:
+    """Return the uses of secrets that ``--secret NAME[=VARIABLE]`` and ``--secret-file NAME[=FILE]`` make."""
+    uses: list[SecretUse] = []
+    for option, kind, words in (("--secret", "env", options.secret), ("--secret-file", "file", options.secret_file)):
+        for word in words or []:
+            name, separator, place = word.partition("=")
+            if not re.match(NAME_PATTERN, name) or (separator and not place):
+                wanted = "NAME or NAME=VARIABLE" if kind == "env" else "NAME or NAME=FILE"
+                raise CliError(f"{option}: {word!r} is not of the form {wanted}", EXIT_USAGE)
+            if kind == "env" and not separator and not name.isidentifier():
+                raise CliError(f"{option}: {name} cannot be a variable; write {name}=VARIABLE", EXIT_USAGE)
+            try:
+                uses.append(SecretUse.model_validate({"name": name, kind: place or name}))
+            except ValidationError as error:
+                raise CliError(f"{option}: {explained(error.errors()[0])}", EXIT_USAGE) from None
+    return uses
 
 
 def _environment(options: SpecOptions, own: dict[str, str]) -> dict[str, str]:

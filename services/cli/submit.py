@@ -152,6 +152,22 @@ def submit(
     env_file: Annotated[
         list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VARIABLE]",
+            help="A secret as a variable, by default of the same name; may be repeated. See `wattshift secrets`.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    secret_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=FILE]",
+            help="A secret as a file in $WATTSHIFT_SECRETS_DIR; may be repeated.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     checkpoint_dir: Annotated[
         Path | None,
         typer.Option(help="Kept between restarts; by default a folder of the job's own.", rich_help_panel=JOB),

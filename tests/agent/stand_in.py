@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Self
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from services.contracts.nodes import (
     EnergyInterval,
@@ -18,6 +19,7 @@ from services.contracts.nodes import (
     NodeRegistration,
     RankStatus,
 )
+from services.contracts.secrets import OpenedSecret, OpenedSecrets, SecretsWanted
 
 JOIN_TOKEN = "join-token-of-the-tests"
 
@@ -29,6 +31,10 @@ class StandIn:
         named: The allocations that a heartbeat's answer names.
         is_away: Answer 503 to everything.
         refuses_energy: Answer 422 to energy reports that this returns True for.
+        secrets: Values by name, given to every gang that asks.
+        missing_secrets: Sentences on those that cannot be had.
+        has_inputs: Whether what gangs need to start is answered, or 503.
+        inputs_asked: The allocations for which it was asked.
     """
 
     def __init__(self, *, lease_ttl_s: float = 30.0, heartbeat_interval_s: float = 0.15) -> None:
@@ -37,6 +43,10 @@ class StandIn:
         self.named: set[str] = set()
         self.is_away = False
         self.refused_sequences: set[int] = set()
+        self.secrets: dict[str, str] = {}
+        self.missing_secrets: list[str] = []
+        self.has_inputs = True
+        self.inputs_asked: list[str] = []
         self.registrations: list[NodeRegistration] = []
         self.heartbeats: list[Heartbeat] = []
         self.intervals: list[EnergyInterval] = []
@@ -54,6 +64,7 @@ class StandIn:
         app.router.add_post("/v1/nodes/register", self._register)
         app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
         app.router.add_post("/v1/nodes/{node}/energy", self._energy)
+        app.router.add_post("/v1/nodes/{node}/secrets", self._secrets)
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -126,11 +137,21 @@ class StandIn:
         self.intervals += fresh
         return _answer(EnergyReceipt(accepted=len(fresh), duplicates=len(report.intervals) - len(fresh)))
 
+    async def _secrets(self, request: web.Request) -> web.Response:
+        if not self._knows(request):
+            return _unauthenticated()
+        wanted = SecretsWanted.model_validate_json(await request.read())
+        self.inputs_asked.append(wanted.allocation_id)
+        if not self.has_inputs:
+            return web.Response(status=503)
+        opened = [OpenedSecret(name=name, value=value) for name, value in self.secrets.items()]
+        return _answer(OpenedSecrets(secrets=opened, missing=self.missing_secrets))
+
     def _knows(self, request: web.Request) -> bool:
         return request.headers.get("authorization", "").removeprefix("Bearer ") in self._tokens
 
 
-def _answer(message: NodeCredentials | HeartbeatReply | EnergyReceipt) -> web.Response:
+def _answer(message: BaseModel) -> web.Response:
     return web.Response(text=message.model_dump_json(), content_type="application/json")
 
 

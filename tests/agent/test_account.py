@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_agent.secrets import secrets_folder
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
 from services.kit.redis import connect
@@ -89,3 +90,13 @@ async def test_a_killed_shim_still_takes_a_rank_of_another_user_with_it(node: No
     node.kill_ranks("shim")
     await eventually(lambda: node.plane.state(gang) == "exited")
     assert not node.processes()
+
+
+async def test_secrets_are_the_users_alone(node: Node) -> None:
+    await node.start(GPU_AGENT_RUN_AS="nobody")
+    node.plane.secrets = {"A": "hunter2"}
+    look = 'cat $WATTSHIFT_SECRETS_DIR/key && stat -c "%U %a" $WATTSHIFT_SECRETS_DIR $WATTSHIFT_SECRETS_DIR/key'
+    gang = await node.run("sh", "-c", look, secrets=[{"name": "A", "file": "key"}])
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    assert (node.rank_dir(gang) / "stdout").read_text() == "hunter2nobody 700\nnobody 400\n"
+    assert not secrets_folder(node.rank_dir(gang)).exists()

@@ -127,6 +127,7 @@ def services(folder: Path, database_url: str, redis_url: str, **settings: str) -
         "DATABASE_URL": database_url,
         "REDIS_URL": redis_url,
         "WATTSHIFT_SERVICE_TOKEN": TOKEN,
+        "WATTSHIFT_SECRETS_KEY": "a-key-that-seals-secrets-in-tests-only",
         "WATTSHIFT_DATA_DIR": str(folder),
         "PYTHONUNBUFFERED": "1",
         **settings,

@@ -1,0 +1,85 @@
+"""Secrets of a rank: from the control plane to its processes, without a stop on a disk.
+
+The agent fetches the values when the rank is to start and passes them to the shim through a pipe. The shim puts those
+that are variables into the environment of the processes and writes those that are files into a folder in memory, which
+it removes when nothing of the rank is left. If the shim was killed, the agent removes the folder: its name follows from
+the rank's own folder, so that the next agent finds it too. After a restart of the host there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from gpu_agent import shim
+from gpu_agent.containers import env_file_text
+from services.contracts.jobs import JobSpec
+from services.contracts.secrets import SECRETS_DIR
+
+MEMORY = Path("/dev/shm")
+CONTAINER_VARIABLES = ".env"
+"""The file for a container engine; the name of a job's own file never begins with a dot."""
+
+
+class InputError(Exception):
+    """A gang cannot start for lack of what its job names; the message is a sentence for the job's owner."""
+
+
+def secrets_folder(rank: Path) -> Path:
+    """Return where the secret files of a rank are: in memory, or in its own folder on hosts without that."""
+    ours = MEMORY / f"wattshift-{os.geteuid()}"
+    if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(ours):
+        return rank / "secrets"
+    return ours / hashlib.sha256(os.fsencode(rank.absolute())).hexdigest()[:32]
+
+
+def remove_secrets(rank: Path) -> None:
+    """Remove what a shim left of a rank's secret files; without any, this does nothing."""
+    shim.remove_secrets(str(secrets_folder(rank)))
+
+
+def variables_for(spec: JobSpec, rank: Path) -> dict[str, str]:
+    """Return the variable that tells a job where its secret files are, if it has any."""
+    return {SECRETS_DIR: str(secrets_folder(rank))} if has_files(spec) else {}
+
+
+def has_files(spec: JobSpec) -> bool:
+    """Whether a job gets secrets as files."""
+    return any(use.file for use in spec.secrets or ())
+
+
+def shim_entries(
+    spec: JobSpec, values: Mapping[str, str], taken: Collection[str], *, in_container: bool
+) -> list[tuple[str, str]]:
+    """Return what the shim reads from its pipe, as entries of ``shim.spec_bytes``.
+
+    Args:
+        spec: The job's.
+        values: Values of secrets by their names.
+        taken: Variables that describe the gang; a job cannot replace them.
+        in_container: Whether the processes are clients of a container engine, which reads variables from a file.
+
+    Raises:
+        InputError: A container cannot have a value as a variable.
+    """
+    uses = spec.secrets or ()
+    variables = {use.env: values[use.name] for use in uses if use.env is not None and use.env not in taken}
+    files = [("secret_file", f"{use.file}={values[use.name]}") for use in uses if use.file is not None]
+    if not in_container:
+        return [("env", f"{name}={value}") for name, value in variables.items()] + files
+    for name, value in variables.items():
+        if "\n" in value:
+            raise InputError(f"The secret for {name} has several lines; a container can have it as a file only.")
+    return [("secret_file", f"{CONTAINER_VARIABLES}={env_file_text(variables)}"), *files] if variables else files
+
+
+def _may_be_used(folder: Path) -> bool:
+    """Whether a folder in memory is this user's own, or can become so: everybody may make folders there."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
