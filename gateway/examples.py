@@ -8,6 +8,7 @@ JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
 
 PARAMETERS = {
     "job_id": JOB,
+    "array_id": "array_01m7x7bdh29b0c6vxjkxnx1000",
     "tenant_id": "vision",
     "budget_id": "budget_01m7x7bc3bek0m17yf7jgq3ar1",
     "webhook_id": "webhook_01m7x7bc3bek0m17yf7jgq3ar1",

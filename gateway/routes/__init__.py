@@ -8,6 +8,7 @@ method, path, role and types, the function by its signature (the role is ``Calle
 from __future__ import annotations
 
 from gateway.routes.access import ACCESS, WEBHOOKS
+from gateway.routes.arrays import ARRAYS
 from gateway.routes.carbon import CARBON, CARBON_AWARE
 from gateway.routes.cluster import NODES, POLICIES, REPORTS
 from gateway.routes.endpoints import ENDPOINTS
@@ -22,6 +23,7 @@ __all__ = ["CARBON_AWARE", "EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH",
 ROUTES: tuple[Route, ...] = (
     *JOBS,
     *INPUTS,
+    *ARRAYS,
     *ACCESS,
     *WEBHOOKS,
     *NODES,

@@ -12,6 +12,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.admission.access import Access
 from services.admission.access_endpoints import access_routes
+from services.admission.array_endpoints import array_routes
+from services.admission.arrays import Arrays
 from services.admission.budget_endpoints import budget_routes
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
@@ -62,6 +64,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         session = new_session()
         hints = JobHints(redis)
         jobs = Jobs(engine, hints.give)
+        arrays = Arrays(engine, hints.give)
         feed = EventFeed(engine, poll_s=settings.event_poll_s, buffer=settings.event_buffer)
         committer = Committer(
             SubmissionRepository(settings.database_url),
@@ -78,8 +81,9 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             poll_s=settings.log_poll_s,
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
-        submissions = Submissions(committer, capacity, References(engine))
+        submissions = Submissions(committer, capacity, References(engine), arrays.find)
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
+        app.include_router(array_routes(arrays))
         budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
         app.include_router(budget_routes(budgets))

@@ -54,7 +54,7 @@ class Committer:
 
     async def submit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
         """Return the answers once the accepted jobs are on disk."""
-        parcel = _Parcel(drafts, asyncio.get_running_loop().create_future(), sum(len(d.jobs) for d in drafts))
+        parcel = _Parcel(drafts, asyncio.get_running_loop().create_future(), sum(d.count for d in drafts))
         self._parcels.append(parcel)
         self._arrived.set()
         return await parcel.answers

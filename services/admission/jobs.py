@@ -51,6 +51,8 @@ class Jobs:
             labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
             name_part=query.q,
             id_prefix=query.id_prefix,
+            array_id=query.array,
+            tasks=query.tasks,
             submitted_after=query.submitted_after,
             submitted_before=query.submitted_before,
             before_id=read_cursor(query.cursor, JOB_ID),

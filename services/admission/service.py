@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.admission.capacity import CapacityCache
 from services.admission.commits import Committer
+from services.admission.dependencies import Found, resolve, words_to_find
 from services.admission.references import References
 from services.admission.submissions import Draft, check_capacity, read_submission, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
@@ -15,22 +16,39 @@ from services.kit.problems import ProblemError, as_problem, unavailable
 
 log = Log(__name__)
 
+FindJobs = Callable[[str, Collection[str]], Awaitable[Found]]
+"""Return the ids of the jobs and arrays of a tenant that each word may mean."""
+
 
 class Submissions:
     """Answers submissions, many at a time; an invalid entry does not affect the others."""
 
-    def __init__(self, committer: Committer, capacity: CapacityCache, references: References) -> None:
+    def __init__(self, committer: Committer, capacity: CapacityCache, references: References, find: FindJobs) -> None:
+        """Take how jobs are committed, what the nodes hold, and how secrets and jobs are found that specs name."""
         self._committer = committer
         self._capacity = capacity
         self._references = references
+        self._find = find
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
         read = [self._read(entry) for entry in entries]
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]
+        await self._name(drafts)
         answers = iter(await self._committer.submit(drafts) if drafts else ())
         return [next(answers) if isinstance(item, Draft) else refused(item) for item in checked]
+
+    async def _name(self, drafts: Sequence[Draft]) -> None:
+        """Find the jobs that submissions depend on."""
+        for draft in drafts:
+            if any(job.spec.after for job in draft.jobs):
+                try:
+                    resolve(draft, await self._find(draft.entry.tenant_id, words_to_find(draft)))
+                except Exception as error:
+                    if not is_connection_error(error):
+                        raise
+                    draft.problem = unavailable("The database")
 
     @staticmethod
     def _read(entry: SubmissionEntry) -> Draft | ProblemError:

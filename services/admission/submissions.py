@@ -6,15 +6,18 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import orjson
 from pydantic import ValidationError
 
 from services.admission.capacity import Capacity, impossibility
+from services.contracts.arrays import MAX_ARRAY_TASKS, ArrayTasks
 from services.contracts.jobs import JobBatch, JobSpec, SubmissionAnswer, SubmissionEntry
 from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.dependencies import Condition
 from services.core.domain.jobs import JobState
-from services.kit.ids import new_id, utc_now
+from services.kit.ids import new_block_id, new_id, utc_now
 from services.kit.problems import ProblemError, validation_problem
 
 REUSED = ProblemError(
@@ -30,12 +33,22 @@ POOLS_ALONE = "only pools can start service instances"
 
 @dataclass(slots=True, frozen=True)
 class DraftJob:
-    """A job to be stored; its id and its columns are fixed before the first attempt."""
+    """A job, or an array of them, to be stored; its id and its columns are fixed before the first attempt.
+
+    ``needs`` are the ids of the jobs and arrays that ``spec.after`` names, each with its condition.
+    """
 
     id: str
     spec: JobSpec
     document: str
     labels: str
+    tasks: ArrayTasks | None = None
+    needs: tuple[tuple[Condition, str], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many jobs it stores."""
+        return 1 if self.tasks is None else len(self.tasks.indices)
 
     @property
     def state(self) -> JobState:
@@ -45,12 +58,21 @@ class DraftJob:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A valid submission on its way to a commit."""
+    """A valid submission on its way to a commit.
+
+    ``problem``: why it is refused unless it repeats one that was accepted; jobs that it names may have changed since.
+    """
 
     entry: SubmissionEntry
     jobs: tuple[DraftJob, ...]
     body_sha256: bytes
     submitted_at: datetime = field(default_factory=utc_now)
+    problem: ProblemError | None = None
+
+    @property
+    def count(self) -> int:
+        """How many jobs it stores."""
+        return sum(job.count for job in self.jobs)
 
     @property
     def key(self) -> tuple[str, str] | None:
@@ -73,17 +95,24 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
         served = [at for at, spec in enumerate(specs) if spec.service is not None]
         if served:
             return _not_a_pool([f"/jobs/{at}/service" if entry.batch else "/service" for at in served])
-    jobs = tuple(
-        DraftJob(
-            id=new_id("job"),
-            spec=spec,
-            document=spec.stored(),
-            labels=orjson.dumps(spec.labels).decode(),
-        )
-        for spec in specs
-    )
+    jobs = tuple(map(_draft_job, specs))
+    if (count := sum(job.count for job in jobs)) > MAX_ARRAY_TASKS:
+        said = f"the arrays of one batch may have {MAX_ARRAY_TASKS:,} tasks together, not {count:,}"
+        errors = [FieldError(pointer="/jobs", detail=said)]
+        return ProblemError(422, ProblemCode.INVALID_REQUEST, f"/jobs: {said}", errors=errors)
     kind = b"batch\0" if entry.batch else b"job\0"
     return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + entry.body.encode()).digest())
+
+
+def _draft_job(spec: JobSpec) -> DraftJob:
+    tasks = spec.tasks
+    return DraftJob(
+        id=new_id("job") if tasks is None else new_block_id("array"),
+        spec=spec,
+        document=spec.stored(),
+        labels=orjson.dumps(spec.labels).decode(),
+        tasks=tasks,
+    )
 
 
 def _not_a_pool(pointers: list[str]) -> ProblemError:
@@ -112,13 +141,20 @@ class MadeJob:
     name: str
     state: JobState
     submitted_at: datetime
+    count: int | None = None
 
 
 def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
     """Return the answer to a submission that is in the database; it is the same at every repetition."""
-    made = [{"id": j.id, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs]
+    made: list[dict[str, Any]] = [
+        {"id": j.id, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs
+    ]
+    for job, answer in zip(jobs, made, strict=True):
+        if job.count is not None:
+            answer["count"] = job.count
     body = orjson.dumps({"jobs": made} if batch else made[0], option=orjson.OPT_UTC_Z).decode()
-    location = None if batch else f"/v1/jobs/{jobs[0].id}"
+    kind = "jobs" if jobs[0].count is None else "arrays"
+    location = None if batch else f"/v1/{kind}/{jobs[0].id}"
     return SubmissionAnswer(status=201, body=body, replayed=replayed, location=location)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import typer
 
-from services.cli import output
+from services.cli import arrays, output
 from services.cli.client import CliError, Gateway
+from services.cli.names import path_of
 from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
 
@@ -23,9 +24,9 @@ EXIT_INTERRUPTED = 130
 
 
 def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> Iterator[Any]:
-    """Yield each job once it has ended, in the order given."""
+    """Yield each job or array once it has ended, in the order given."""
     for job_id in job_ids:
-        while (job := gateway.get(f"/v1/jobs/{job_id}"))["state"] not in FINAL:
+        while (job := gateway.get(path_of(job_id)))["state"] not in FINAL:
             time.sleep(poll_s)
         yield job
 
@@ -84,6 +85,8 @@ def ended_words(job: dict[str, Any]) -> str:
     how = "was cancelled" if job["state"] == "cancelled" else job["state"]
     if job["state"] == "failed" and job.get("exit_code"):
         how += f" with exit code {job['exit_code']}"
+    if arrays.is_array(job):
+        return f"{job['name']} {how}: of its {job['count']} tasks {arrays.counts(job)} ({used})"
     detail = job.get("detail") or ""
     why = f": {detail}" if detail and job["state"] == "failed" else ""
     return f"{job['name']} {how}{why}" if why else f"{job['name']} {how} ({used})"

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from services.cli import output
+from services.cli import arrays, output
 from services.cli.client import CliError, Gateway
 from services.cli.following import STREAM, follow, interruptible
-from services.cli.names import job_id, job_ids
+from services.cli.names import array_id, ids_of, is_array, job_id, job_or_array, path_of
 from services.cli.output import console
 from services.cli.submit import USER_LABEL, SubmitCommand, submit, user_name
 from services.cli.values import past_time
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("job")(show_job)
     app.command()(logs)
     for command in ("cancel", "hold", "release"):
-        app.command(command, help=f"{command.capitalize()} jobs.")(_steer(command))
+        app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))
 
 
 def list_jobs(
@@ -55,6 +55,9 @@ def list_jobs(
     label: Annotated[
         list[str] | None, typer.Option(help="Only jobs with this label, key=value; may be repeated.")
     ] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="ARRAY", help="The tasks of this array; otherwise an array is one line.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many jobs to show, newest first.")] = 50,
     watch: Watch = False,
     as_json: AsJson = False,
@@ -65,10 +68,14 @@ def list_jobs(
     after = past_time(since, "--since").isoformat() if since else None
     gateway = Gateway()
 
+    wanted = {"state": states or None, "project": project, "label": labels or None, "submitted_after": after}
+    only = None if array is None else array_id(gateway, array)
+
     def jobs() -> list[Any]:
-        return gateway.pages(
-            "/v1/jobs", limit, state=states or None, project=project, label=labels or None, submitted_after=after
-        )
+        if only is not None:
+            return gateway.pages("/v1/jobs", limit, array=only, **wanted)
+        singles = gateway.pages("/v1/jobs", limit, tasks="false", **wanted)
+        return arrays.newest_first(singles, gateway.pages("/v1/arrays", limit, **wanted), limit)
 
     if as_json:
         output.print_json(jobs())
@@ -83,11 +90,11 @@ def job_table(jobs: list[Any]) -> Table:
         "name": lambda job: job["name"],
         "state": lambda job: output.state(job["state"]),
         "GPUs": lambda job: str(job["gpus"] or "-"),
-        "done": lambda job: "-" if (share := output.progress_share(job)) is None else f"{share:.0%}",
+        "done": lambda job: "-" if (share := _share(job)) is None else f"{share:.0%}",
         "energy": lambda job: output.energy(job["footprint"]["energy_j"]),
         "CO2": lambda job: output.carbon(job["footprint"]["carbon_gco2"]),
         "age": lambda job: output.age(job["submitted_at"]),
-        "why": lambda job: (job.get("reason") or "").replace("_", " "),
+        "why": lambda job: arrays.counts(job) if arrays.is_array(job) else (job.get("reason") or "").replace("_", " "),
     }
     left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
     columns = [column for column in cells if column not in left_out]
@@ -97,10 +104,21 @@ def job_table(jobs: list[Any]) -> Table:
     return shown
 
 
+def _share(job: dict[str, Any]) -> float | None:
+    return arrays.done(job) if arrays.is_array(job) else output.progress_share(job)
+
+
 def show_job(job: JobArgument, as_json: AsJson = False) -> None:
-    """Show a job: its state, the reason, its energy and its emissions."""
+    """Show a job or an array: its state, the reason, its energy and its emissions."""
     gateway = Gateway()
-    job = job_id(gateway, job)
+    job = job_or_array(gateway, job)
+    if is_array(job):
+        array = gateway.get(path_of(job))
+        if as_json:
+            output.print_json(array)
+        else:
+            console.print(_in_rows(arrays.rows(array)))
+        return
     found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
     prediction = _prediction(gateway, job)
     if as_json:
@@ -126,10 +144,14 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
         "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
     }
+    console.print(_in_rows(rows))
+
+
+def _in_rows(rows: dict[str, str]) -> Table:
     shown = output.table("", "")
     for label, value in rows.items():
         shown.add_row(f"[bold]{label}[/]", value)
-    console.print(shown)
+    return shown
 
 
 def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
@@ -229,12 +251,13 @@ def logs(
 def _steer(action: str) -> Any:
     def command(
         jobs: Annotated[
-            list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, beginnings of ids, or names; unambiguous.")
+            list[str],
+            typer.Argument(metavar="JOB...", help="Ids of jobs or arrays, beginnings of ids, or names; unambiguous."),
         ],
         as_json: AsJson = False,
     ) -> None:
         gateway = Gateway()
-        answers = [gateway.call("POST", f"/v1/jobs/{job}/{action}") for job in job_ids(gateway, jobs)]
+        answers = [gateway.call("POST", f"{path_of(each)}/{action}") for each in ids_of(gateway, jobs)]
         if as_json:
             output.print_json(answers)
         else:
@@ -246,6 +269,8 @@ def _steer(action: str) -> Any:
 
 def what_follows(action: str, job: dict[str, Any]) -> str:
     """Return what happens next to a job that was cancelled, held or released, in a sentence."""
+    if arrays.is_array(job):
+        return arrays.what_follows(action, job)
     state, grace = job["state"], job["spec"].get("grace_s", 120)
     has_gang = state in ("starting", "running", "preempting")
     stopping = f"It is being stopped; it has {grace:g} s to save its work"

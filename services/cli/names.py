@@ -1,4 +1,4 @@
-"""Jobs as people name them: by id, by the beginning of an id, or by name, where that is unambiguous."""
+"""Jobs and arrays as people name them: by id, by the beginning of an id, or by name, where that is unambiguous."""
 
 from __future__ import annotations
 
@@ -10,26 +10,38 @@ from services.cli import output
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
 from services.contracts.schema import NAME_PATTERN
 
-PREFIX = "job_"
-_ID = re.compile(r"job_[0-9a-z]{26}")
-_BEGINNING = re.compile(r"(?:job_)?[0-9a-z]{1,26}")
+PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
+_ID = re.compile(r"(?:job|array)_[0-9a-z]{26}")
+_BEGINNING = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _SHOWN = 10
 
 
-def job_id(gateway: Gateway, word: str) -> str:
-    """Return the id of the job that ``word`` names.
+def is_array(found_id: str) -> bool:
+    """Return whether an id is that of an array."""
+    return found_id.startswith("array_")
+
+
+def path_of(found_id: str) -> str:
+    """Return the path of a job or an array in the API."""
+    return f"{PATHS['array' if is_array(found_id) else 'job']}/{found_id}"
+
+
+def job_or_array(gateway: Gateway, word: str) -> str:
+    """Return the id of the job or the array that ``word`` names.
 
     Raises:
-        CliError: No job has that name or an id that begins so, or several have; the message lists them.
+        CliError: None has that name or an id that begins so, or several have; the message lists them.
     """
     if _ID.fullmatch(word):
         return word
     found: dict[str, Any] = {}
     if re.match(NAME_PATTERN, word):
-        found = _by_id(gateway.pages("/v1/jobs", _SHOWN + 1, name=word))
-    if not found and _BEGINNING.fullmatch(word):
-        begins = word if word.startswith(PREFIX) else PREFIX + word
-        found = _by_id(gateway.pages("/v1/jobs", _SHOWN + 1, id_prefix=begins))
+        for path in PATHS.values():
+            found |= _by_id(gateway.pages(path, _SHOWN + 1, name=word))
+    if not found and (beginning := _BEGINNING.fullmatch(word)):
+        for kind, path in PATHS.items():
+            if beginning[1] in (None, kind):
+                found |= _by_id(gateway.pages(path, _SHOWN + 1, id_prefix=f"{kind}_{beginning[2]}"))
     if not found:
         raise CliError(f"there is no job {word!r}: no name is equal and no id begins so", EXIT_NOT_FOUND)
     if len(found) > 1:
@@ -42,9 +54,35 @@ def job_id(gateway: Gateway, word: str) -> str:
     return next(iter(found))
 
 
-def job_ids(gateway: Gateway, words: Sequence[str]) -> list[str]:
-    """Return the ids of jobs, in order; nothing is done to any of them if one is not found. See ``job_id``."""
-    return [job_id(gateway, word) for word in words]
+def job_id(gateway: Gateway, word: str) -> str:
+    """Return the id of the job that ``word`` names. See ``job_or_array``.
+
+    Raises:
+        CliError: None is named, or several, or an array.
+    """
+    found = job_or_array(gateway, word)
+    if is_array(found):
+        array = gateway.get(path_of(found))
+        task = f"{array['name']}.{array['first']}"
+        raise CliError(f"{word!r} is an array of {array['count']} jobs; name one of them, such as {task}", EXIT_USAGE)
+    return found
+
+
+def array_id(gateway: Gateway, word: str) -> str:
+    """Return the id of the array that ``word`` names. See ``job_or_array``.
+
+    Raises:
+        CliError: None is named, or several, or a single job.
+    """
+    found = job_or_array(gateway, word)
+    if not is_array(found):
+        raise CliError(f"{word!r} is a single job, and no array", EXIT_USAGE)
+    return found
+
+
+def ids_of(gateway: Gateway, words: Sequence[str]) -> list[str]:
+    """Return the ids of jobs and arrays, in order; nothing is done to any of them if one is not found."""
+    return [job_or_array(gateway, word) for word in words]
 
 
 def _by_id(jobs: list[Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from services.contracts.invalid import explained, field_of, first_error
 from services.contracts.jobs import JobSpec
 from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import SecretUse
+from services.core.domain.dependencies import Condition
 
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
@@ -47,6 +48,8 @@ class SpecOptions:
     max_restarts: int | None = None
     preemptible: bool | None = None
     hold: bool | None = None
+    array: str | None = None
+    after: list[str] | None = None
     project: str | None = None
     label: list[str] | None = None
     processes: str | None = None
@@ -189,6 +192,8 @@ def spec_of(options: SpecOptions, command: list[str], name: str, environment: di
         "max_restarts": options.max_restarts,
         "preemptible": options.preemptible,
         "hold": options.hold,
+        "array": options.array,
+        "after": _after(options.after),
         "project": options.project,
         "labels": dict(_pair(each, "--label") for each in options.label or []),
         "processes": options.processes,
@@ -282,6 +287,18 @@ def _progress(text: str | None) -> dict[str, Any] | None:
     if separator or source not in ("file", "http", "none"):
         raise CliError(f"--progress: {text!r} is none of file, http, none and log:PATTERN", EXIT_USAGE)
     return {"source": source}
+
+
+def _after(words: list[str] | None) -> dict[str, list[str]] | None:
+    """Return the dependencies that words such as ``ok:prepare`` name."""
+    found: dict[str, list[str]] = {}
+    for word in words or ():
+        condition, separator, job = word.partition(":")
+        if condition not in list(Condition) or not job:
+            hint = f"; did you mean ok:{word}?" if not separator else ""
+            raise CliError(f"--after: {word!r} is none of ok:JOB, any:JOB and not_ok:JOB{hint}", EXIT_USAGE)
+        found.setdefault(condition, []).append(job)
+    return found or None
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

@@ -215,6 +215,22 @@ def submit(
         int | None, typer.Option(help="How often it is restarted if it fails.", rich_help_panel=RUN)
     ] = None,
     hold: Annotated[bool | None, typer.Option("--hold", help="Start after a release.", rich_help_panel=RUN)] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDICES",
+            help="One job for each index: 0-99, 0-99:10, 1,3,5-9; 0-99%8 runs at most 8 at once.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOW:JOB",
+            help="Start when a job or array has ended: ok:JOB, any:JOB or not_ok:JOB; may be repeated.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="Submitting again with the same key is safe.", rich_help_panel=SENT)
     ] = None,
@@ -252,6 +268,8 @@ def submit(
     if test_only:
         show_estimates(gateway, specs, as_json=as_json)
         return
+    if follow and len(specs) == 1 and specs[0].array is not None:
+        raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
     accepted = submit_all(gateway, specs, idempotency_key)
@@ -345,10 +363,14 @@ def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -
         if follow:
             print(f"{job['id']}  {job['name']}", file=sys.stderr)
         elif shown:
-            console.print(f"[bold]{job['id']}[/]  {job['name']} is {output.state(job['state'])}")
+            tasks = f": {job['count']} jobs" if job.get("count") else ""
+            are = "are" if tasks else "is"
+            console.print(f"[bold]{job['id']}[/]  {job['name']}{tasks} {are} {output.state(job['state'])}")
         else:
             print(job["id"], flush=True)
     if shown and not (follow or wait) and len(accepted) == 1:
         job = accepted[0]
         then = "wattshift release" if job["state"] == "held" else "wattshift logs --follow"
+        if job.get("count") and job["state"] != "held":
+            then = "wattshift jobs --array"
         console.print(f"[dim]{then} {job['id']}[/]")

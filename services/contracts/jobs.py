@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayText, TaskCounts, read_array
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
@@ -170,9 +171,20 @@ class JobSpec(Message):
         max_length=MAX_SECRETS_OF_A_JOB,
         description="Secrets of the tenant that the job gets, as variables or as files.",
     )
+    array: ArrayText | None = Field(
+        default=None,
+        description="Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with "
+        "at most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.",
+    )
+    after: After | None = Field(default=None, description="Jobs that must have ended before it starts, and how.")
     service: ServiceTerms | None = Field(
         default=None, description="Set only for instances of pools, which are service instances."
     )
+
+    @property
+    def tasks(self) -> ArrayTasks | None:
+        """The tasks of the array; None of a single job."""
+        return None if self.array is None else read_array(self.array)
 
     def stored(self) -> str:
         """Return the spec as JSON to store: with every default written out, and without fields that are null.
@@ -207,6 +219,13 @@ class JobSpec(Message):
             raise ValueError("needs a command or a container image")
         if self.command and not self.command[0]:
             raise ValueError("the first argument names the program and cannot be empty")
+        if self.service is not None and (self.array is not None or self.after is not None):
+            raise ValueError("a service instance has no array and depends on no job")
+        tasks = self.tasks
+        if tasks is not None and len(self.environment) > 500 - ARRAY_VARIABLES:
+            raise ValueError(f"the tasks of an array have at most {500 - ARRAY_VARIABLES} variables")
+        if tasks is not None and len(task_name(self.name, tasks.indices[-1])) > 63:
+            raise ValueError("name is too long for an array: with the index of a task it has more than 63 characters")
         return self
 
     @model_validator(mode="after")
@@ -226,6 +245,11 @@ class JobSpec(Message):
         if self.service is not None and self.processes is Processes.PER_GPU:
             raise ValueError("a service instance is one process: processes must be per_node")
         return self
+
+
+def task_name(array_name: str, index: int) -> str:
+    """Return the name of a task of an array."""
+    return f"{array_name}.{index}"
 
 
 class JobBatch(Message):
@@ -297,6 +321,8 @@ class Job(Message):
     warnings: list[str] = Field(
         default_factory=list[str], description="Budgets of its project that are exceeded and only warn."
     )
+    array_id: str | None = Field(default=None, description="The array that it is a task of.")
+    array_index: int | None = Field(default=None, description="Its index in the array.")
 
 
 class JobList(Message):
@@ -306,13 +332,48 @@ class JobList(Message):
     next_cursor: str | None = None
 
 
+class JobArray(Message):
+    """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one."""
+
+    id: str
+    tenant_id: str
+    name: str = Field(description="Its tasks are named `NAME.INDEX`.")
+    project: str
+    state: JobState = Field(
+        description="Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this "
+        "order; else `succeeded` if all did, `failed` if any did, or `cancelled`."
+    )
+    spec: JobSpec = Field(description="As it was submitted. Dependencies are named by ids.")
+    count: int = Field(description="How many tasks it has.")
+    first: int = Field(description="The lowest index.")
+    last: int = Field(description="The highest index.")
+    max_running: int | None = Field(default=None, description="The most tasks that hold GPUs at once; null: no limit.")
+    tasks: TaskCounts
+    waiting: dict[str, int] = Field(
+        default_factory=dict[str, int], description="Why queued and held tasks wait: how many, by reason."
+    )
+    gpus: int = Field(description="GPUs that its tasks hold now.")
+    submitted_at: Instant
+    started_at: Instant | None = Field(default=None, description="When its first task started.")
+    ended_at: Instant | None = Field(default=None, description="When its last task ended; null before that.")
+    footprint: JobFootprint = Field(default=JobFootprint(), description="Of all its tasks.")
+
+
+class JobArrayList(Message):
+    """One page of arrays, newest first."""
+
+    items: list[JobArray]
+    next_cursor: str | None = None
+
+
 class SubmittedJob(Message):
-    """The answer to a submission. The job is on disk by then."""
+    """The answer to a submission. The job, or the array with all its tasks, is on disk by then."""
 
     id: str
     name: str
     state: JobState
     submitted_at: Instant
+    count: int | None = Field(default=None, description="Tasks of the array; null for a single job.")
 
 
 class SubmittedBatch(Message):

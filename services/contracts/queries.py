@@ -45,27 +45,44 @@ class SecretQuery(Message):
     project: Name | None = Field(default=None, description="That of this project; by default that of the tenant.")
 
 
-class JobQuery(PageQuery):
-    """Which jobs to list, newest first."""
+class JobFilters(PageQuery):
+    """Which jobs, or arrays of jobs."""
 
     state: list[JobState] = Field(
         default_factory=list[JobState], description="Jobs in any of these states; repeatable."
     )
     project: Name | None = None
     name: Name | None = None
-    id_prefix: Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{0,26}$")] | None = Field(
-        default=None, description="Only jobs whose ids begin so."
-    )
     label: list[LabelFilter] = Field(
         default_factory=list[LabelFilter],
         max_length=20,
         description="`key=value`; repeatable. Jobs must have all of the labels.",
     )
-    q: Search | None = Field(default=None, description="Part of the name; upper and lower case are the same.")
     submitted_after: Instant | None = None
     submitted_before: Instant | None = None
     tenant: Name | None = Field(
         default=None, description="For operators: only this tenant's. Users always see only their own."
+    )
+
+
+class JobQuery(JobFilters):
+    """Which jobs to list, newest first."""
+
+    id_prefix: Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{0,26}$")] | None = Field(
+        default=None, description="Only jobs whose ids begin so."
+    )
+    array: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{26}$")] | None = Field(
+        default=None, description="Only tasks of this array."
+    )
+    tasks: bool = Field(default=True, description="`false` leaves out the tasks of arrays.")
+    q: Search | None = Field(default=None, description="Part of the name; upper and lower case are the same.")
+
+
+class ArrayQuery(JobFilters):
+    """Which arrays to list, newest first; `state` selects those with a task in any of these states."""
+
+    id_prefix: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{0,26}$")] | None = Field(
+        default=None, description="Only arrays whose ids begin so."
     )
 
 

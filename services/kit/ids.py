@@ -7,9 +7,10 @@ import threading
 import time
 from datetime import UTC, datetime
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]  # two characters at a time: half the steps
+ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [high + low for high in ID_ALPHABET for low in ID_ALPHABET]  # two characters at a time: half the steps
 _SHIFTS = range(120, -1, -10)
+BLOCK_IDS = len(ID_ALPHABET) ** 3
 _lock = threading.Lock()
 _last = 0
 
@@ -26,6 +27,22 @@ def new_id(prefix: str) -> str:
     """
     global _last
     with _lock:
-        value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big") >> 1
-        value = _last = max(value, _last + 1)
+        value = _last = max(_now_and_random(), _last + 1)
+    return _written(prefix, value)
+
+
+def new_block_id(prefix: str) -> str:
+    """Return an id whose last three characters are 0, and that of no other id are the rest: 32,768 ids go with it."""
+    global _last
+    with _lock:
+        value = (max(_now_and_random(), _last + 1) + BLOCK_IDS - 1) // BLOCK_IDS * BLOCK_IDS
+        _last = value + BLOCK_IDS - 1
+    return _written(prefix, value)
+
+
+def _now_and_random() -> int:
+    return (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big") >> 1
+
+
+def _written(prefix: str, value: int) -> str:
     return f"{prefix}_{''.join([_PAIRS[value >> shift & 1_023] for shift in _SHIFTS])}"

@@ -12,6 +12,9 @@ from services.contracts.streams import command_stream
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.outbox import Outgoing
 
+NOT_FOR_NODES = {"array", "after"}
+"""Fields of a spec that only the control plane reads; agents of an earlier release would refuse them."""
+
 
 def start_commands(
     *,
@@ -25,6 +28,7 @@ def start_commands(
     master_port: int,
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks."""
+    runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
     offset = 0
     commands: list[Outgoing] = []
@@ -34,7 +38,7 @@ def start_commands(
             job_id=job_id,
             generation=generation,
             tenant_id=tenant_id,
-            spec=JobSpec.model_validate(spec),
+            spec=runs,
             devices=share["devices"],
             node_rank=node_rank,
             nnodes=len(shares),

@@ -26,6 +26,7 @@ from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
+from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.learning.curves import KnownCurves, read_curves
@@ -39,7 +40,7 @@ from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
-from services.scheduler.repository import rounds, snapshots
+from services.scheduler.repository import gates, rounds, snapshots
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
@@ -140,6 +141,7 @@ class Scheduler:
         await self.prepare()
         await self._nodes.look()
         ingested = await self._ingest.look(time.monotonic())
+        dependencies = await look(self._database)
         measured = await self._measuring.look()
         if ingested or measured:
             self._relay.wake()
@@ -147,7 +149,7 @@ class Scheduler:
             self._points_unread = await refit(self._database)
         async with self._database.connection() as connection:
             due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
-            now = await rounds.fingerprint(connection, self._settings.node_min_on_s)
+            now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), dependencies.still_open)
         if due_in_s <= 0:
             await self.hold(Trigger.ACTIVE)
             await self._trim()
@@ -177,6 +179,9 @@ class Scheduler:
                 covers=self._nodes.hook.covers,
                 predicting=self._predicting,
             )
+            if loaded.withheld:
+                async with self._database.connection() as connection:
+                    await gates.explain(connection, loaded.withheld)
             if loaded.predictions:
                 await self._predicting.keep(loaded.predictions)
             read = time.perf_counter()

@@ -22,6 +22,7 @@ import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
+from services.admission.array_endpoints import array_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
 from services.admission.secret_endpoints import secret_routes
@@ -36,6 +37,7 @@ UNUSED: Any = None
 ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.ADMISSION: (
         job_routes(UNUSED, UNUSED, UNUSED, UNUSED),
+        array_routes(UNUSED),
         access_routes(UNUSED),
         budget_routes(UNUSED),
         webhook_routes(UNUSED),

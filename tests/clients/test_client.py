@@ -29,6 +29,24 @@ def test_a_job_is_submitted_followed_and_cancelled(client: Client) -> None:
     assert [event.type for event in client.events(job, follow=False)] == events
 
 
+def test_an_array_is_submitted_read_and_cancelled_as_one(client: Client) -> None:
+    made = client.submit(TRAIN, name="sweep-of-client", array="0-9:3%2")
+    then = client.submit(TRAIN, name="evaluate", after={"ok": made.id, "any": ["sweep-of-client.3"]})
+
+    array = client.array(made)
+    tasks = list(client.jobs(array=made))
+    after = client.job(then).spec.after
+
+    assert (made.count, array.count, array.max_running, array.tasks.queued) == (4, 4, 2, 4)
+    assert sorted(task.array_index or 0 for task in tasks) == [0, 3, 6, 9]
+    assert after is not None
+    assert (after.ok, after.any) == ([made.id], [next(task.id for task in tasks if task.array_index == 3)])
+    assert client.hold_array(made).state == "held"
+    assert client.release_array(array).state == "queued"
+    assert client.cancel_array(made).tasks.cancelled == 4
+    assert client.wait_array(made, timeout_s=20).state == "cancelled"
+
+
 def test_jobs_are_listed_over_all_pages(client: Client) -> None:
     made = client.submit_many([{"name": f"page-{number}", "command": ["true"]} for number in range(600)])
 

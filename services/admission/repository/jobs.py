@@ -76,6 +76,8 @@ class JobFilter:
     submitted_before: datetime | None = None
     before_id: str | None = None
     id_prefix: str | None = None
+    array_id: str | None = None
+    tasks: bool = True
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the filter as SQL."""
@@ -96,6 +98,10 @@ class JobFilter:
             found.append(jobs.c.submitted_at < self.submitted_before)
         if self.id_prefix is not None:
             found.append(jobs.c.id.startswith(self.id_prefix, autoescape=True))
+        if self.array_id is not None:
+            found.append(jobs.c.array_id == self.array_id)
+        if not self.tasks:
+            found.append(jobs.c.array_id.is_(None))
         if self.before_id is not None:
             found.append(jobs.c.id < self.before_id)
         found += [jobs.c.labels.contains({key: value}) for key, value in self.labels]
@@ -212,6 +218,8 @@ def _job(row: Row[Any]) -> Job:
         restarts=row.restarts,
         exit_code=row.exit_code,
         warnings=row.warnings or [],
+        array_id=row.array_id,
+        array_index=row.array_index,
         progress=_progress(row, spec),
         footprint=JobFootprint()
         if row.energy_j is None

@@ -10,11 +10,13 @@ from itertools import chain
 import asyncpg
 
 from services.admission.repository.accounts import Account, Accounts
-from services.admission.submissions import REUSED, Draft, MadeJob, accepted, refused
+from services.admission.submissions import REUSED, Draft, DraftJob, MadeJob, accepted, refused
+from services.contracts.arrays import ArrayTasks
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
 from services.db import database
+from services.kit.ids import ID_ALPHABET
 from services.kit.problems import ProblemError
 
 # Every statement here finds its rows by key. Left to itself, the planner sees young tables without statistics, settles
@@ -32,8 +34,14 @@ SELECT s.tenant_id, s.idempotency_key, s.body_sha256, s.batch, s.job_ids
 FROM unnest($1::text[], $2::text[]) AS asked (tenant_id, idempotency_key)
 JOIN submissions s USING (tenant_id, idempotency_key)
 """
-MADE = "SELECT id, name, (spec->'hold')::bool AS hold, submitted_at FROM jobs WHERE id = ANY($1::text[])"
-EXISTING = "SELECT id FROM jobs WHERE id = ANY($1::text[])"
+MADE = """
+SELECT id, name, (spec->'hold')::bool AS hold, submitted_at, NULL::int AS tasks FROM jobs WHERE id = ANY($1::text[])
+UNION ALL
+SELECT id, name, (spec->'hold')::bool, submitted_at, tasks FROM job_arrays WHERE id = ANY($1::text[])
+"""
+EXISTING = """
+SELECT id FROM jobs WHERE id = ANY($1::text[]) UNION ALL SELECT id FROM job_arrays WHERE id = ANY($1::text[])
+"""
 
 INSERT = """
 WITH
@@ -61,6 +69,38 @@ UPDATE tenants SET accepted_jobs = accepted_jobs + taken
 FROM unnest($15::text[], $16::bigint[]) AS account (tenant_id, taken)
 WHERE tenants.id = account.tenant_id
 """
+
+# The id of a task is that of its array with the last 15 bits replaced by its position, so that tasks sort by index and
+# need not be sent one by one.
+INSERT_ARRAY = """
+WITH
+made_array AS (
+    INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index, max_running,
+                            submitted_at)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11)
+),
+document AS MATERIALIZED (SELECT $5::text::jsonb AS labels, $15::text::jsonb AS spec),
+tasks AS (
+    SELECT 'job_' || substr($1, 7, 23) || substr($14, 1 + ((n - 1) >> 10), 1) || substr($14, 1 + ((n - 1) >> 5 & 31), 1)
+               || substr($14, 1 + ((n - 1) & 31), 1) AS id, at
+    FROM unnest($12::int[]) WITH ORDINALITY AS index (at, position) CROSS JOIN LATERAL (SELECT position::int) AS p (n)
+),
+made AS (
+    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at,
+                      array_id, array_index, gated)
+    SELECT id, $2, $3 || '.' || at, $4, labels, spec, CASE WHEN $13 THEN 'held' ELSE 'queued' END,
+           CASE WHEN $13 THEN 'held' END, $11, CASE WHEN $13 THEN NULL ELSE $11 END, $1, at, $16
+    FROM tasks CROSS JOIN document
+)
+INSERT INTO job_events (job_id, tenant_id, at, type, data)
+SELECT id, $2, $11, 'job.submitted', jsonb_build_object('state', CASE WHEN $13 THEN 'held' ELSE 'queued' END) FROM tasks
+"""
+
+INSERT_NEEDS = """
+INSERT INTO job_dependencies (dependent_id, needs_id, condition)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) ON CONFLICT DO NOTHING
+"""
+GATE = "UPDATE jobs SET gated = true WHERE id = ANY($1::text[])"
 
 
 class SubmissionRepository:
@@ -108,7 +148,7 @@ class SubmissionRepository:
     async def _decide(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
         wanted: Counter[str] = Counter()
         for draft in drafts:
-            wanted[draft.entry.tenant_id] += len(draft.jobs)
+            wanted[draft.entry.tenant_id] += draft.count
         accounts = await self._accounts.open(connection, wanted)
         there = await self._already_there(connection, drafts)
         stored = await self._stored(connection, drafts)
@@ -117,7 +157,23 @@ class SubmissionRepository:
         if resolver.new:
             self._attempted.update(draft.jobs[0].id for draft in resolver.new)
             await connection.execute(INSERT, *_columns(resolver.new, accounts.values()))
+            await self._insert_arrays(connection, resolver.new)
+            await self._insert_needs(connection, resolver.new)
         return answers
+
+    @staticmethod
+    async def _insert_arrays(connection: asyncpg.Connection, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            for array in draft.jobs:
+                if array.tasks is not None:
+                    await connection.execute(INSERT_ARRAY, *_array_arguments(draft, array, array.tasks))
+
+    @staticmethod
+    async def _insert_needs(connection: asyncpg.Connection, drafts: Sequence[Draft]) -> None:
+        needs = [(job.id, on, why.value) for draft in drafts for job in draft.jobs for why, on in job.needs]
+        if needs:
+            await connection.execute(INSERT_NEEDS, *(list(column) for column in zip(*needs, strict=True)))
+            await connection.execute(GATE, [job_id for job_id, _, _ in needs])
 
     async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> set[str]:
         """Return the first job ids of drafts that an earlier attempt committed although it seemed to fail.
@@ -183,7 +239,7 @@ class _Resolver:
         account = self._accounts.get(draft.entry.tenant_id)
         if account is None:
             return refused(ProblemError(403, ProblemCode.FORBIDDEN, "The tenant does not exist."))
-        if problem := account.take(len(draft.jobs)):
+        if problem := draft.problem or account.take(draft.count):
             return refused(problem)
         self.new.append(draft)
         answer = _acceptance(draft)
@@ -194,18 +250,44 @@ class _Resolver:
 
 
 def _acceptance(draft: Draft) -> SubmissionAnswer:
-    made = [MadeJob(job.id, job.spec.name, job.state, draft.submitted_at) for job in draft.jobs]
+    made = [
+        MadeJob(job.id, job.spec.name, job.state, draft.submitted_at, None if job.tasks is None else job.count)
+        for job in draft.jobs
+    ]
     return accepted(made, batch=draft.entry.batch, replayed=False)
 
 
 def _made_of_row(row: asyncpg.Record) -> MadeJob:
     state = JobState.HELD if row["hold"] else JobState.QUEUED
-    return MadeJob(row["id"], row["name"], state, row["submitted_at"])
+    return MadeJob(row["id"], row["name"], state, row["submitted_at"], row["tasks"])
+
+
+def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[object, ...]:
+    """Return the arguments of ``INSERT_ARRAY``."""
+    spec = array.spec
+    return (
+        array.id,
+        draft.entry.tenant_id,
+        spec.name,
+        spec.project,
+        array.labels,
+        array.document,
+        array.count,
+        tasks.indices[0],
+        tasks.indices[-1],
+        tasks.max_running,
+        draft.submitted_at,
+        list(tasks.indices),
+        spec.hold,
+        ID_ALPHABET,
+        spec.model_copy(update={"array": None}).stored(),
+        tasks.max_running is not None or bool(array.needs),
+    )
 
 
 def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list[object], ...]:
     """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took."""
-    jobs = [(draft, job) for draft in drafts for job in draft.jobs]
+    jobs = [(draft, job) for draft in drafts for job in draft.jobs if job.tasks is None]
     keyed = [draft for draft in drafts if draft.key]
     taken = [account for account in accounts if account.taken]
     times: list[datetime] = [draft.submitted_at for draft, _ in jobs]

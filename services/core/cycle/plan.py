@@ -46,6 +46,13 @@ class Reason(StrEnum):
     """Jobs that are predicted to need less of the cluster come before it."""
     BETTER_PLACEMENT = "better_placement"
     """GPUs are free, but so spread that it would run much slower: it waits a while for better ones."""
+    # waits and ends that no policy decides
+    DEPENDENCY = "dependency"
+    """It waits for other jobs to end, as its user asked."""
+    ARRAY_LIMIT = "array_limit"
+    """As many tasks of its array hold GPUs as may at once."""
+    DEPENDENCY_FAILED = "dependency_failed"
+    """It was cancelled: a job it depends on ended otherwise than it had to."""
     # control values
     LEAST_COST = "least_cost"
     """Its energy and its time together cost least at this control value."""

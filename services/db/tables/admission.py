@@ -77,11 +77,47 @@ jobs = Table(
     Column("queued_at", Timestamp),
     Column("started_at", Timestamp),
     Column("ended_at", Timestamp),
+    Column("array_id", Text),
+    Column("array_index", Integer),
+    Column("gated", Boolean, nullable=False, server_default=text("false")),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
     Index("jobs_succeeded", "ended_at", "id", postgresql_where=text("state = 'succeeded'")),
     Index("jobs_by_tenant", "tenant_id", "id"),
     Index("jobs_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
+    Index("jobs_by_array", "array_id", "id", postgresql_where=text("array_id IS NOT NULL")),
+    Index("jobs_gated", "id", postgresql_where=text("gated AND state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )
+"""``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit.
+A task of an array has the array's spec, and the dependencies of the array are its own."""
+
+job_arrays = Table(
+    "job_arrays",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("labels", JSONB, nullable=False),
+    Column("spec", JSONB, nullable=False),
+    Column("tasks", Integer, nullable=False),
+    Column("first_index", Integer, nullable=False),
+    Column("last_index", Integer, nullable=False),
+    Column("max_running", Integer),
+    Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
+    Index("job_arrays_by_tenant", "tenant_id", "id"),
+)
+"""Submissions that made many jobs; how far an array is, is known from its jobs alone."""
+
+job_dependencies = Table(
+    "job_dependencies",
+    metadata,
+    Column("dependent_id", Text, primary_key=True),
+    Column("needs_id", Text, primary_key=True),
+    Column("condition", Text, primary_key=True),
+    CheckConstraint("condition IN ('ok', 'any', 'not_ok')", name="job_dependencies_condition"),
+)
+"""``dependent_id`` starts only when ``needs_id`` has ended in a way that meets the condition; both are jobs or arrays.
+Whether it is met is never stored: the scheduler derives it from the jobs' states."""
 
 budgets = Table(
     "budgets",

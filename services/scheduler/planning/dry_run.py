@@ -29,7 +29,7 @@ from services.scheduler.learning.curves import KnownCurves, read_curves
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.cluster import Cluster
-from services.scheduler.planning.snapshot import snapshot_of
+from services.scheduler.planning.snapshot import read_rows, snapshot_of
 from services.scheduler.power.hooks import PowerHook
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import snapshots
@@ -82,14 +82,7 @@ class DryRuns:
         outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
         await self._predicting.refresh()
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
-            rows = await snapshots.cluster(
-                connection,
-                min_profile_s=self._settings.min_profile_s,
-                node_min_on_s=self._settings.node_min_on_s,
-                node_standby_w=self._settings.node_standby_w,
-                node_boot_w=self._settings.node_boot_w,
-                with_unpredicted=True,
-            )
+            rows, _ = await read_rows(connection, self._settings, with_unpredicted=True)
         document = spec.model_dump(mode="json", exclude_none=True)
         predictions = self._predicting.predict([*rows.unpredicted, SpecRow(DRAFT, tenant_id, document)])
         rows = replace(rows, jobs=[*rows.jobs, draft_row(spec, tenant_id, rows.state.now_s)])
@@ -254,6 +247,10 @@ def _assumptions(
     start: Start | None, length: Length, power: Power | None, outlook: CarbonOutlook | None, spec: JobSpec
 ) -> list[str]:
     said = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
+    if spec.tasks is not None:
+        said.insert(0, f"Array: of the first of its {len(spec.tasks.indices)} tasks; each of the others is like it.")
+    if spec.after is not None:
+        said.insert(0, "Dependencies: not looked at; this is as if all of them were met.")
     if power is None or outlook is None:
         return [*said, "Emissions: unknown, as no node suits the job."]
     said += [length.words, power.words]

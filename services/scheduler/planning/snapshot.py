@@ -12,13 +12,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from services.contracts.parallel import ParallelLayout
+from services.core.cycle.gates import Withheld, withheld
 from services.core.cycle.services import without_devices
 from services.core.cycle.snapshot import Gangs, Snapshot, Trigger
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId, NodeId
 from services.core.parallel.graph import JobGraph
-from services.db.database import Database
+from services.db.database import Connection, Database
 from services.scheduler.learning import learned
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
@@ -26,6 +27,7 @@ from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w
 from services.scheduler.planning.job_table import eligible_kinds, job_table
 from services.scheduler.planning.service_instances import held_devices, held_w, holds_devices, waiting_instances
 from services.scheduler.repository import snapshots
+from services.scheduler.repository.gates import gates
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import ClusterRows, JobRow, QuotaRow
 from services.scheduler.settings import SchedulerSettings
@@ -40,6 +42,8 @@ class Loaded:
     parameters: dict[str, Any]
     memory: dict[str, Any]
     predictions: Predictions | None = None
+    withheld: Sequence[Withheld] = ()
+    """Queued jobs that are not in the snapshot, as far as it is not written down yet why."""
 
 
 async def load(
@@ -68,19 +72,39 @@ async def load(
         predicting: Predicts the lengths of jobs that are seen for the first time; they are to be kept.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
-        rows = await snapshots.cluster(
-            connection,
-            min_profile_s=settings.min_profile_s,
-            node_min_on_s=settings.node_min_on_s,
-            node_standby_w=settings.node_standby_w,
-            node_boot_w=settings.node_boot_w,
-            with_unpredicted=predicting is not None,
-        )
+        rows, unexplained = await read_rows(connection, settings, with_unpredicted=predicting is not None)
     predictions = predicting.predict(rows.unpredicted) if predicting and rows.unpredicted else None
     snapshot = snapshot_of(
         rows, Cluster.of(rows, covers), trigger, outlooks, settings, curves or {}, predictions, at_rest=at_rest
     )
-    return Loaded(snapshot, rows.state.policy, rows.state.parameters, rows.state.memory, predictions)
+    return Loaded(snapshot, rows.state.policy, rows.state.parameters, rows.state.memory, predictions, unexplained)
+
+
+async def read_rows(
+    connection: Connection, settings: SchedulerSettings, *, with_unpredicted: bool
+) -> tuple[ClusterRows, Sequence[Withheld]]:
+    """Return what a snapshot is made of, without the queued jobs that must not start yet.
+
+    Args:
+        connection: In a transaction that sees one state of the database throughout.
+        settings: As for ``load``.
+        with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
+
+    Returns:
+        The rows, and those of the jobs left out whose stored reason is another one.
+    """
+    found = await gates(connection)
+    left_out = withheld(found.jobs, found.limits, found.needs)
+    rows = await snapshots.cluster(
+        connection,
+        min_profile_s=settings.min_profile_s,
+        node_min_on_s=settings.node_min_on_s,
+        node_standby_w=settings.node_standby_w,
+        node_boot_w=settings.node_boot_w,
+        with_unpredicted=with_unpredicted,
+        withheld=[each.id for each in left_out],
+    )
+    return rows, found.unexplained(left_out)
 
 
 def snapshot_of(

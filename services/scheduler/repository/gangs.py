@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
+from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
@@ -47,10 +48,10 @@ SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocati
  WHERE a.state IN ('starting', 'running') AND a.settings_revision > 0 AND s.settings IS NOT NULL
 """
 
-STARTABLE = """
-SELECT id, tenant_id, generation, spec FROM jobs
- WHERE id = ANY($1::text[]) AND state = 'queued' AND NOT cancel_requested AND NOT hold_requested
- ORDER BY id FOR UPDATE
+STARTABLE = f"""
+SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec FROM jobs j
+ WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
+ ORDER BY j.id FOR UPDATE OF j
 """
 
 HOSTS = """

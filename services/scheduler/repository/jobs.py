@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from services.core.cycle.lifecycle import check_transition
 from services.core.domain.jobs import JobState
+from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.scheduler.repository.documents import Json
 
@@ -136,5 +137,5 @@ async def lock(connection: Connection, job_id: str) -> None:
 
 
 async def spec(connection: Connection, job_id: str) -> Json:
-    """Return what a job's user asked for."""
-    return await connection.fetchval("SELECT spec FROM jobs WHERE id = $1", job_id)
+    """Return what a job's user asked for, as nodes get it."""
+    return await connection.fetchval(f"SELECT {SPEC_TO_RUN} FROM jobs j WHERE j.id = $1", job_id)

@@ -28,7 +28,7 @@ from services.scheduler.repository.documents import (
     StoredShare,
 )
 
-JOBS = f"""
+_JOBS = f"""
 SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
@@ -54,8 +54,9 @@ SELECT j.id, j.tenant_id, j.state,
    AND NOT (j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
        SELECT FROM budgets b
         WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
- ORDER BY j.id
 """
+JOBS = f"{_JOBS} ORDER BY j.id"
+JOBS_WITHOUT = f"{_JOBS} AND NOT EXISTS (SELECT FROM unnest($1::text[]) AS w(id) WHERE w.id = j.id) ORDER BY j.id"
 # Jobs beyond their project's budget are not there to be started; admission holds them and says why.
 
 SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
@@ -245,6 +246,7 @@ async def cluster(
     node_standby_w: float,
     node_boot_w: float,
     with_unpredicted: bool,
+    withheld: Sequence[str] = (),
 ) -> ClusterRows:
     """Return the live state.
 
@@ -254,8 +256,12 @@ async def cluster(
         node_min_on_s: How long a node must have been on before plans may power it down.
         node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
         with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
+        withheld: Jobs to leave out: they must not start yet.
     """
-    jobs = await fetch_rows(connection, JobRow, JOBS)
+    if withheld:
+        jobs = await fetch_rows(connection, JobRow, JOBS_WITHOUT, list(withheld))
+    else:
+        jobs = await fetch_rows(connection, JobRow, JOBS)
     return ClusterRows(
         state=await rounds.state(connection),
         jobs=jobs,

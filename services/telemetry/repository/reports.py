@@ -22,7 +22,7 @@ PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS 
 _DAY = "date_trunc('day', l.start_at, 'UTC') AT TIME ZONE 'UTC'"
 
 GROUPS: dict[GroupBy, str] = {
-    "job": "l.job_id",
+    "job": "coalesce(j.array_id, l.job_id)",
     "user": "coalesce(j.labels ->> 'user', '(unknown)')",
     "project": "j.project",
     "tenant": "j.tenant_id",
@@ -39,7 +39,9 @@ GROUPS: dict[GroupBy, str] = {
 
 LINES = """
 WITH {ledger}
-SELECT {group} AS name, CASE WHEN count(DISTINCT l.job_id) = 1 THEN min(j.name) END AS label,
+SELECT {group} AS name,
+    CASE WHEN count(DISTINCT coalesce(j.array_id, l.job_id)) = 1
+        THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.name)) END AS label,
     count(DISTINCT l.job_id) AS jobs, {amounts}
 FROM ledger l JOIN jobs j ON j.id = l.job_id
 WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR {group} > $4)
@@ -94,7 +96,7 @@ class Amounts(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """What the jobs of one group used; ``jobs`` is their number, ``label`` the job's name if there is only one."""
+    """What the jobs of one group used; ``jobs`` is their number, ``label`` the name of the only job or array."""
 
     name: str
     label: str | None

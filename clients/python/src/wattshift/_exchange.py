@@ -10,7 +10,7 @@ import random
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import httpx
 
@@ -32,6 +32,12 @@ LOG_GENERATION = "x-wattshift-log-generation"
 AnyJob = str | models.Job | models.SubmittedJob
 """A job, or its id."""
 
+AnyArray = str | models.JobArray | models.SubmittedJob
+"""An array of jobs, or its id."""
+
+
+Ending = TypeVar("Ending", models.Job, models.JobArray)
+"""What can be waited for."""
 
 Gpus = int | tuple[int, int] | models.GpuRequestFields
 """The size of a gang, its smallest and largest size, or all that can be said of its GPUs."""
@@ -124,8 +130,8 @@ def unreachable(url: str, error: Exception) -> UnreachableError:
     return UnreachableError(f"the control plane at {url} does not answer ({str(error) or type(error).__name__})")
 
 
-def id_of(job: AnyJob) -> str:
-    """Return a job's id."""
+def id_of(job: AnyJob | AnyArray) -> str:
+    """Return the id of a job or an array."""
     return job if isinstance(job, str) else job.id
 
 
@@ -143,9 +149,19 @@ def spec_of(command: Sequence[str] | None, name: str | None, gpus: Gpus, terms: 
         sizes = {"min": gpus[0], "max": gpus[1]}
     else:
         sizes = gpus
+    terms = dict(terms)
+    if after := terms.get("after"):
+        terms["after"] = {name: _named(jobs) for name, jobs in written(after).items()}
     words = [] if command is None else [str(word) for word in command]
     program = os.path.basename(words[0]) if words else "job"
     return {**terms, "name": name or program, "command": words, "gpus": sizes}
+
+
+def _named(jobs: Any) -> Any:
+    """Return jobs that others wait for by their ids, where they are not given by id, name or position."""
+    if isinstance(jobs, list):
+        return [_named(job) for job in cast("list[Any]", jobs)]
+    return cast("dict[str, Any]", jobs)["id"] if isinstance(jobs, dict) else jobs
 
 
 class EventReader:

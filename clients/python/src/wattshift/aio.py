@@ -19,7 +19,9 @@ from wattshift._exchange import (
     LOG_NEXT_OFFSET,
     PAGE,
     Account,
+    AnyArray,
     AnyJob,
+    Ending,
     EventReader,
     Gpus,
     LogReader,
@@ -105,7 +107,8 @@ class AsyncClient:
             gpus: Size of the gang, its smallest and largest size, or all the fields of ``gpus``.
             idempotency_key: Submitting again with the same key and the same job returns that job. By default every
                 call has a key of its own.
-            terms: Whatever else the spec has, such as ``working_dir``, ``work`` or ``deadline``.
+            terms: Whatever else the spec has, such as ``working_dir``, ``work`` or ``deadline``. ``array="0-99%8"``
+                submits an array of jobs; ``after={"ok": job}`` waits for another job.
         """
         spec = spec_of(command, name, gpus, terms)
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
@@ -131,6 +134,7 @@ class AsyncClient:
         project: str | None = None,
         name: str | None = None,
         label: str | Sequence[str] | None = None,
+        array: AnyArray | None = None,
         submitted_after: datetime | None = None,
         submitted_before: datetime | None = None,
         limit: int | None = None,
@@ -142,6 +146,7 @@ class AsyncClient:
             project: Only jobs of this project.
             name: Only jobs of this name.
             label: Only jobs with this label, ``key=value``, or with all of these.
+            array: Only tasks of this array.
             submitted_after: Only jobs submitted after this instant.
             submitted_before: Only jobs submitted before this instant.
             limit: The most jobs to return.
@@ -151,6 +156,7 @@ class AsyncClient:
             "project": project,
             "name": name,
             "label": label,
+            "array": None if array is None else id_of(array),
             "submitted_after": submitted_after,
             "submitted_before": submitted_before,
         }
@@ -163,18 +169,7 @@ class AsyncClient:
         Raises:
             TimeoutError: It has not ended within ``timeout_s``.
         """
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        path, etag = f"/v1/jobs/{id_of(job)}", None
-        for pause_s in polls():
-            answer = await self.request("GET", path, headers={"if-none-match": etag} if etag else None)
-            if answer.status_code != 304:
-                found, etag = read(models.Job, answer.json()), answer.headers.get("etag")
-                if found.state in FINAL:
-                    return found
-            if until_s is not None and time.monotonic() + pause_s > until_s:
-                raise TimeoutError(f"{id_of(job)} has not ended within {timeout_s:g} s")
-            await asyncio.sleep(pause_s)
-        raise AssertionError("polls never end")
+        return await self._ended(models.Job, f"/v1/jobs/{id_of(job)}", timeout_s)
 
     async def cancel(self, job: AnyJob) -> models.Job:
         """Cancel a job; one that runs is stopped first, with its grace period."""
@@ -187,6 +182,30 @@ class AsyncClient:
     async def release(self, job: AnyJob) -> models.Job:
         """Let a held job start."""
         return await self._steer(job, "release")
+
+    async def array(self, array: AnyArray) -> models.JobArray:
+        """Return an array of jobs as it is now, with its tasks counted by state."""
+        return read(models.JobArray, (await self.request("GET", f"/v1/arrays/{id_of(array)}")).json())
+
+    async def wait_array(self, array: AnyArray, *, timeout_s: float | None = None) -> models.JobArray:
+        """Return an array once all its tasks have ended; its state is ``succeeded`` only if all did.
+
+        Raises:
+            TimeoutError: They have not ended within ``timeout_s``.
+        """
+        return await self._ended(models.JobArray, f"/v1/arrays/{id_of(array)}", timeout_s)
+
+    async def cancel_array(self, array: AnyArray) -> models.JobArray:
+        """Cancel all tasks of an array in one transaction."""
+        return await self._steer_array(array, "cancel")
+
+    async def hold_array(self, array: AnyArray) -> models.JobArray:
+        """Keep all tasks of an array from starting until they are released; those that run are stopped first."""
+        return await self._steer_array(array, "hold")
+
+    async def release_array(self, array: AnyArray) -> models.JobArray:
+        """Let the held tasks of an array start."""
+        return await self._steer_array(array, "release")
 
     async def logs(
         self,
@@ -400,6 +419,23 @@ class AsyncClient:
 
     async def _steer(self, job: AnyJob, action: str) -> models.Job:
         return read(models.Job, (await self.request("POST", f"/v1/jobs/{id_of(job)}/{action}")).json())
+
+    async def _steer_array(self, array: AnyArray, action: str) -> models.JobArray:
+        return read(models.JobArray, (await self.request("POST", f"/v1/arrays/{id_of(array)}/{action}")).json())
+
+    async def _ended(self, kind: type[Ending], path: str, timeout_s: float | None) -> Ending:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        etag = None
+        for pause_s in polls():
+            answer = await self.request("GET", path, headers={"if-none-match": etag} if etag else None)
+            if answer.status_code != 304:
+                found, etag = read(kind, answer.json()), answer.headers.get("etag")
+                if found.state in FINAL:
+                    return found
+            if until_s is not None and time.monotonic() + pause_s > until_s:
+                raise TimeoutError(f"{path.rpartition('/')[2]} has not ended within {timeout_s:g} s")
+            await asyncio.sleep(pause_s)
+        raise AssertionError("polls never end")
 
     async def _followed(self, reader: LogReader) -> AsyncIterator[str]:
         failures, pauses_s = 0, polls()

@@ -18,7 +18,9 @@ from wattshift._exchange import (
     LOG_NEXT_OFFSET,
     PAGE,
     Account,
+    AnyArray,
     AnyJob,
+    Ending,
     EventReader,
     Gpus,
     LogReader,
@@ -104,7 +106,8 @@ class Client:
             gpus: Size of the gang, its smallest and largest size, or all the fields of ``gpus``.
             idempotency_key: Submitting again with the same key and the same job returns that job. By default every
                 call has a key of its own.
-            terms: Whatever else the spec has, such as ``working_dir``, ``work`` or ``deadline``.
+            terms: Whatever else the spec has, such as ``working_dir``, ``work`` or ``deadline``. ``array="0-99%8"``
+                submits an array of jobs; ``after={"ok": job}`` waits for another job.
         """
         spec = spec_of(command, name, gpus, terms)
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
@@ -130,6 +133,7 @@ class Client:
         project: str | None = None,
         name: str | None = None,
         label: str | Sequence[str] | None = None,
+        array: AnyArray | None = None,
         submitted_after: datetime | None = None,
         submitted_before: datetime | None = None,
         limit: int | None = None,
@@ -141,6 +145,7 @@ class Client:
             project: Only jobs of this project.
             name: Only jobs of this name.
             label: Only jobs with this label, ``key=value``, or with all of these.
+            array: Only tasks of this array.
             submitted_after: Only jobs submitted after this instant.
             submitted_before: Only jobs submitted before this instant.
             limit: The most jobs to return.
@@ -150,6 +155,7 @@ class Client:
             "project": project,
             "name": name,
             "label": label,
+            "array": None if array is None else id_of(array),
             "submitted_after": submitted_after,
             "submitted_before": submitted_before,
         }
@@ -162,18 +168,7 @@ class Client:
         Raises:
             TimeoutError: It has not ended within ``timeout_s``.
         """
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        path, etag = f"/v1/jobs/{id_of(job)}", None
-        for pause_s in polls():
-            answer = self.request("GET", path, headers={"if-none-match": etag} if etag else None)
-            if answer.status_code != 304:
-                found, etag = read(models.Job, answer.json()), answer.headers.get("etag")
-                if found.state in FINAL:
-                    return found
-            if until_s is not None and time.monotonic() + pause_s > until_s:
-                raise TimeoutError(f"{id_of(job)} has not ended within {timeout_s:g} s")
-            time.sleep(pause_s)
-        raise AssertionError("polls never end")
+        return self._ended(models.Job, f"/v1/jobs/{id_of(job)}", timeout_s)
 
     def cancel(self, job: AnyJob) -> models.Job:
         """Cancel a job; one that runs is stopped first, with its grace period."""
@@ -186,6 +181,30 @@ class Client:
     def release(self, job: AnyJob) -> models.Job:
         """Let a held job start."""
         return self._steer(job, "release")
+
+    def array(self, array: AnyArray) -> models.JobArray:
+        """Return an array of jobs as it is now, with its tasks counted by state."""
+        return read(models.JobArray, (self.request("GET", f"/v1/arrays/{id_of(array)}")).json())
+
+    def wait_array(self, array: AnyArray, *, timeout_s: float | None = None) -> models.JobArray:
+        """Return an array once all its tasks have ended; its state is ``succeeded`` only if all did.
+
+        Raises:
+            TimeoutError: They have not ended within ``timeout_s``.
+        """
+        return self._ended(models.JobArray, f"/v1/arrays/{id_of(array)}", timeout_s)
+
+    def cancel_array(self, array: AnyArray) -> models.JobArray:
+        """Cancel all tasks of an array in one transaction."""
+        return self._steer_array(array, "cancel")
+
+    def hold_array(self, array: AnyArray) -> models.JobArray:
+        """Keep all tasks of an array from starting until they are released; those that run are stopped first."""
+        return self._steer_array(array, "hold")
+
+    def release_array(self, array: AnyArray) -> models.JobArray:
+        """Let the held tasks of an array start."""
+        return self._steer_array(array, "release")
 
     def logs(
         self,
@@ -397,6 +416,23 @@ class Client:
 
     def _steer(self, job: AnyJob, action: str) -> models.Job:
         return read(models.Job, (self.request("POST", f"/v1/jobs/{id_of(job)}/{action}")).json())
+
+    def _steer_array(self, array: AnyArray, action: str) -> models.JobArray:
+        return read(models.JobArray, (self.request("POST", f"/v1/arrays/{id_of(array)}/{action}")).json())
+
+    def _ended(self, kind: type[Ending], path: str, timeout_s: float | None) -> Ending:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        etag = None
+        for pause_s in polls():
+            answer = self.request("GET", path, headers={"if-none-match": etag} if etag else None)
+            if answer.status_code != 304:
+                found, etag = read(kind, answer.json()), answer.headers.get("etag")
+                if found.state in FINAL:
+                    return found
+            if until_s is not None and time.monotonic() + pause_s > until_s:
+                raise TimeoutError(f"{path.rpartition('/')[2]} has not ended within {timeout_s:g} s")
+            time.sleep(pause_s)
+        raise AssertionError("polls never end")
 
     def _followed(self, reader: LogReader) -> Iterator[str]:
         failures, pauses_s = 0, polls()

@@ -25,6 +25,24 @@ class ActivePolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class After:
+    """Other jobs that must have ended before a job may start, and how.
+
+    Each is named by its id, by its name, by the beginning of its id or, in a batch, by its position from 0. An array
+    stands for all of its tasks.
+
+    Attributes:
+        ok: These must have succeeded; of an array, every task.
+        any: These must have ended, in whatever way.
+        not_ok: These must have failed or been cancelled; of an array, at least one task.
+    """
+
+    ok: str | int | list[str | int] | None = None
+    any: str | int | list[str | int] | None = None
+    not_ok: str | int | list[str | int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CarbonAccounts:
     """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown.
 
@@ -261,6 +279,8 @@ class Job:
         power_limit_w: Power limit set on each of its GPUs; null for the default.
         clock_mhz: Clock that its GPUs are locked to; null for the default.
         warnings: Budgets of its project that are exceeded and only warn.
+        array_id: The array that it is a task of.
+        array_index: Its index in the array.
     """
 
     id: str
@@ -286,6 +306,55 @@ class Job:
     progress: JobProgress | None = None
     footprint: JobFootprint | None = None
     warnings: list[str] = field(default_factory=list[str])
+    array_id: str | None = None
+    array_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArray:
+    """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one.
+
+    Attributes:
+        name: Its tasks are named `NAME.INDEX`.
+        state: Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this
+            order; else `succeeded` if all did, `failed` if any did, or `cancelled`.
+        spec: As it was submitted. Dependencies are named by ids.
+        count: How many tasks it has.
+        first: The lowest index.
+        last: The highest index.
+        max_running: The most tasks that hold GPUs at once; null: no limit.
+        waiting: Why queued and held tasks wait: how many, by reason.
+        gpus: GPUs that its tasks hold now.
+        started_at: When its first task started.
+        ended_at: When its last task ended; null before that.
+        footprint: Of all its tasks.
+    """
+
+    id: str
+    tenant_id: str
+    name: str
+    project: str
+    state: str
+    spec: JobSpec
+    count: int
+    first: int
+    last: int
+    max_running: int | None = None
+    tasks: TaskCounts
+    waiting: dict[str, int] = field(default_factory=dict[str, int])
+    gpus: int
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    footprint: JobFootprint | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArrayList:
+    """One page of arrays, newest first."""
+
+    items: list[JobArray]
+    next_cursor: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,6 +480,9 @@ class JobSpec:
         max_restarts: How often a failed job is restarted; preemptions do not count.
         hold: Accept the job, but start it only after a release.
         secrets: Secrets of the tenant that the job gets, as variables or as files.
+        array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
+            most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.
+        after: Jobs that must have ended before it starts, and how.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -438,6 +510,8 @@ class JobSpec:
     labels: dict[str, str] = field(default_factory=dict[str, str])
     hold: bool = False
     secrets: list[SecretUse] | None = None
+    array: str | None = None
+    after: After | None = None
     service: ServiceTerms | None = None
 
 
@@ -664,12 +738,31 @@ class SubmittedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """The answer to a submission. The job is on disk by then."""
+    """The answer to a submission. The job, or the array with all its tasks, is on disk by then.
+
+    Attributes:
+        count: Tasks of the array; null for a single job.
+    """
 
     id: str
     name: str
     state: str
     submitted_at: datetime
+    count: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCounts:
+    """How many tasks of an array are in each state."""
+
+    held: int = 0
+    queued: int = 0
+    starting: int = 0
+    running: int = 0
+    preempting: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -797,6 +890,23 @@ class ZoneSource:
     skipped_values: int
 
 
+class AfterFields(TypedDict, total=False):
+    """Other jobs that must have ended before a job may start, and how.
+
+    Each is named by its id, by its name, by the beginning of its id or, in a batch, by its position from 0. An array
+    stands for all of its tasks.
+
+    Attributes:
+        ok: These must have succeeded; of an array, every task.
+        any: These must have ended, in whatever way.
+        not_ok: These must have failed or been cancelled; of an array, at least one task.
+    """
+
+    ok: str | int | list[str | int] | None
+    any: str | int | list[str | int] | None
+    not_ok: str | int | list[str | int] | None
+
+
 class GpuRequestFields(TypedDict, total=False):
     """The sizes the gang may have: `min`, `min + step`, ... `max`.
 
@@ -844,6 +954,9 @@ class JobSpecTerms(TypedDict, total=False):
         max_restarts: How often a failed job is restarted; preemptions do not count.
         hold: Accept the job, but start it only after a release.
         secrets: Secrets of the tenant that the job gets, as variables or as files.
+        array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
+            most 8 at once, `0-99%8`. A task has the array's spec, and its index in `$WATTSHIFT_ARRAY_INDEX`.
+        after: Jobs that must have ended before it starts, and how.
         service: Set only for instances of pools, which are service instances.
     """
 
@@ -868,6 +981,8 @@ class JobSpecTerms(TypedDict, total=False):
     labels: dict[str, str]
     hold: bool
     secrets: list[SecretUseFields] | None
+    array: str | None
+    after: AfterFields | None
     service: ServiceTermsFields | None
 
 

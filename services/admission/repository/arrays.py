@@ -1,0 +1,216 @@
+"""Arrays of jobs, read with the states of their tasks, and their tasks changed together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, and_, func, text, update
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.admission.repository.audit import write_audit
+from services.admission.steering import Decision
+from services.contracts.arrays import TaskCounts
+from services.contracts.identity import Identity
+from services.contracts.jobs import JobArray, JobFootprint, JobSpec
+from services.core.domain.jobs import JobState
+from services.db.tables.admission import jobs
+
+_COUNTS = ", ".join(f"count(*) FILTER (WHERE j.state = '{state}') AS {state}" for state in JobState)
+
+_ARRAYS = f"""
+SELECT a.*, t.*, r.waiting
+FROM (SELECT * FROM job_arrays a WHERE {{conditions}} ORDER BY a.id DESC LIMIT :limit) a
+CROSS JOIN LATERAL (
+    SELECT {_COUNTS}, min(j.started_at) AS started_at,
+           CASE WHEN bool_and(j.ended_at IS NOT NULL) THEN max(j.ended_at) END AS ended_at,
+           coalesce(sum(l.gpus), 0) AS gpus, coalesce(sum(f.energy_j), 0) AS energy_j,
+           coalesce(sum(f.gpu_energy_j), 0) AS gpu_energy_j, coalesce(sum(f.carbon_gco2), 0) AS carbon_gco2,
+           coalesce(sum(f.gpu_s), 0) AS gpu_s, coalesce(sum(f.estimated_energy_j), 0) AS estimated_energy_j
+    FROM jobs j LEFT JOIN allocations l ON l.job_id = j.id AND l.state <> 'ended'
+    LEFT JOIN job_footprints f ON f.job_id = j.id WHERE j.array_id = a.id
+) t
+CROSS JOIN LATERAL (
+    SELECT jsonb_object_agg(reason, tasks) AS waiting FROM (
+        SELECT reason, count(*) AS tasks FROM jobs j
+        WHERE j.array_id = a.id AND j.state IN ('queued', 'held') AND reason IS NOT NULL GROUP BY reason) w
+) r
+ORDER BY a.id DESC
+"""
+
+_CONDITIONS = {
+    "id": "a.id = :id",
+    "tenant_id": "a.tenant_id = :tenant_id",
+    "project": "a.project = :project",
+    "name": "a.name = :name",
+    "id_prefix": "starts_with(a.id, :id_prefix)",
+    "before_id": "a.id < :before_id",
+    "submitted_after": "a.submitted_at > :submitted_after",
+    "submitted_before": "a.submitted_at < :submitted_before",
+    "labels": "a.labels @> CAST(:labels AS jsonb)",
+    "states": "EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id AND j.state = ANY(:states))",
+}
+"""What each field of a filter asks of an array."""
+
+_ALIKE = text("""
+WITH tasks AS (
+    SELECT state, cancel_requested, hold_requested FROM jobs WHERE array_id = :array_id ORDER BY id FOR UPDATE
+)
+SELECT DISTINCT state, cancel_requested, hold_requested FROM tasks ORDER BY 1, 2, 3
+""")
+
+_EVENTS = text("""
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, :event, CAST(:data AS jsonb) FROM jobs WHERE id = ANY(:ids) ORDER BY id
+""")
+
+_WITH_IDS = text("""
+SELECT id FROM jobs WHERE id = ANY(:words) AND tenant_id = :tenant_id
+UNION ALL SELECT id FROM job_arrays WHERE id = ANY(:words) AND tenant_id = :tenant_id
+""")
+
+_NAMED = text("""
+(SELECT id FROM jobs WHERE tenant_id = :tenant_id AND name = :word ORDER BY id DESC LIMIT 4)
+UNION ALL (SELECT id FROM job_arrays WHERE tenant_id = :tenant_id AND name = :word ORDER BY id DESC LIMIT 4)
+""")
+
+_BEGINNING = text("""
+(SELECT id FROM jobs WHERE tenant_id = :tenant_id AND starts_with(id, :job) ORDER BY id LIMIT 4)
+UNION ALL
+(SELECT id FROM job_arrays WHERE tenant_id = :tenant_id AND starts_with(id, :array) ORDER BY id LIMIT 4)
+""")
+
+_ID_PART = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
+_LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFilter:
+    """Which arrays to list."""
+
+    tenant_id: str | None = None
+    states: Sequence[JobState] = ()
+    project: str | None = None
+    name: str | None = None
+    labels: Mapping[str, str] | None = None
+    submitted_after: datetime | None = None
+    submitted_before: datetime | None = None
+    before_id: str | None = None
+    id_prefix: str | None = None
+    id: str | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """Return what is asked for, as parameters of a query."""
+        given = {name: getattr(self, name) for name in _CONDITIONS if getattr(self, name)}
+        if self.labels:
+            given["labels"] = json.dumps(self.labels)
+        if self.states:
+            given["states"] = [state.value for state in self.states]
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeTasks:
+    """The tasks of an array for which a command means the same."""
+
+    state: JobState
+    cancel_requested: bool
+    hold_requested: bool
+
+
+class ArrayRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def page(self, wanted: ArrayFilter, limit: int) -> list[JobArray]:
+        """Return up to ``limit`` arrays, newest first."""
+        given = wanted.parameters()
+        query = _ARRAYS.format(conditions=" AND ".join(map(_CONDITIONS.__getitem__, given)) or "true")
+        typed = text(query).columns(spec=JSONB, waiting=JSONB)
+        rows = await self._connection.execute(typed, {**given, "limit": limit})
+        return [_array(row) for row in rows.mappings()]
+
+    async def find(self, array_id: str, tenant_id: str | None) -> JobArray | None:
+        """Return an array if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
+        return next(iter(await self.page(ArrayFilter(id=array_id, tenant_id=tenant_id), 1)), None)
+
+    async def lock_tasks(self, array_id: str) -> list[AlikeTasks]:
+        """Lock all tasks until the transaction ends; return the states they are in."""
+        rows = await self._connection.execute(_ALIKE, {"array_id": array_id})
+        return [AlikeTasks(JobState(row.state), row.cancel_requested, row.hold_requested) for row in rows]
+
+    async def change_tasks(self, array_id: str, alike: AlikeTasks, decision: Decision, key_id: str) -> int:
+        """Change locked tasks and add an event to each; return how many they are."""
+        which = and_(
+            jobs.c.array_id == array_id,
+            jobs.c.state == alike.state.value,
+            jobs.c.cancel_requested == alike.cancel_requested,
+            jobs.c.hold_requested == alike.hold_requested,
+        )
+        values = {**decision.values, **dict.fromkeys(decision.now, func.now())}
+        changed = await self._connection.execute(update(jobs).where(which).values(**values).returning(jobs.c.id))
+        ids = list(changed.scalars())
+        state = decision.values.get("state")
+        data = {"by": key_id} | ({} if state is None else {"state": state})
+        await self._connection.execute(_EVENTS, {"ids": ids, "event": decision.event, "data": json.dumps(data)})
+        return len(ids)
+
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record what an operator did."""
+        await write_audit(self._connection, caller, action, target, **data)
+
+    async def with_ids(self, tenant_id: str, words: Collection[str]) -> list[str]:
+        """Return those words that are ids of the tenant's jobs and arrays."""
+        rows = await self._connection.execute(_WITH_IDS, {"words": list(words), "tenant_id": tenant_id})
+        return list(rows.scalars())
+
+    async def named(self, tenant_id: str, word: str) -> list[str]:
+        """Return the ids of up to eight jobs and arrays of that name or, if there are none, whose ids begin so."""
+        named = list((await self._connection.execute(_NAMED, {"tenant_id": tenant_id, "word": word})).scalars())
+        part = _ID_PART.fullmatch(word)
+        if named or part is None:
+            return named
+        kinds = {kind: f"{kind}_{part[2]}" if part[1] in (None, kind) else "-" for kind in ("job", "array")}
+        found = await self._connection.execute(_BEGINNING, {"tenant_id": tenant_id, **kinds})
+        return list(found.scalars())
+
+
+def _array(row: RowMapping) -> JobArray:
+    tasks = TaskCounts(**{state.value: row[state.value] for state in JobState})
+    footprint = {name: row[name] for name in JobFootprint.model_fields}
+    return JobArray(
+        id=row["id"],
+        tenant_id=row["tenant_id"],
+        name=row["name"],
+        project=row["project"],
+        state=state_of(tasks),
+        spec=JobSpec.model_validate(row["spec"]),
+        count=row["tasks"],
+        first=row["first_index"],
+        last=row["last_index"],
+        max_running=row["max_running"],
+        tasks=tasks,
+        waiting=row["waiting"] or {},
+        gpus=row["gpus"],
+        submitted_at=row["submitted_at"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        footprint=JobFootprint(**footprint),
+    )
+
+
+def state_of(tasks: TaskCounts) -> JobState:
+    """Return the state of an array whose tasks are in these states."""
+    for state in _LIVE_FIRST:
+        if getattr(tasks, state):
+            return JobState(state)
+    if tasks.failed:
+        return JobState.FAILED
+    return JobState.CANCELLED if tasks.cancelled else JobState.SUCCEEDED

@@ -1,0 +1,61 @@
+"""Arrays of jobs in lists and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.cli import output
+from services.core.domain.jobs import JobState
+
+HOLDING = [state.value for state in JobState if state.holds_gpus]
+ENDED = [state.value for state in JobState if state.is_final]
+
+
+def newest_first(jobs: list[Any], arrays: list[Any], limit: int) -> list[Any]:
+    """Return jobs and arrays in one list, as their ids sort by the time of submission."""
+    return sorted([*jobs, *arrays], key=lambda each: each["id"].partition("_")[2], reverse=True)[:limit]
+
+
+def is_array(job: dict[str, Any]) -> bool:
+    """Return whether what the API answered is an array."""
+    return "max_running" in job
+
+
+def counts(array: dict[str, Any]) -> str:
+    """Return how many tasks are in each state, those of no task left out."""
+    return ", ".join(f"{count} {state}" for state, count in array["tasks"].items() if count)
+
+
+def done(array: dict[str, Any]) -> float:
+    """Return the share of tasks that have ended."""
+    return sum(array["tasks"][state] for state in ENDED) / array["count"]
+
+
+def what_follows(action: str, array: dict[str, Any]) -> str:
+    """Return how the tasks of an array are after it was cancelled, held or released, in a sentence."""
+    running = sum(array["tasks"][state] for state in HOLDING)
+    stops = ""
+    if running and action != "release":
+        grace_s = array["spec"].get("grace_s", 120)
+        stops = f" Those that have GPUs are being stopped, with {grace_s:g} s to save their work."
+    return f"Of its {array['count']} tasks: {counts(array)}.{stops}"
+
+
+def rows(array: dict[str, Any]) -> dict[str, str]:
+    """Return what `wattshift job` shows of an array, by label."""
+    footprint, limit = array["footprint"], array["max_running"]
+    waiting = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in array["waiting"].items())
+    return {
+        "array": array["id"],
+        "name": array["name"],
+        "state": output.state(array["state"]),
+        "tasks": f"{array['count']}, from {array['name']}.{array['first']} to {array['name']}.{array['last']}"
+        + (f", at most {limit} at once" if limit else ""),
+        "of which": counts(array),
+        "waiting for": waiting or "-",
+        "GPUs": str(array["gpus"]),
+        "submitted": f"{array['submitted_at']} ({output.age(array['submitted_at'])} ago)",
+        "ended": array.get("ended_at") or "-",
+        "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
+        "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
+    }

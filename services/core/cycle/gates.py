@@ -1,0 +1,143 @@
+"""Which queued jobs must not start yet: those that depend on others, and tasks beyond the limit of their array.
+
+They are left out of snapshots, so that no policy can start them and none has to know of arrays and dependencies. The
+live scheduler and the simulator both decide by this module.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.core.cycle.plan import Reason
+from services.core.domain.dependencies import Condition, Ends, Verdict, verdict
+
+WAITS_FOR = {
+    Condition.OK: "It waits for {name} to succeed.",
+    Condition.ANY: "It waits for {name} to end.",
+    Condition.NOT_OK: "It waits for {name} to end, and starts only if that fails or is cancelled.",
+}
+NEVER_MET = {
+    Condition.OK: "It was to start only if {name} succeeds, and that did not succeed.",
+    Condition.ANY: "It was to start once {name} has ended.",
+    Condition.NOT_OK: "It was to start only if {name} fails or is cancelled, and that succeeded.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A dependency of a job or, if ``dependent`` is an array's id, of each of its tasks.
+
+    Attributes:
+        dependent: What depends.
+        needed: The job or array it depends on.
+        condition: How that must have ended.
+        name: What people call it.
+        ends: How far it is.
+    """
+
+    dependent: str
+    needed: str
+    condition: Condition
+    name: str
+    ends: Ends
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it lets the dependent start."""
+        return verdict(self.condition, self.ends)
+
+    def words(self) -> str:
+        """Return what the dependent waits for, or why it never starts."""
+        sentences = NEVER_MET if self.verdict is Verdict.IMPOSSIBLE else WAITS_FOR
+        return sentences[self.condition].format(name=f"{self.name} ({self.needed})")
+
+
+@dataclass(frozen=True, slots=True)
+class GatedJob:
+    """A queued job that may have to wait, or one that holds GPUs and counts for the limit of its array.
+
+    Attributes:
+        id: Unique.
+        array: Its array's id; None of a single job.
+        index: Its index in the array.
+        holds_gpus: Whether it has a gang, even one that is stopping.
+        has_run: Whether it ever had one: a task that was preempted keeps its turn.
+    """
+
+    id: str
+    array: str | None
+    index: int
+    holds_gpus: bool
+    has_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """A job that must not start yet: why, as a code and a sentence."""
+
+    id: str
+    reason: Reason
+    detail: str
+
+
+def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterable[Need]) -> list[Withheld]:
+    """Return the jobs that must not start now, in their order.
+
+    Of an array with a limit, as many queued tasks may start as the limit leaves beside those that hold GPUs: first
+    those that ran before, then those of the lowest indices.
+
+    Args:
+        jobs: All that hold GPUs or are queued; the others do not matter.
+        limits: The most tasks of an array that may hold GPUs at once, for arrays that have such a limit.
+        needs: The dependencies of these jobs and their arrays.
+    """
+    open_needs: dict[str, list[Need]] = defaultdict(list)
+    for need in needs:
+        if need.verdict is not Verdict.MET:
+            open_needs[need.dependent].append(need)
+    found: dict[str, Withheld] = {}
+    tasks: dict[str, list[GatedJob]] = defaultdict(list)
+    room = dict(limits)
+    for job in jobs:
+        if job.holds_gpus:
+            if job.array in room:
+                room[job.array] -= 1
+        elif waits_for := [*open_needs.get(job.id, ()), *open_needs.get(job.array or "", ())]:
+            found[job.id] = Withheld(job.id, Reason.DEPENDENCY, _words(waits_for))
+        elif job.array in room:
+            tasks[job.array].append(job)
+    for array, queued in tasks.items():
+        queued.sort(key=lambda task: (not task.has_run, task.index, task.id))
+        for task in queued[max(room[array], 0) :]:
+            found[task.id] = Withheld(task.id, Reason.ARRAY_LIMIT, limit_words(limits[array]))
+    return [found[job.id] for job in jobs if job.id in found]
+
+
+def limit_words(limit: int) -> str:
+    """Return why a task beyond its array's limit waits."""
+    return f"At most {limit} task{'' if limit == 1 else 's'} of its array may run at once."
+
+
+def never_met(needs: Sequence[Need]) -> dict[str, Need]:
+    """Return the dependents that can never start, each with the dependency that prevents it.
+
+    They will be cancelled, so that what depends on them is decided as if they were.
+    """
+    dependents: dict[str, list[Need]] = defaultdict(list)
+    for need in needs:
+        dependents[need.needed].append(need)
+    found: dict[str, Need] = {}
+    todo = list(needs)
+    while todo:
+        need = todo.pop()
+        if need.dependent not in found and need.verdict is Verdict.IMPOSSIBLE:
+            found[need.dependent] = need
+            todo += [replace(each, ends=Ends(0, 1)) for each in dependents[need.dependent]]
+    return found
+
+
+def _words(needs: Sequence[Need]) -> str:
+    more = len(needs) - 1
+    return needs[0].words() + (f" And for {more} more." if more else "")

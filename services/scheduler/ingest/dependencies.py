@@ -1,0 +1,44 @@
+"""Dependencies that can no longer be met: their jobs are cancelled, and so on through what depends on those.
+
+Nothing of this is stored before: every look derives it from the states of jobs, so that a scheduler that is killed
+between the end of a job and this has missed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from services.core.cycle.gates import never_met
+from services.core.cycle.plan import Reason
+from services.core.domain.dependencies import Verdict
+from services.db.database import Database
+from services.kit.logging import Log
+from services.scheduler.repository import gates
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """What one look found: how many jobs it cancelled, and what changes when a dependency is met."""
+
+    cancelled: int
+    still_open: Hashable
+
+
+async def look(database: Database) -> Dependencies:
+    """Cancel every job that has not started and never will, as a job it depends on ended otherwise than it had to."""
+    cancelled = 0
+    while True:
+        async with database.transaction() as connection:
+            needs = await gates.needs(connection)
+            ended = [(dependent, need.words()) for dependent, need in never_met(needs).items()]
+            count = await gates.cancel(connection, ended, Reason.DEPENDENCY_FAILED.value) if ended else 0
+        if not count:
+            still_open = frozenset(
+                (need.dependent, need.needed, need.condition) for need in needs if need.verdict is Verdict.OPEN
+            )
+            return Dependencies(cancelled, still_open)
+        cancelled += count
+        log.info("dependencies.failed", jobs=count)

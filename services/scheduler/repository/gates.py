@@ -1,0 +1,137 @@
+"""Jobs that may have to wait for others: tasks of arrays with a limit, and jobs with dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.core.cycle.gates import GatedJob, Need, Withheld
+from services.core.domain.dependencies import Condition, Ends
+from services.db.database import Connection
+from services.db.rows import fetch_rows
+
+GATED = """
+SELECT j.id, j.array_id, coalesce(j.array_index, 0) AS array_index, j.state <> 'queued' AS holds_gpus,
+       j.generation > 0 AS has_run, j.reason, j.detail, a.max_running
+  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id
+ WHERE j.gated AND j.state IN ('queued', 'starting', 'running', 'preempting') ORDER BY j.id
+"""
+
+NEEDS = """
+WITH waiting AS (
+    SELECT id FROM jobs WHERE gated AND state IN ('queued', 'held')
+    UNION
+    SELECT array_id FROM jobs WHERE gated AND state IN ('queued', 'held') AND array_id IS NOT NULL
+), needs AS MATERIALIZED (
+    SELECT d.dependent_id, d.needs_id, d.condition FROM waiting w JOIN job_dependencies d ON d.dependent_id = w.id
+), needed AS MATERIALIZED (
+    SELECT DISTINCT needs_id AS id FROM needs
+), ends AS (
+    SELECT j.id, j.name, (j.state NOT IN ('succeeded', 'failed', 'cancelled'))::int AS live,
+           (j.state IN ('failed', 'cancelled'))::int AS not_ok
+      FROM needed n JOIN jobs j ON j.id = n.id
+    UNION ALL
+    SELECT a.id, a.name, t.live, t.not_ok
+      FROM needed n JOIN job_arrays a ON a.id = n.id
+     CROSS JOIN LATERAL (
+        SELECT (count(*) FILTER (WHERE state NOT IN ('succeeded', 'failed', 'cancelled')))::int AS live,
+               (count(*) FILTER (WHERE state IN ('failed', 'cancelled')))::int AS not_ok
+          FROM jobs WHERE array_id = a.id) t
+)
+SELECT d.dependent_id, d.needs_id, d.condition, e.name, e.live, e.not_ok
+  FROM needs d JOIN ends e ON e.id = d.needs_id ORDER BY 1, 2, 3
+"""
+
+CANCEL = """
+WITH ending AS (
+    SELECT j.id, e.detail FROM unnest($1::text[], $2::text[]) AS e(id, detail) JOIN jobs j ON j.id = e.id
+    UNION ALL
+    SELECT j.id, e.detail FROM unnest($1::text[], $2::text[]) AS e(id, detail) JOIN jobs j ON j.array_id = e.id
+), cancelled AS (
+    UPDATE jobs SET state = 'cancelled', reason = $3, detail = e.detail, ended_at = now(), expected_start_at = NULL
+      FROM ending e WHERE jobs.id = e.id AND jobs.gated AND jobs.state IN ('queued', 'held')
+    RETURNING jobs.id, jobs.tenant_id, jobs.detail
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.cancelled', jsonb_build_object('state', 'cancelled', 'reason', $3::text, 'detail', detail)
+  FROM cancelled RETURNING job_id
+"""
+
+EXPLAIN = """
+UPDATE jobs SET reason = w.reason, detail = w.detail, expected_start_at = NULL
+  FROM unnest($1::text[], $2::text[], $3::text[]) AS w(id, reason, detail)
+ WHERE jobs.id = w.id AND jobs.state = 'queued'
+"""
+
+
+class GatedRow(NamedTuple):
+    """A job that is queued or holds GPUs, with the reason it has now and the limit of its array."""
+
+    id: str
+    array_id: str | None
+    array_index: int
+    holds_gpus: bool
+    has_run: bool
+    reason: str | None
+    detail: str | None
+    max_running: int | None
+
+
+class NeedRow(NamedTuple):
+    """A dependency of a job that waits or is on hold, and how far what it needs is."""
+
+    dependent_id: str
+    needs_id: str
+    condition: str
+    name: str
+    live: int
+    not_ok: int
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What decides which queued jobs must not start yet."""
+
+    rows: list[GatedRow]
+    needs: list[Need]
+
+    @property
+    def jobs(self) -> list[GatedJob]:
+        """The jobs."""
+        return [GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run) for row in self.rows]
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The most tasks of an array that may hold GPUs at once."""
+        return {row.array_id: row.max_running for row in self.rows if row.array_id and row.max_running is not None}
+
+    def unexplained(self, withheld: Sequence[Withheld]) -> list[Withheld]:
+        """Return those of the jobs whose stored reason is another."""
+        said = {row.id: (row.reason, row.detail) for row in self.rows}
+        return [each for each in withheld if said[each.id] != (each.reason.value, each.detail)]
+
+
+async def gates(connection: Connection) -> Gates:
+    """Return the jobs that may have to wait, and their dependencies."""
+    rows = await fetch_rows(connection, GatedRow, GATED)
+    return Gates(rows, await needs(connection) if rows else [])
+
+
+async def needs(connection: Connection) -> list[Need]:
+    """Return the dependencies of all jobs that wait or are on hold, and of their arrays."""
+    return [
+        Need(row.dependent_id, row.needs_id, Condition(row.condition), row.name, Ends(row.live, row.not_ok))
+        for row in await fetch_rows(connection, NeedRow, NEEDS)
+    ]
+
+
+async def cancel(connection: Connection, ended: Sequence[tuple[str, str]], reason: str) -> int:
+    """Cancel jobs, or all tasks of arrays, that have not started, each with its detail; return how many they were."""
+    return len(await connection.fetch(CANCEL, [each for each, _ in ended], [said for _, said in ended], reason))
+
+
+async def explain(connection: Connection, withheld: Sequence[Withheld]) -> None:
+    """Write down why jobs must not start yet, if they are still queued."""
+    columns = [each.id for each in withheld], [each.reason.value for each in withheld], [e.detail for e in withheld]
+    await connection.execute(EXPLAIN, *columns)
