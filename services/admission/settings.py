@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.kit.networks import Network, read_networks
 from services.kit.settings import SealingSettings
 
 
 def _networks(value: Any) -> Any:
-    """Read `10.0.0.0/8,fd00::/8`."""
-    if not isinstance(value, str):
-        return value
-    words = [word.strip() for word in value.split(",") if word.strip()]
-    try:
-        return tuple(ip_network(word) for word in words)
-    except ValueError as error:
-        raise ValueError(f"must be networks separated by commas, such as 10.0.0.0/8,127.0.0.0/8 ({error})") from error
+    return read_networks(value) if isinstance(value, str) else value
 
 
-Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)]
 
 
 class AdmissionSettings(SealingSettings):

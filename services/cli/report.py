@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, get_args
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy
@@ -45,9 +45,15 @@ def report(
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with every account and its plots.")
     ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Say whether a page is as --html made it, and do nothing else.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show energy and emissions of a period, with the idle share, the baseline and what is unknown."""
+    if check is not None:
+        _check(check)
+        return
     if by not in GROUPS:
         raise CliError(f"--by {by}: must be one of {', '.join(GROUPS)}", EXIT_USAGE)
     if sum(given is not None for given in (csv_file, html_file)) + as_json > 1:
@@ -55,9 +61,10 @@ def report(
     period = period_of(start, end, month)
     gateway = Gateway()
     if html_file is not None:
+        from services.cli.report_page import GROUPS as PARTS
         from services.cli.report_page import render
 
-        reports = {group: fetch(gateway, group, period) for group in ("day", "project", "user", "zone", "model", "job")}
+        reports = {group: fetch(gateway, group, period) for group in PARTS}
         _write(html_file, render(reports, datetime.now(UTC)))
         console.print(f"wrote {html_file}", soft_wrap=True)
         return
@@ -68,6 +75,19 @@ def report(
         _write_csv(csv_file, found)
     else:
         _print(by, found)
+
+
+def _check(path: Path) -> None:
+    from services.cli.report_page import checksum_of
+
+    try:
+        page = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CliError(f"--check {path}: cannot be read: {reason}", EXIT_USAGE) from error
+    if (checksum := checksum_of(page)) is None:
+        raise CliError(f"{path} is not as it was made: its checksum does not fit", EXIT_FAILED)
+    console.print(f"{path} is as it was made; SHA-256 {checksum}", soft_wrap=True)
 
 
 def fetch(gateway: Gateway, by: str, period: dict[str, str | None]) -> Report:

@@ -2,58 +2,99 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
 from services.cli import output
 from services.cli.report import Report, change, grams, share, title
 from services.core.domain.units import J_PER_KWH
+from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
-from services.simulator.report.page import STYLE, table_html
+from services.simulator.report.page import STYLE
 
-HEAD = ["", "jobs", "energy", "location-based", "market-based", "embodied", "baseline", "to baseline"]
+GROUPS = ("day", "project", "user", "zone", "model", "job")
+"""What the page is made of."""
+
+HEAD = ("jobs", "energy", "location-based", "market-based", "embodied", "baseline", "to baseline")
 MOST_LINES = 25
 """Longer lists end with the sum of the rest; the CSV has all."""
 MOST_BARS = 31
+NO_CHECKSUM = "0" * 64
+CHECKSUM = re.compile(r'(<code id="checksum">)([0-9a-f]{64})(</code>)')
 
-SIGN = (
-    "table.sign td{height:2.6rem;vertical-align:bottom;text-align:left;width:33%}"
-    "@media print{nav,.noprint{display:none}body{margin:0;max-width:none}}"
-)
+LOOK = """
+body{max-width:1040px}h1{margin-bottom:.2rem}.meta{margin:0;font-size:13px;color:#555}
+code{overflow-wrap:anywhere}
+.cards{display:flex;flex-wrap:wrap;gap:.8rem;margin:1.2rem 0}
+.cards div{flex:1 1 8.5rem;border:1px solid #ccc;border-radius:6px;padding:.6rem .8rem}
+.cards b{display:block;font-size:1.25rem}.cards span{font-size:12px;color:#555}
+figure{margin:0 0 1rem}table{margin-bottom:1rem;font-variant-numeric:tabular-nums}
+td:first-child,th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:7rem}
+th{vertical-align:bottom}tr.sum td{font-weight:600;border-top:1px solid #999}
+table.sign td{height:2.8rem;vertical-align:bottom;text-align:left;border-bottom:1px solid #777}
+@media screen and (prefers-color-scheme:dark){
+:root{color-scheme:dark}body{background:#15181c;color:#e4e6e9}h2,td,th,.cards div{border-color:#3a4048}
+.meta,.note,.unit,.cards span{color:#aab2bb}svg text{fill:#c6ccd3}svg path{stroke:#4a515a}}
+@media screen and (max-width:900px){table{font-size:11px}td,th{padding:.2rem .3rem}th{white-space:normal}}
+@page{size:A4;margin:15mm 13mm}
+@media print{body{margin:0;max-width:none;font-size:12px;print-color-adjust:exact;-webkit-print-color-adjust:exact}
+.wide{overflow:visible}table{font-size:10.5px}td,th{padding:.15rem .3rem}h2{break-after:avoid;margin-top:1.4rem}
+td:first-child{min-width:11rem}th{white-space:normal}tr,figure,.cards,.sign{break-inside:avoid}thead{display:table-header-group}}
+"""
 
 
 def render(reports: Mapping[str, Report], made_at: datetime) -> str:
     """Return the page.
 
     Args:
-        reports: The report of one period by day, project, user, zone, model and job.
+        reports: The report of one period by each of ``GROUPS``.
         made_at: When it was made.
     """
     whole = reports["project"]
     name = f"Energy and emissions of GPU work, {_period(whole)}"
-    parts: list[tuple[str, str]] = [
-        ("Summary", _summary(whole)),
-        ("Day by day", _days(reports["day"])),
-        ("By project", _table(reports["project"])),
-        ("By user", _table(reports["user"])),
-        ("By grid zone", _zones(reports["zone"])),
-        ("By GPU model", _table(reports["model"])),
-        ("The jobs that emitted most", _table(reports["job"], idle=False)),
-        ("Emissions per unit of work (SCI)", _units(whole)),
-        ("Data quality", _quality(whole)),
-        ("Method", METHOD),
-        ("Sign-off", SIGN_OFF),
-    ]
-    body = [f"<h1>{escape(name)}</h1>", f'<p class="note">Made {made_at:%Y-%m-%d %H:%M} UTC by Wattshift.</p>']
+    parts = [("Summary", _cards(whole) + _summary(whole))] if _has_energy(whole) else [("Summary", NOTHING)]
+    if _has_energy(whole):
+        parts += [
+            ("Day by day", _days(reports["day"])),
+            ("By project", _table("project", reports["project"])),
+            ("By user", _table("user", reports["user"])),
+            ("By grid zone", _table("zone", reports["zone"]) + _intensities(reports["zone"])),
+            ("By GPU model", _table("model", reports["model"])),
+            ("The jobs that emitted most", _jobs(reports["job"])),
+            ("Emissions per unit of work (SCI)", _units(whole)),
+            ("Data quality", _quality(whole)),
+        ]
+    parts += [("Method", METHOD), ("Sign-off", SIGN_OFF)]
+    body = [f"<h1>{escape(name)}</h1>", _meta(whole, made_at)]
     for heading, content in parts:
-        body += [f"<h2>{escape(heading)}</h2>", content]
-    return (
+        body.append(f"<section><h2>{escape(heading)}</h2>{content}</section>")
+    return _sealed(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title>'
-        f"<style>{STYLE}{SIGN}</style></head><body>{''.join(body)}</body></html>\n"
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        f"<style>{STYLE}{LOOK}</style></head><body>{''.join(body)}</body></html>\n"
     )
 
+
+def _sealed(page: str) -> str:
+    return CHECKSUM.sub(rf"\g<1>{_checksum(page)}\g<3>", page)
+
+
+def _checksum(page: str) -> str:
+    """Return the SHA-256 of a page with zeros where its checksum is."""
+    return hashlib.sha256(CHECKSUM.sub(rf"\g<1>{NO_CHECKSUM}\g<3>", page).encode()).hexdigest()
+
+
+def checksum_of(page: str) -> str | None:
+    """Return the checksum that a page states if the page is as it was made; None if it was changed, or states none."""
+    stated = CHECKSUM.search(page)
+    return stated[2] if stated and stated[2] == _checksum(page) else None
+
+
+NOTHING = "<p>No energy was recorded in this period.</p>"
 
 METHOD = """
 <p>Scope 2, GHG Protocol: <b>location-based</b> emissions are metered energy times PUE times the carbon intensity of
@@ -63,14 +104,22 @@ life in which they were reserved. The <b>baseline</b> is the same energy at the 
 period: it shows what the choice of hours did, and nothing else. Energy that power limits, other gang sizes or
 sleeping nodes saved is not in it, so that the difference never counts a saving twice; a positive difference means
 that the hours were dirtier than the mean. <b>SCI</b> = (operational + embodied) / unit of work, ISO/IEC 21031, for
-jobs that succeeded wholly in the period. What is not known is shown as unknown; no default stands in for it. Details:
-docs/method.md.</p>
+jobs that succeeded wholly in the period. What is not known is shown as unknown; no default stands in for it. The
+method, its boundary and its inputs are described in docs/method.md of the release that made this page.</p>
 """
 
-SIGN_OFF = """
-<table class="sign"><tr><td>Prepared by</td><td>Signature</td><td>Date</td></tr>
+SIGN_OFF = f"""
+<p>The figures come from the ledger of metered energy. <code>wattshift report --check FILE</code> confirms that this
+page is as it was made.</p><p class="note">SHA-256 of this page: <code id="checksum">{NO_CHECKSUM}</code></p>
+<table class="sign">
+<tr><td>Organisation</td><td></td><td></td></tr>
+<tr><td>Prepared by</td><td>Signature</td><td>Date</td></tr>
 <tr><td>Reviewed by</td><td>Signature</td><td>Date</td></tr></table>
 """
+
+
+def _has_energy(found: Report) -> bool:
+    return bool(found["total"]["energy_j"])
 
 
 def _period(found: Report) -> str:
@@ -81,10 +130,37 @@ def _period(found: Report) -> str:
     return f"{first} to {f'{end:%Y-%m-%d %H:%M} UTC' if end else 'now'}"
 
 
+def _meta(found: Report, made_at: datetime) -> str:
+    start, end = output.instant(found["start_at"]), output.instant(found["end_at"])
+    first = f"{start:%Y-%m-%d %H:%M}" if start else "the first record"
+    last = f"{end:%Y-%m-%d %H:%M}" if end else "now"
+    signals = ", ".join(signal.replace("_", " ") for signal in found.get("signals", []))
+    facts = [f"Period: {first} to {last} UTC.", f"Made {made_at:%Y-%m-%d %H:%M} UTC by Wattshift {RELEASE}."]
+    if end and made_at < end + timedelta(hours=1):
+        facts.append("The period had not ended, or only just: figures may still change.")
+    if signals:
+        facts.append(f"Carbon intensity: {signals}.")
+    return f'<p class="meta">{escape(" ".join(facts))}</p>'
+
+
+def _cards(found: Report) -> str:
+    total, accounts = found["total"], found["total_accounts"]
+    cards = (
+        (output.energy(accounts["facility_energy_j"]), "energy with PUE"),
+        (output.carbon(total["carbon_gco2"]), "CO2, scope 2 by location"),
+        (grams(accounts["market_gco2"]), "CO2, scope 2 by market"),
+        (grams(accounts["embodied_gco2"]), "CO2e, embodied"),
+        (change(total["carbon_gco2"], accounts["baseline_gco2"]), "location-based to baseline"),
+    )
+    figures = "".join(f"<div><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in cards)
+    return f'<div class="cards">{figures}</div>'
+
+
 def _summary(found: Report) -> str:
     total, accounts, idle = found["total"], found["total_accounts"], found["idle"]
     rows = [
         ["Energy of GPUs and hosts", output.energy(total["energy_j"])],
+        ["PUE, mean", f"{accounts['facility_energy_j'] / total['energy_j']:.3g}"],
         ["Energy with PUE", output.energy(accounts["facility_energy_j"])],
         ["Scope 2, location-based", output.carbon(total["carbon_gco2"])],
         ["Scope 2, market-based", grams(accounts["market_gco2"])],
@@ -95,7 +171,7 @@ def _summary(found: Report) -> str:
         ["Estimated share of the energy", share(total["estimated_energy_j"], total["energy_j"])],
         ["Estimated share of the emissions", share(accounts["estimated_gco2"], total["carbon_gco2"])],
     ]
-    return table_html(["", "total"], rows)
+    return _html_table(["", "total"], rows)
 
 
 def _days(found: Report) -> str:
@@ -107,9 +183,10 @@ def _days(found: Report) -> str:
     labels = [line["group"][-2:] for line in days]
     cut = f"<p>The last {MOST_BARS} days are drawn.</p>" if len(found["lines"]) > MOST_BARS else ""
     carbon = bars(labels, ["location-based", "baseline"], values, line=0.0)
-    return (
-        f'{cut}<p class="unit">kgCO2 of jobs per day</p>{carbon}'
-        f'<p class="unit">kWh of jobs per day</p>{bars(labels, ["energy"], energy, line=0.0)}'
+    charts = (("kgCO2", carbon), ("kWh", bars(labels, ["energy"], energy, line=0.0)))
+    return cut + "".join(
+        f'<figure><figcaption class="unit">{unit} of jobs per day, idle energy left out</figcaption>{chart}</figure>'
+        for unit, chart in charts
     )
 
 
@@ -117,16 +194,34 @@ def _kg(value: float | None) -> float:
     return float("nan") if value is None else value / 1_000
 
 
-def _table(found: Report, *, idle: bool = True) -> str:
+def _table(by: str, found: Report) -> str:
+    idle = {"jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
+    total = {"jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
+    rows = [*_largest(found), _cells("idle", idle), _cells("total", total)]
+    return _html_table([by, *HEAD], rows, has_sum=True)
+
+
+def _jobs(found: Report) -> str:
+    rows = _largest(found)
+    return _html_table(["job", *HEAD], rows) if rows else "<p>No job used energy in this period.</p>"
+
+
+def _largest(found: Report) -> list[list[str]]:
+    """Return the lines that emitted most, and one for the rest."""
     lines = sorted(found["lines"], key=lambda line: (-line["footprint"]["carbon_gco2"], line["group"]))
     rows = [_cells(title(line), line) for line in lines[:MOST_LINES]]
     if rest := lines[MOST_LINES:]:
-        carbon = sum(line["footprint"]["carbon_gco2"] for line in rest)
-        energy = sum(line["footprint"]["energy_j"] for line in rest)
-        rows.append([f"{len(rest)} others", "", output.energy(energy), output.carbon(carbon), "", "", "", ""])
-    if idle:
-        rows.append(_cells("idle", {"jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}))
-    return table_html(HEAD, rows)
+        footprint = {name: sum(line["footprint"][name] for line in rest) for name in ("carbon_gco2", "energy_j")}
+        accounts = {name: _total(rest, name) for name in ("market_gco2", "embodied_gco2", "baseline_gco2")}
+        others = {"jobs": sum(line["jobs"] for line in rest), "footprint": footprint, "accounts": accounts}
+        rows.append(_cells(f"{len(rest)} others", others))
+    return rows
+
+
+def _total(lines: Sequence[dict[str, Any]], account: str) -> float | None:
+    """Return the sum of an account, which is unknown if a part of it is."""
+    values = [line["accounts"][account] for line in lines]
+    return None if None in values else sum(values)
 
 
 def _cells(name: str, line: dict[str, Any]) -> list[str]:
@@ -143,13 +238,13 @@ def _cells(name: str, line: dict[str, Any]) -> list[str]:
     ]
 
 
-def _zones(found: Report) -> str:
+def _intensities(found: Report) -> str:
     rows = [
         [zone["zone"], _factor(zone["mean_gco2_per_kwh"]), _factor(zone["market_gco2_per_kwh"])]
         for zone in found["zones"]
     ]
-    head = ["zone", "mean intensity, gCO2/kWh", "market factor, gCO2/kWh"]
-    return _table(found) + table_html(head, rows)
+    head = ["zone", "mean intensity of the period, gCO2/kWh", "market factor, gCO2/kWh"]
+    return _html_table(head, rows)
 
 
 def _factor(value: float | None) -> str:
@@ -159,7 +254,7 @@ def _factor(value: float | None) -> str:
 def _units(found: Report) -> str:
     if not found["units"]:
         return "<p>No job succeeded wholly within this period.</p>"
-    rows: list[Sequence[str]] = [
+    rows = [
         [
             unit["unit"],
             f"{unit['amount']:g}",
@@ -170,7 +265,7 @@ def _units(found: Report) -> str:
         ]
         for unit in found["units"]
     ]
-    return table_html(["unit", "amount", "jobs", "operational per unit", "embodied per unit", "SCI"], rows)
+    return _html_table(["unit", "amount", "jobs", "operational per unit", "embodied per unit", "SCI"], rows)
 
 
 def _quality(found: Report) -> str:
@@ -182,4 +277,15 @@ def _quality(found: Report) -> str:
         f"{share(total['estimated_energy_j'], total['energy_j'])} of the energy was modelled or configured.",
         f"Unknown inputs: {', '.join(missing)}." if missing else "No input is unknown.",
     ]
+    if any("marginal" in signal for signal in found.get("signals", [])):
+        items.append("A marginal carbon signal was used: the location-based figure is not one of scope 2.")
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, has_sum: bool = False) -> str:
+    """Return a table of text, whose head is repeated on each printed page; with ``has_sum`` the last row is the sum."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    if has_sum:
+        lines[-1] = lines[-1].replace("<tr>", '<tr class="sum">')
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'

@@ -80,6 +80,10 @@ class FootprintReport(Message):
     )
     idle_accounts: CarbonAccounts = CarbonAccounts()
     total_accounts: CarbonAccounts = CarbonAccounts()
+    signals: list[Signal] = Field(
+        default_factory=list[Signal],
+        description="The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one.",
+    )
     zones: list[ZoneIntensity] = Field(default_factory=list[ZoneIntensity])
     units: list[FunctionalUnit] = Field(default_factory=list[FunctionalUnit])
     next_cursor: str | None = None

@@ -68,6 +68,7 @@ async def footprint_report(database: Database, question: Question, settings: Tel
         total=total,
         idle_accounts=accounts_of((part for part in rows.parts if part.idle), inputs),
         total_accounts=accounts_of(rows.parts, inputs),
+        signals=sorted({Signal(part.signal) for part in rows.parts}),
         zones=zone_intensities(rows.parts, inputs),
         units=units,
         metered_gpu_energy_j=found.metered_gpu_energy_j if question.tenant_id is None else total.gpu_energy_j,

@@ -168,6 +168,19 @@ def test_the_page_stands_alone_and_shows_every_account(accounts: CarbonAccounts)
     assert all(word in read.text for word in expected)
 
 
+def test_a_page_that_was_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Gateway", FakeGateway)
+    out = tmp_path / "november.html"
+    CliRunner().invoke(app, ["report", "--month", "2026-11", "--html", str(out)])
+    checked = CliRunner().invoke(app, ["report", "--check", str(out)])
+    assert (checked.exit_code, f"{out} is as it was made; SHA-256 " in checked.output) == (0, True)
+    out.write_text(out.read_text().replace("1.000 kg", "0.900 kg"))
+    changed = CliRunner().invoke(app, ["report", "--check", str(out)])
+    assert str(changed.exception) == f"{out} is not as it was made: its checksum does not fit"
+    missing = CliRunner().invoke(app, ["report", "--check", str(tmp_path / "none.html")])
+    assert "cannot be read: No such file" in str(missing.exception)
+
+
 def test_the_page_is_written_whole_and_a_folder_that_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

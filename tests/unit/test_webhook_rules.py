@@ -64,9 +64,13 @@ def test_an_operator_allows_networks() -> None:
 
 
 def test_a_wrong_network_is_one_line() -> None:
-    given = {"WATTSHIFT_SERVICE_TOKEN": "x" * 16, "ADMISSION_WEBHOOK_NETWORKS": "10.0.0.0/8,here"}
+    given = {
+        "WATTSHIFT_SERVICE_TOKEN": "x" * 16,
+        "WATTSHIFT_SEALING_KEY": "y" * 64,
+        "ADMISSION_WEBHOOK_NETWORKS": "10.0.0.0/8,here",
+    }
     (fault,) = settings_faults(AdmissionSettings, given)
-    assert "must be networks separated by commas" in fault
+    assert "ADMISSION_WEBHOOK_NETWORKS=10.0.0.0/8,here: must be networks such as" in fault
 
 
 def test_attempts_are_further_and_further_apart() -> None:

@@ -10,14 +10,14 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-Network = IPv4Network | IPv6Network
+from services.kit.networks import Network
 
 NAT64 = IPv6Network("64:ff9b::/96")
 LOOKUPS = 32

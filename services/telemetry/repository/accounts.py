@@ -23,10 +23,11 @@ boards AS (
 PARTS = """
 WITH {ledger}, {boards}
 SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.energy_j * l.pue) AS facility_energy_j,
-    sum(l.gpu_s) AS gpu_s, coalesce(sum(l.carbon_gco2) FILTER (WHERE l.estimated), 0) AS estimated_gco2
+    sum(l.gpu_s) AS gpu_s, coalesce(sum(CASE WHEN l.estimated THEN l.carbon_gco2
+        ELSE l.carbon_gco2 * l.estimated_energy_j / nullif(l.energy_j, 0) END), 0) AS estimated_gco2, l.signal
 FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3)
-GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+GROUP BY 1, 2, 3, 4, l.signal ORDER BY 1, 2, 3, 4, l.signal
 """
 
 # Every node reports its own interval, with one line per owner: each interval counts once, by its length.
@@ -81,6 +82,7 @@ class PartRow(NamedTuple):
     facility_energy_j: float
     gpu_s: float
     estimated_gco2: float
+    signal: str
 
 
 class MeanRow(NamedTuple):

@@ -148,6 +148,7 @@ class FootprintReport:
     Attributes:
         metered_gpu_energy_j: Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1
             %.
+        signals: The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one.
     """
 
     start_at: datetime | None
@@ -159,6 +160,7 @@ class FootprintReport:
     metered_gpu_energy_j: float
     idle_accounts: CarbonAccounts | None = None
     total_accounts: CarbonAccounts | None = None
+    signals: list[str] = field(default_factory=list[str])
     zones: list[ZoneIntensity] = field(default_factory=list["ZoneIntensity"])
     units: list[FunctionalUnit] = field(default_factory=list["FunctionalUnit"])
     next_cursor: str | None = None
