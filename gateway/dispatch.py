@@ -76,6 +76,8 @@ class Dispatcher:
                 "idempotency_key": None if given is None else given.decode(),
                 "batch": route is SUBMIT_BATCH,
                 "body": _text(body.content),
+                "user_id": key.identity.user_id,
+                "project": key.identity.project,
             }
             answer = await self._gatherer.submit(entry)
         finally:

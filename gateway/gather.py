@@ -32,6 +32,8 @@ class Entry(TypedDict):
     idempotency_key: str | None
     batch: bool
     body: str
+    user_id: str | None
+    project: str | None
 
 
 class Answer(TypedDict):

@@ -19,6 +19,7 @@ def _steers(command: str, summary: str, description: str) -> Route:
         summary,
         description,
         operation=f"{command}_array",
+        for_projects=True,
         answer=jobs.JobArray,
         statuses=(_WRONG_STATE,),
     )
@@ -34,6 +35,7 @@ ARRAYS = (
         "List arrays of jobs, newest first",
         "`POST /v1/jobs` with `array` makes them. `GET /v1/jobs?array=ID` lists the tasks of one.",
         operation="list_arrays",
+        for_projects=True,
         query=queries.ArrayQuery,
         answer=jobs.JobArrayList,
     ),
@@ -45,6 +47,7 @@ ARRAYS = (
         "jobs",
         "Get an array of jobs",
         operation="get_array",
+        for_projects=True,
         answer=jobs.JobArray,
     ),
     _steers(

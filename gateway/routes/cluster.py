@@ -108,6 +108,7 @@ REPORTS = (
         "Sum energy and emissions by job, user, project, tenant, GPU model, zone, node, day, week or month",
         "A user sees its tenant's jobs; an operator sees everything, idle energy included.",
         operation="report_footprint",
+        for_projects=True,
         query=queries.FootprintQuery,
         answer=reports.FootprintReport,
     ),
@@ -119,6 +120,7 @@ REPORTS = (
         "jobs",
         "Export past jobs as they ran, to replay them",
         operation="export_past_jobs",
+        for_projects=True,
         query=queries.PastJobsQuery,
         answer=reports.PastJobs,
     ),
@@ -143,6 +145,7 @@ POLICIES = (
         "policies",
         "List policies",
         operation="list_policies",
+        for_projects=True,
         answer=policies.PolicyList,
     ),
     Route(
@@ -153,6 +156,7 @@ POLICIES = (
         "policies",
         "Get the policy that is active",
         operation="get_active_policy",
+        for_projects=True,
         answer=policies.ActivePolicy,
     ),
     Route(
@@ -185,6 +189,7 @@ POLICIES = (
         "policies",
         "Get a policy",
         operation="get_policy",
+        for_projects=True,
         answer=policies.PolicyDescription,
     ),
     Route(

@@ -59,6 +59,7 @@ class Route:
         status: Of success.
         headers: Request headers the operation reads, besides the usual ones.
         statuses: What else it answers.
+        for_projects: Whether keys that are limited to a project may ask; the service then limits its answer to it.
         has_large_body: Whether the body may be as large as a batch's.
     """
 
@@ -77,6 +78,7 @@ class Route:
     status: int = 200
     headers: tuple[str, ...] = ()
     statuses: tuple[Status, ...] = ()
+    for_projects: bool = False
     has_large_body: bool = False
 
     @property

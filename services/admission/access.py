@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
+from services.admission.users import SUPERUSER
 from services.contracts.identity import (
     ApiKey,
     AuditList,
@@ -24,6 +25,7 @@ from services.contracts.identity import (
     TenantChange,
     TenantList,
     TenantSpec,
+    User,
 )
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import AuditQuery, PageQuery
@@ -102,19 +104,36 @@ class Access:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             if await repository.tenant(spec.tenant_id) is None:
-                pointer = FieldError(pointer="/tenant_id", detail="There is no such tenant.")
-                raise ProblemError(
-                    422, ProblemCode.INVALID_REQUEST, f"There is no tenant {spec.tenant_id}.", errors=[pointer]
-                )
-            key = await repository.insert_key(spec, key_hash(secret))
-            expires = {"expires_at": spec.expires_at.isoformat()} if spec.expires_at else {}
+                raise _invalid("/tenant_id", f"There is no tenant {spec.tenant_id}.")
+            if spec.project is not None and spec.role.is_operators:
+                raise _invalid("/project", f"A key of the role {spec.role} is of the whole cluster and of no project.")
+            user = await self._owner(repository, spec)
+            key = await repository.insert_key(spec, key_hash(secret), user.id if user else None)
+            details = spec.model_dump(mode="json", include={"expires_at", "user", "project"}, exclude_none=True)
             await write_audit(
-                connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **expires
+                connection, caller, "key.created", key.id, tenant=spec.tenant_id, role=spec.role, **details
             )
         return NewApiKey(**key.model_dump(), secret=secret)
 
+    @staticmethod
+    async def _owner(repository: AccessRepository, spec: KeySpec) -> User | None:
+        """Return the user whom a new key names, locked until the transaction ends."""
+        if spec.user is None:
+            return None
+        user = await repository.user(spec.tenant_id, spec.user, lock=True)
+        if user is None:
+            raise _invalid("/user", f"Tenant {spec.tenant_id} has no user {spec.user}.")
+        if user.disabled_at is not None:
+            raise _invalid("/user", f"User {spec.user} is disabled.")
+        if user.account == SUPERUSER and not spec.role.is_operators:
+            what = f"Jobs of {spec.user} run as {SUPERUSER}: its keys need the role operator or admin."
+            raise _invalid("/role", what)
+        return user
+
     async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
-        """Replace a key by a new one of the same tenant, role and label; the old one works for ``overlap_s`` more.
+        """Replace a key by a new one of the same tenant, user, role, project and label.
+
+        The old one works for ``overlap_s`` more.
 
         Raises:
             ProblemError: 404 if there is no such key, 409 if it no longer works.
@@ -123,8 +142,10 @@ class Access:
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             old = await self._working_key(repository, key_id)
-            spec = KeySpec(tenant_id=old.tenant_id, role=old.role, label=old.label, expires_at=rotation.expires_at)
-            key = await repository.insert_key(spec, key_hash(secret))
+            same = old.model_dump(include={"tenant_id", "role", "label", "user", "project"})
+            spec = KeySpec(**same, expires_at=rotation.expires_at)
+            user = await self._owner(repository, spec)
+            key = await repository.insert_key(spec, key_hash(secret), user.id if user else None)
             ends_at = utc_now() + timedelta(seconds=rotation.overlap_s)
             await repository.set_expiry(key_id, min(ends_at, old.expires_at or ends_at))
             await write_audit(connection, caller, "key.rotated", key_id, successor=key.id, overlap_s=rotation.overlap_s)
@@ -138,6 +159,7 @@ class Access:
         """
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
+            await repository.lock_admin_keys()
             key = await self._working_key(repository, key_id)
             if change.expires_at is not None and key.role is Role.ADMIN:
                 others = [other.key_id for other in await repository.lasting_admins() if other.key_id != key_id]
@@ -167,6 +189,7 @@ class Access:
         """
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
+            await repository.lock_admin_keys()
             valid = await repository.lock_key_and_admins(key_id)
             if key_id not in {key.key_id for key in valid}:
                 if not await repository.has_key(key_id):
@@ -196,3 +219,8 @@ class Access:
             items=[row.entry for row in rows],
             next_cursor=write_cursor(str(rows[-1].sequence)) if len(found) > page.limit else None,
         )
+
+
+def _invalid(pointer: str, detail: str) -> ProblemError:
+    errors = [FieldError(pointer=pointer, detail=detail)]
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.first_start import DEFAULT_TENANT, FIRST_LABEL, KEY_FILE, write_secret
+from services.admission.first_start import DEFAULT_TENANT, KEY_FILE, NEW_LABEL, OWN_LABELS, write_secret
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.contracts.identity import Identity, KeySpec, Role, TenantSpec
 from services.db.engine import create_engine
 from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres
-
-NEW_LABEL = "made by admin-key --new"
 
 
 async def replace_admin_key(engine: AsyncEngine, data_dir: Path) -> list[str]:
@@ -32,8 +30,8 @@ async def replace_admin_key(engine: AsyncEngine, data_dir: Path) -> list[str]:
     secret = new_secret()
     async with engine.begin() as connection:
         repository = AccessRepository(connection)
-        await repository.lock_first_start()
-        revoked = await repository.revoke_admin_keys((FIRST_LABEL, NEW_LABEL))
+        await repository.lock_admin_keys()
+        revoked = await repository.revoke_admin_keys(OWN_LABELS)
         await repository.insert_tenant(TenantSpec(id=DEFAULT_TENANT))
         spec = KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label=NEW_LABEL)
         key = await repository.insert_key(spec, key_hash(secret))

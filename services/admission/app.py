@@ -33,6 +33,8 @@ from services.admission.secrets import Secrets
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
+from services.admission.user_endpoints import user_routes
+from services.admission.users import Users
 from services.admission.webhooks.addresses import AddressRules
 from services.admission.webhooks.endpoints import webhook_routes
 from services.admission.webhooks.publishing import Publisher
@@ -86,6 +88,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         app.include_router(array_routes(arrays))
         budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
+        app.include_router(user_routes(Users(engine)))
         app.include_router(budget_routes(budgets))
         addresses, signer = AddressRules(settings.webhook_networks), Signer(settings.service_token)
         rules = SendingRules(settings.webhook_timeout_s, settings.webhook_retry_s, settings.webhook_disable_after_s)
@@ -94,7 +97,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
         app.include_router(webhook_routes(webhooks))
         app.include_router(secret_routes(Secrets(engine, Sealer(settings.secrets_key))))
-        if secret := await ensure_first_admin_patiently(engine, settings.data_dir):
+        if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)
         counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")
         publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")

@@ -10,7 +10,7 @@ from services.admission.arrays import Arrays
 from services.admission.steering import Command
 from services.contracts.jobs import JobArray, JobArrayList
 from services.contracts.queries import ArrayQuery
-from services.kit.identity import Caller
+from services.kit.identity import ProjectCaller
 
 
 def array_routes(arrays: Arrays) -> APIRouter:
@@ -18,23 +18,23 @@ def array_routes(arrays: Arrays) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/arrays")
-    async def list_arrays(caller: Caller, query: Annotated[ArrayQuery, Query()]) -> JobArrayList:
+    async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()]) -> JobArrayList:
         return await arrays.page(caller, query)
 
     @router.get("/v1/arrays/{array_id}")
-    async def get_array(caller: Caller, array_id: str) -> JobArray:
+    async def get_array(caller: ProjectCaller, array_id: str) -> JobArray:
         return await arrays.get(caller, array_id)
 
     @router.post("/v1/arrays/{array_id}/cancel")
-    async def cancel(caller: Caller, array_id: str) -> JobArray:
+    async def cancel(caller: ProjectCaller, array_id: str) -> JobArray:
         return await arrays.steer(caller, array_id, Command.CANCEL)
 
     @router.post("/v1/arrays/{array_id}/hold")
-    async def hold(caller: Caller, array_id: str) -> JobArray:
+    async def hold(caller: ProjectCaller, array_id: str) -> JobArray:
         return await arrays.steer(caller, array_id, Command.HOLD)
 
     @router.post("/v1/arrays/{array_id}/release")
-    async def release(caller: Caller, array_id: str) -> JobArray:
+    async def release(caller: ProjectCaller, array_id: str) -> JobArray:
         return await arrays.steer(caller, array_id, Command.RELEASE)
 
     return router

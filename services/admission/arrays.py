@@ -19,6 +19,7 @@ from services.contracts.queries import ArrayQuery
 from services.core.domain.errors import TransitionError
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError, not_found
+from services.kit.projects import check_project
 
 ARRAY_ID = r"array_[0-9a-z]{26}"
 ATTEMPTS = 4
@@ -40,7 +41,8 @@ class Arrays:
         wanted = ArrayFilter(
             tenant_id=visible_tenant(identity) or query.tenant,
             states=query.state,
-            project=query.project,
+            user=query.user,
+            project=check_project(query.project, identity.project),
             name=query.name,
             labels={key: value for key, _, value in (label.partition("=") for label in query.label)},
             id_prefix=query.id_prefix,
@@ -54,11 +56,11 @@ class Arrays:
         return JobArrayList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
 
     async def get(self, identity: Identity, array_id: str) -> JobArray:
-        """Return an array; one of another tenant is answered like one that does not exist."""
+        """Return an array; one that the caller may not see is answered like one that does not exist."""
         if not re.fullmatch(ARRAY_ID, array_id):
             raise not_found("array")
         async with self._engine.connect() as connection:
-            found = await ArrayRepository(connection).find(array_id, visible_tenant(identity))
+            found = await ArrayRepository(connection).find(array_id, identity)
         if found is None:
             raise not_found("array")
         return found
@@ -108,12 +110,15 @@ class Arrays:
                 await repository.audit(identity, f"array.{command}", array.id, tenant=array.tenant_id)
         return changed
 
-    async def find(self, tenant_id: str, words: Collection[str]) -> Found:
-        """Return the ids of the tenant's jobs and arrays that each word may mean: by id, by name, by beginning."""
+    async def find(self, tenant_id: str, project: str | None, words: Collection[str]) -> Found:
+        """Return the ids of the tenant's jobs and arrays that each word may mean: by id, by name, by beginning.
+
+        Those of one project or, if ``project`` is None, of all.
+        """
         async with self._engine.connect() as connection:
             repository = ArrayRepository(connection)
-            found = {word: [word] for word in await repository.with_ids(tenant_id, words)}
+            found = {word: [word] for word in await repository.with_ids(tenant_id, project, words)}
             for word in words:
                 if word not in found:
-                    found[word] = await repository.named(tenant_id, word)
+                    found[word] = await repository.named(tenant_id, project, word)
             return found

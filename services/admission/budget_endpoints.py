@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from services.admission.budgets import BUDGET_ID, Budgets
 from services.contracts.budgets import Budget, BudgetList, BudgetSpec
-from services.kit.identity import Admin, Caller
+from services.kit.identity import Admin, ProjectCaller
 from services.kit.problems import not_found
 
 
@@ -21,7 +21,7 @@ def budget_routes(budgets: Budgets) -> APIRouter:
         return await budgets.put(caller, spec)
 
     @router.get("/v1/budgets")
-    async def list_budgets(caller: Caller) -> BudgetList:
+    async def list_budgets(caller: ProjectCaller) -> BudgetList:
         return await budgets.list(caller)
 
     @router.delete("/v1/budgets/{budget_id}", status_code=204)

@@ -61,10 +61,11 @@ class Budgets:
         return next(budget for budget in found if budget.id == made.id)
 
     async def list(self, caller: Identity) -> BudgetList:
-        """Return the budgets of the caller's tenant; an operator sees all."""
+        """Return the budgets of the caller's tenant, or of the one project that it sees; an operator sees all."""
         async with self._engine.connect() as connection:
             tenant_id = None if caller.is_operator else caller.tenant_id
-            return BudgetList(items=await BudgetRepository(connection).all(tenant_id))
+            found = await BudgetRepository(connection).all(tenant_id)
+        return BudgetList(items=[budget for budget in found if caller.project in (None, budget.project)])
 
     async def remove(self, caller: Identity, budget_id: str) -> None:
         """Delete a budget and release the jobs that it alone held.

@@ -16,7 +16,7 @@ from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
 from services.contracts.jobs import Job, JobList, SubmissionAnswers, SubmissionRequest
 from services.contracts.queries import EventQuery, JobQuery, LogQuery
-from services.kit.identity import Caller
+from services.kit.identity import ProjectCaller
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -33,11 +33,13 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
         return Response(answers.model_dump_json(), media_type="application/json")
 
     @router.get("/v1/jobs", response_model=JobList)
-    async def list_jobs(caller: Caller, query: Annotated[JobQuery, Query()]) -> Response:
+    async def list_jobs(caller: ProjectCaller, query: Annotated[JobQuery, Query()]) -> Response:
         return Response((await jobs.page(caller, query)).model_dump_json(), media_type="application/json")
 
     @router.get("/v1/jobs/{job_id}", response_model=Job)
-    async def get_job(caller: Caller, job_id: str, if_none_match: Annotated[str | None, Header()] = None) -> Response:
+    async def get_job(
+        caller: ProjectCaller, job_id: str, if_none_match: Annotated[str | None, Header()] = None
+    ) -> Response:
         body = (await jobs.get(caller, job_id)).model_dump_json()
         etag = f'"{hashlib.sha256(body.encode()).hexdigest()[:24]}"'
         headers = {"etag": etag, "cache-control": "private, no-cache"}
@@ -46,20 +48,20 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
         return Response(body, media_type="application/json", headers=headers)
 
     @router.post("/v1/jobs/{job_id}/cancel")
-    async def cancel(caller: Caller, job_id: str) -> Job:
+    async def cancel(caller: ProjectCaller, job_id: str) -> Job:
         return await jobs.steer(caller, job_id, Command.CANCEL)
 
     @router.post("/v1/jobs/{job_id}/hold")
-    async def hold(caller: Caller, job_id: str) -> Job:
+    async def hold(caller: ProjectCaller, job_id: str) -> Job:
         return await jobs.steer(caller, job_id, Command.HOLD)
 
     @router.post("/v1/jobs/{job_id}/release")
-    async def release(caller: Caller, job_id: str) -> Job:
+    async def release(caller: ProjectCaller, job_id: str) -> Job:
         return await jobs.steer(caller, job_id, Command.RELEASE)
 
     @router.get("/v1/jobs/{job_id}/events")
     async def job_events(
-        caller: Caller, job_id: str, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None
+        caller: ProjectCaller, job_id: str, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None
     ) -> Response:
         after = read_last_event_id(last_event_id)
         stream = await streams.of_job(caller, job_id, after, follow=query.follow)
@@ -69,14 +71,15 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
 
     @router.get("/v1/events")
     async def all_events(
-        caller: Caller, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None
+        caller: ProjectCaller, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None
     ) -> Response:
         after = read_last_event_id(last_event_id)
-        stream = await streams.of_all(Scope(tenant_id=visible_tenant(caller)), after, follow=query.follow)
+        scope = Scope(tenant_id=visible_tenant(caller), project=caller.project)
+        stream = await streams.of_all(scope, after, follow=query.follow)
         return StreamingResponse(stream, media_type="text/event-stream", headers=UNBUFFERED)
 
     @router.get("/v1/jobs/{job_id}/logs")
-    async def job_logs(caller: Caller, job_id: str, query: Annotated[LogQuery, Query()]) -> Response:
+    async def job_logs(caller: ProjectCaller, job_id: str, query: Annotated[LogQuery, Query()]) -> Response:
         if query.follow:
             headers, pieces = await logs.follow(caller, job_id, query)
             return StreamingResponse(pieces, media_type="text/plain", headers={**headers, **UNBUFFERED})

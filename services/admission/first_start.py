@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.keys import is_secret, key_hash, new_secret
 from services.admission.repository.access import AccessRepository
-from services.contracts.identity import KeySpec, Role, TenantSpec
+from services.contracts.identity import KeySpec, Role, TenantSpec, UserSpec
+from services.contracts.schema import NAME_PATTERN
 from services.db.engine import is_connection_error
 from services.kit.logging import Log
 
@@ -21,15 +23,21 @@ log = Log(__name__)
 DEFAULT_TENANT = "default"
 KEY_FILE = "admin.key"
 FIRST_LABEL = "made at the first start"
+NEW_LABEL = "made by admin-key --new"
+OWN_LABELS = (FIRST_LABEL, NEW_LABEL)
+"""Labels of the admin keys that an installation makes itself."""
+FIRST_USER = "admin"
 RETRY_EVERY_S = 0.25
 
 
-async def ensure_first_admin_patiently(engine: AsyncEngine, data_dir: Path, patience_s: float = 20) -> str | None:
+async def ensure_first_admin_patiently(
+    engine: AsyncEngine, data_dir: Path, account: str = "", patience_s: float = 20
+) -> str | None:
     """Call ``ensure_first_admin``, waiting for a database that is still starting."""
     deadline_s = time.monotonic() + patience_s
     while True:
         try:
-            return await ensure_first_admin(engine, data_dir)
+            return await ensure_first_admin(engine, data_dir, account)
         except Exception as error:
             if not is_connection_error(error) or time.monotonic() > deadline_s:
                 raise
@@ -37,23 +45,38 @@ async def ensure_first_admin_patiently(engine: AsyncEngine, data_dir: Path, pati
         await asyncio.sleep(RETRY_EVERY_S)
 
 
-async def ensure_first_admin(engine: AsyncEngine, data_dir: Path) -> str | None:
+async def ensure_first_admin(engine: AsyncEngine, data_dir: Path, account: str = "") -> str | None:
     """Make the tenant `default` and an admin key, unless there is an admin key; return the key's secret if it was made.
+
+    Where ``account`` is given, the installation's own admin keys without an owner belong to a user of that account.
 
     The secret is on disk, readable by its owner only, before its hash is in the database: a process that was killed in
     between finds it at the next start and stores the same key. An advisory lock lets one process at a time do this.
     """
     async with engine.begin() as connection:
         repository = AccessRepository(connection)
-        await repository.lock_first_start()
+        await repository.lock_admin_keys()
         if await repository.has_admin_key():
+            await _own_keys(repository, account)
             return None
         secret = _kept_secret(data_dir / KEY_FILE)
         await repository.insert_tenant(TenantSpec(id=DEFAULT_TENANT))
         spec = KeySpec(tenant_id=DEFAULT_TENANT, role=Role.ADMIN, label=FIRST_LABEL)
         key = await repository.insert_key(spec, key_hash(secret))
+        await _own_keys(repository, account)
     log.info("admin_key.created", key_id=key.id, file=str(data_dir / KEY_FILE))
     return secret
+
+
+async def _own_keys(repository: AccessRepository, account: str) -> None:
+    """Give the installation's own keys to the user of an account, who is made if need be."""
+    if not account or not await repository.has_unowned_admin_key(OWN_LABELS):
+        return
+    name = account if re.fullmatch(NAME_PATTERN, account) else FIRST_USER
+    await repository.insert_user(DEFAULT_TENANT, UserSpec(name=name, account=account))
+    user = await repository.user(DEFAULT_TENANT, name)
+    if user is not None:
+        await repository.own_admin_keys(OWN_LABELS, user.id)
 
 
 def _kept_secret(path: Path) -> str:

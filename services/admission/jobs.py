@@ -16,6 +16,7 @@ from services.contracts.problems import ProblemCode
 from services.contracts.queries import JobQuery
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError, not_found
+from services.kit.projects import check_project
 
 JOB_ID = r"job_[0-9a-z]{26}"
 
@@ -46,7 +47,8 @@ class Jobs:
         wanted = JobFilter(
             tenant_id=visible_tenant(identity) or query.tenant,
             states=query.state,
-            project=query.project,
+            user=query.user,
+            project=check_project(query.project, identity.project),
             name=query.name,
             labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
             name_part=query.q,
@@ -64,9 +66,9 @@ class Jobs:
         return JobList(items=items, next_cursor=write_cursor(items[-1].id) if more else None)
 
     async def get(self, identity: Identity, job_id: str) -> Job:
-        """Return a job; one of another tenant is answered like one that does not exist."""
+        """Return a job; one that the caller may not see is answered like one that does not exist."""
         async with self._engine.connect() as connection:
-            job = await JobRepository(connection).find(check_job_id(job_id), visible_tenant(identity))
+            job = await JobRepository(connection).find(check_job_id(job_id), identity)
         if job is None:
             raise not_found("job")
         return job
@@ -79,7 +81,7 @@ class Jobs:
         """
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)
-            job = await repository.lock(check_job_id(job_id), visible_tenant(identity))
+            job = await repository.lock(check_job_id(job_id), identity)
             if job is None:
                 raise not_found("job")
             decision = decide(

@@ -16,8 +16,8 @@ from services.kit.problems import ProblemError, as_problem, unavailable
 
 log = Log(__name__)
 
-FindJobs = Callable[[str, Collection[str]], Awaitable[Found]]
-"""Return the ids of the jobs and arrays of a tenant that each word may mean."""
+FindJobs = Callable[[str, str | None, Collection[str]], Awaitable[Found]]
+"""Return the ids of the jobs and arrays of a tenant, in one project or in any, that each word may mean."""
 
 
 class Submissions:
@@ -44,7 +44,8 @@ class Submissions:
         for draft in drafts:
             if any(job.spec.after for job in draft.jobs):
                 try:
-                    resolve(draft, await self._find(draft.entry.tenant_id, words_to_find(draft)))
+                    entry = draft.entry
+                    resolve(draft, await self._find(entry.tenant_id, entry.project, words_to_find(draft)))
                 except Exception as error:
                     if not is_connection_error(error):
                         raise

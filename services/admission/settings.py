@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.contracts.schema import Account
 from services.kit.networks import Network, read_networks
 from services.kit.settings import SealingSettings
 
@@ -25,6 +26,10 @@ class AdmissionSettings(SealingSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8020, ge=0, le=65_535)
+    first_account: Account | Literal[""] = Field(
+        default="",
+        description="Account that the jobs of the installation's own admin key run as on nodes; empty: the agent's.",
+    )
     max_jobs_per_commit: int = Field(
         default=2_000, ge=1, description="Jobs in one commit; submissions beyond that wait for the next commit."
     )

@@ -19,6 +19,7 @@ from services.core.domain.dependencies import Condition
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_block_id, new_id, utc_now
 from services.kit.problems import ProblemError, validation_problem
+from services.kit.projects import spec_in_project
 
 REUSED = ProblemError(
     422,
@@ -95,13 +96,20 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
         served = [at for at, spec in enumerate(specs) if spec.service is not None]
         if served:
             return _not_a_pool([f"/jobs/{at}/service" if entry.batch else "/service" for at in served])
+    try:
+        if entry.project is not None:
+            where = "/jobs/{}/project" if entry.batch else "/project"
+            specs = [spec_in_project(spec, entry.project, where.format(at)) for at, spec in enumerate(specs)]
+    except ProblemError as problem:
+        return problem
     jobs = tuple(map(_draft_job, specs))
     if (count := sum(job.count for job in jobs)) > MAX_ARRAY_TASKS:
         said = f"the arrays of one batch may have {MAX_ARRAY_TASKS:,} tasks together, not {count:,}"
         errors = [FieldError(pointer="/jobs", detail=said)]
         return ProblemError(422, ProblemCode.INVALID_REQUEST, f"/jobs: {said}", errors=errors)
     kind = b"batch\0" if entry.batch else b"job\0"
-    return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + entry.body.encode()).digest())
+    within = b"" if entry.project is None else entry.project.encode() + b"\0"  # with another key it is other jobs
+    return Draft(entry=entry, jobs=jobs, body_sha256=hashlib.sha256(kind + within + entry.body.encode()).digest())
 
 
 def _draft_job(spec: JobSpec) -> DraftJob:

@@ -1,4 +1,4 @@
-"""Commands on who may do what: tenants, keys, audit."""
+"""Commands on who may do what: tenants, keys, audit; and who the caller is."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     keys.command("revoke")(revoke_key)
     app.add_typer(keys, name="keys")
     app.command()(audit)
+    app.command()(whoami)
 
 
 def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
@@ -106,13 +107,15 @@ def list_keys(
     if as_json:
         output.print_json(found)
         return
-    shown = output.table("key", "tenant", "role", "label", "state", "created", "last used", "expires")
+    words = ("user", "role", "project", "label", "state")
+    shown = output.table("key", "tenant", *words, "created", "last used", "expires")
     for key in found:
         used = f"{output.age(key['last_used_at'])} ago" if key["last_used_at"] else "never"
         expires = (key["expires_at"] or "never")[:16].replace("T", " ")
         created = f"{output.age(key['created_at'])} ago"
-        words = key["role"].replace("_", "-"), key["label"] or "-", key_state(key)
-        shown.add_row(key["id"], key["tenant_id"], *words, created, used, expires)
+        role = key["role"].replace("_", "-")
+        cells = key["user"] or "-", role, key["project"] or "-", key["label"] or "-", key_state(key)
+        shown.add_row(key["id"], key["tenant_id"], *cells, created, used, expires)
     console.print(shown)
 
 
@@ -127,6 +130,10 @@ def key_state(key: dict[str, Any]) -> str:
 def create_key(
     tenant: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
     role: Annotated[str, typer.Option(help="admin, operator, user or read-only.")] = "user",
+    user: Annotated[str | None, typer.Option(help="The user of the tenant whose key it is.")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="The only project whose jobs, reports and budgets it reaches.")
+    ] = None,
     label: Annotated[str, typer.Option(help="What or whom it is for.")] = "",
     expires: Expires = None,
     as_json: AsJson = False,
@@ -136,6 +143,7 @@ def create_key(
     if role not in known:
         raise CliError(f"--role {role}: must be one of {', '.join(known)}", EXIT_USAGE)
     body = {"tenant_id": tenant, "role": known[role], "label": label, "expires_at": _expiry(expires)}
+    body |= {name: value for name, value in (("user", user), ("project", project)) if value is not None}
     _print_secret(Gateway().call("POST", "/v1/keys", body=body), as_json)
 
 
@@ -145,7 +153,7 @@ def rotate_key(
     expires: Expires = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a key by a new one of the same tenant, role and label; it is shown this once."""
+    """Replace a key by a new one of the same tenant, user, role, project and label; it is shown this once."""
     body = {"overlap_s": duration_s(overlap, "--overlap"), "expires_at": _expiry(expires)}
     _print_secret(Gateway().call("POST", f"/v1/keys/{key}/rotate", body=body), as_json)
 
@@ -183,8 +191,25 @@ def _print_secret(key: dict[str, Any], as_json: bool) -> None:
         output.print_json(key)
         return
     until = f", works until {key['expires_at']}" if key["expires_at"] else ""
-    console.print(f"{key['id']}  {key['role'].replace('_', '-')} of {key['tenant_id']}{until}", soft_wrap=True)
+    console.print(f"{key['id']}  {_whose(key)}{until}", soft_wrap=True)
     console.print(f"the key, shown this once: {key['secret']}", soft_wrap=True)
+
+
+def whoami(as_json: AsJson = False) -> None:
+    """Show whose API key is in use, and what it may do."""
+    me = Gateway().get("/v1/whoami")
+    if as_json:
+        output.print_json(me)
+        return
+    runs_as = f"; jobs run as the account {me['account']}" if me["account"] else ""
+    console.print(f"{me['key_id']}  {_whose(me)}{runs_as}", soft_wrap=True)
+
+
+def _whose(key: dict[str, Any]) -> str:
+    """Return a key's role, user, tenant and project in words."""
+    user = f" {key['user']}," if key["user"] else ""
+    project = f", limited to the project {key['project']}" if key["project"] else ""
+    return f"{key['role'].replace('_', '-')} key of{user} tenant {key['tenant_id']}{project}"
 
 
 def _show_json_or(answer: Any, as_json: bool, sentence: str) -> None:

@@ -46,7 +46,12 @@ def list_jobs(
         list[str] | None, typer.Option(help="Only jobs in this state; may be repeated, or separated by commas.")
     ] = None,
     mine: Annotated[
-        bool, typer.Option("--mine", help="Only jobs that your account on this machine submitted.")
+        bool,
+        typer.Option(
+            "--mine",
+            help="Only jobs of the user whose API key is in use; if it is no user's, those that your account on this "
+            "machine submitted.",
+        ),
     ] = False,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only jobs submitted since then: 2d, 6h or 2026-03-01.")
@@ -63,12 +68,13 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine else [])]
     states = [each.strip() for word in state or [] for each in word.split(",")]
     after = past_time(since, "--since").isoformat() if since else None
     gateway = Gateway()
-
+    user = gateway.get("/v1/whoami")["user"] if mine else None
+    labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine and user is None else [])]
     wanted = {"state": states or None, "project": project, "label": labels or None, "submitted_after": after}
+    wanted |= {"user": user}
     only = None if array is None else array_id(gateway, array)
 
     def jobs() -> list[Any]:

@@ -24,6 +24,7 @@ from services.cli import (
     secrets,
     serving,
     simulate,
+    users,
     webhooks,
 )
 from services.cli.client import EXIT_USAGE, CliError
@@ -39,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, jobs, cluster, clusters, access, budgets, secrets, report, serving),
+    *(local, jobs, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:

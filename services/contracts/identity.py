@@ -1,4 +1,4 @@
-"""Callers: their roles, keys and limits, and the headers by which the gateway passes them to the services."""
+"""Callers: their tenants, users, roles, keys and limits, and the headers by which services learn who they are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
 
 TENANT_HEADER = "x-wattshift-tenant"
 ROLE_HEADER = "x-wattshift-role"
 KEY_HEADER = "x-wattshift-key"
+USER_HEADER = "x-wattshift-user"
+PROJECT_HEADER = "x-wattshift-project"
 REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 
@@ -26,6 +28,11 @@ class Role(StrEnum):
     USER = "user"
     OPERATOR = "operator"
     ADMIN = "admin"
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether a key with this role sees and steers the whole cluster."""
+        return self.includes(Role.OPERATOR)
 
     def includes(self, other: Role) -> bool:
         """Whether a key with this role may do whatever one with ``other`` may."""
@@ -47,11 +54,17 @@ class Identity(Message):
     tenant_id: str
     role: Role
     key_id: str
+    user_id: str | None = Field(default=None, description="Whose key it is; null for a key of no user.")
+    project: str | None = Field(default=None, description="The only project that the caller reaches; null: all.")
 
     @property
     def is_operator(self) -> bool:
         """Whether the caller sees and steers the whole cluster."""
-        return self.role in (Role.OPERATOR, Role.ADMIN)
+        return self.role.is_operators
+
+    def sees(self, tenant_id: str, project: str) -> bool:
+        """Whether the caller may see what belongs to a project of a tenant."""
+        return self.is_operator or (self.tenant_id == tenant_id and self.project in (None, project))
 
 
 class TenantLimits(Message):
@@ -110,12 +123,63 @@ class TenantChange(Message):
     limits: TenantLimitsChange
 
 
+class UserSpec(Message):
+    """A new user of a tenant."""
+
+    name: Name
+    account: Account | None = Field(
+        default=None,
+        description="Account of the operating system that the user's jobs run as on nodes; null: that of the agent.",
+    )
+
+
+class UserChange(Message):
+    """What to change about a user; what is left out stays as it is."""
+
+    account: Account | None = Field(default=None, description="Null: that of the agent.")
+    disabled: Flag = Field(default=False, description="Whether the user's keys are refused.")
+
+
+class User(UserSpec):
+    """Somebody who submits jobs."""
+
+    id: str
+    tenant_id: str
+    created_at: Instant
+    disabled_at: Instant | None = Field(default=None, description="Since when the user's keys are refused.")
+
+
+class UserList(Message):
+    """One page of a tenant's users, by name."""
+
+    items: list[User]
+    next_cursor: str | None = None
+
+
+class OwnIdentity(Message):
+    """The caller, by its key."""
+
+    tenant_id: str
+    role: Role
+    key_id: str
+    project: str | None = Field(default=None, description="The only project that the key reaches; null: all.")
+    user: str | None = Field(default=None, description="Name of the user whose key it is; null for a key of no user.")
+    account: str | None = Field(
+        default=None, description="Account that the caller's jobs run as on nodes; null: that of the agent."
+    )
+
+
 class KeySpec(Message):
     """A new API key."""
 
     tenant_id: Name
     role: Role = Role.USER
     label: Text = Field(default="", max_length=100)
+    user: Name | None = Field(default=None, description="Name of the user of the tenant whose key it is.")
+    project: Name | None = Field(
+        default=None,
+        description="The only project whose jobs, reports and budgets the key reaches; null: all of the tenant's.",
+    )
     expires_at: Instant | None = Field(default=None, description="When the key stops working; null: never.")
 
 
@@ -141,6 +205,8 @@ class ApiKey(Message):
     tenant_id: str
     role: Role
     label: str
+    user: str | None = None
+    project: str | None = None
     created_at: Instant
     revoked_at: Instant | None = None
     expires_at: Instant | None = None

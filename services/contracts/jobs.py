@@ -292,6 +292,9 @@ class Job(Message):
 
     id: str
     tenant_id: str
+    user: str | None = Field(
+        default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
+    )
     name: str
     project: str
     state: JobState
@@ -337,6 +340,9 @@ class JobArray(Message):
 
     id: str
     tenant_id: str
+    user: str | None = Field(
+        default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
+    )
     name: str = Field(description="Its tasks are named `NAME.INDEX`.")
     project: str
     state: JobState = Field(
@@ -411,6 +417,8 @@ class SubmissionEntry(Message):
     service: bool = Field(
         default=False, description="Whether it may ask for a service instance; the gateway never allows that."
     )
+    user_id: str | None = Field(default=None, description="Whose key submits it; null for a key of no user.")
+    project: str | None = Field(default=None, description="The only project that the key may submit to; null: any.")
 
 
 class SubmissionRequest(Message):

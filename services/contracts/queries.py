@@ -51,6 +51,11 @@ class JobFilters(PageQuery):
     state: list[JobState] = Field(
         default_factory=list[JobState], description="Jobs in any of these states; repeatable."
     )
+    user: Name | None = Field(
+        default=None,
+        description="Only jobs that this user submitted; of jobs that belong to no user, those with the label `user` "
+        "of this value.",
+    )
     project: Name | None = None
     name: Name | None = None
     label: list[LabelFilter] = Field(

@@ -13,8 +13,8 @@ LEADERSHIP = 4_269_697_284
 REPLAY = 4_269_697_285
 """Held while the start of a replay is looked up or set."""
 
-FIRST_START = 4_269_697_286
-"""Held while the first tenant and the admin key are looked for or made."""
+ADMIN_KEYS = 4_269_697_286
+"""Held while it is looked up which admin keys are valid, and that is changed: at the first start, and by admins."""
 
 CARBON_LEARNING = 4_269_697_287
 """Held while forecasts of carbon intensity are learned: one replica does it for all."""

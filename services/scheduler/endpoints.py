@@ -32,8 +32,9 @@ from services.core.domain.errors import PolicyConfigError
 from services.core.domain.jobs import JobState
 from services.core.policies import registry
 from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
-from services.kit.identity import Caller, Operator
+from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.projects import spec_in_project
 from services.kit.redis import hint
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.planning.dry_run import DryRuns
@@ -77,16 +78,16 @@ Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 
 
 @router.post("/jobs:estimate")
-async def estimate_start(spec: JobSpec, caller: Caller, dry_runs: DryRunning) -> StartEstimate:
+async def estimate_start(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunning) -> StartEstimate:
     """Say where and when a job would start, and what it would emit, without submitting it."""
     if spec.service is not None:
         errors = [FieldError(pointer="/service", detail="Only the controller of pools may ask for a service instance.")]
         raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
-    return await dry_runs.estimate(spec, caller.tenant_id)
+    return await dry_runs.estimate(spec_in_project(spec, caller.project), caller.tenant_id)
 
 
 @router.get("/policies")
-async def list_policies(_: Caller, service: Service) -> PolicyList:
+async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
     """Return every policy with its parameters."""
     row = await service.active_policy()
     active = row.policy if row else None
@@ -94,7 +95,7 @@ async def list_policies(_: Caller, service: Service) -> PolicyList:
 
 
 @router.get("/policies/active")
-async def read_active_policy(_: Caller, service: Service, settings: Settings) -> ActivePolicy:
+async def read_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
     """Return the policy in force."""
     return _active(await service.active_policy(), settings)
 
@@ -122,7 +123,7 @@ async def set_active_policy(
 
 
 @router.get("/policies/{name}")
-async def read_policy(name: str, _: Caller, service: Service) -> PolicyDescription:
+async def read_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
     """Return one policy with its parameters."""
     row = await service.active_policy()
     for entry in describe_policies():
@@ -213,16 +214,19 @@ def _refusals() -> Generator[None]:
 
 
 @router.get("/jobs/{job_id}/profile")
-async def read_profile(job_id: Name, caller: Caller, service: Service) -> JobProfile:
-    """Return the measurements of a job's kind; a tenant sees those of its own jobs."""
+async def read_profile(job_id: Name, caller: ProjectCaller, service: Service) -> JobProfile:
+    """Return the measurements of a job's kind; a tenant sees those of its own jobs.
+
+    Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
+    """
     job = await service.job(job_id)
-    if job is None or not (caller.is_operator or caller.tenant_id == job.tenant_id):
+    if job is None or not caller.sees(job.tenant_id, job.project):
         raise not_found("job")
     curves, measurements = await service.profile(job.kind)
     return JobProfile(
         job_id=job_id,
         kind=job.name,
-        curves=[_curve(row, job.gpus) for row in curves],
+        curves=[_curve(row, job.gpus) for row in curves] if caller.project is None else [],
         measurements=[
             ControlMeasurement.model_validate(row._asdict())
             for row in measurements
@@ -239,10 +243,10 @@ async def list_length_models(_: Operator, service: Service) -> LengthModelList:
 
 
 @router.get("/predictions/{job_id}")
-async def read_prediction(job_id: Name, caller: Caller, service: Service) -> JobPrediction:
+async def read_prediction(job_id: Name, caller: ProjectCaller, service: Service) -> JobPrediction:
     """Return the predicted length of a job, its uncertainty, and the actual length; a tenant sees its own jobs."""
     row = await service.prediction(job_id)
-    if row is None or not (caller.is_operator or caller.tenant_id == row.tenant_id):
+    if row is None or not caller.sees(row.tenant_id, row.project):
         raise not_found("job")
     if row.predicted_at is None or row.group_id is None or row.gpu_s is None:
         why = (

@@ -24,7 +24,7 @@ from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuer
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
-from services.kit.identity import Caller, Operator
+from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
@@ -105,32 +105,35 @@ async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
 
 @router.get("/jobs/{job_id}/footprint", tags=["reports"], responses={404: {"model": Problem}})
 async def read_job_footprint(
-    job_id: Name, page: Annotated[LedgerQuery, Query()], caller: Caller, service: Service
+    job_id: Name, page: Annotated[LedgerQuery, Query()], caller: ProjectCaller, service: Service
 ) -> JobFootprintReport:
     """Read a job's energy and emissions, with the intensities used."""
-    tenant_id = await owner_of(service.database, job_id)
-    if tenant_id is None or not (caller.is_operator or caller.tenant_id == tenant_id):
+    owner = await owner_of(service.database, job_id)
+    if owner is None or not caller.sees(owner.tenant_id, owner.project):
         raise not_found("job")
     return await job_footprint(service.database, job_id, page.cursor, page.limit)
 
 
 @router.get("/reports/footprint", tags=["reports"])
 async def read_footprint(
-    query: Annotated[FootprintQuery, Query()], caller: Caller, service: Service
+    query: Annotated[FootprintQuery, Query()], caller: ProjectCaller, service: Service
 ) -> FootprintReport:
-    """Sum energy and emissions; a tenant sees its own jobs, an operator all, including idle energy."""
+    """Sum energy and emissions.
+
+    A tenant sees its own jobs, a key of a project that project's, an
+    operator all, including idle energy."""
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
-    question = Question(query.group_by, query.start, query.end, tenant_id, query.cursor, query.limit)
+    question = Question(query.group_by, query.start, query.end, tenant_id, caller.project, query.cursor, query.limit)
     return await footprint_report(service.database, question, service.settings)
 
 
 @router.get("/reports/history", tags=["reports"])
-async def read_history(query: Annotated[PastJobsQuery, Query()], caller: Caller, service: Service) -> PastJobs:
+async def read_history(query: Annotated[PastJobsQuery, Query()], caller: ProjectCaller, service: Service) -> PastJobs:
     """List jobs as they ran, in order of submission; a tenant sees its own, an operator all."""
     _check_period(query.start, query.end)
     tenant_id = query.tenant if caller.is_operator else caller.tenant_id
-    return await past_jobs(service.database, query, tenant_id)
+    return await past_jobs(service.database, query, tenant_id, caller.project)
 
 
 @router.get("/invariants", tags=["reports"])

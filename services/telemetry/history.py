@@ -9,13 +9,13 @@ from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.repository import jobs
 
 
-async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | None) -> PastJobs:
+async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | None, project: str | None) -> PastJobs:
     """Return one page of the jobs submitted in a period, those that have not ended included.
 
     Args:
         database: Of the database.
         query: The period and the page.
-        tenant_id: Whose jobs; None: those of all tenants.
+        tenant_id, project: Whose jobs; None: those of all tenants or projects.
 
     Raises:
         ProblemError: 422 for a cursor that is not one.
@@ -25,6 +25,7 @@ async def past_jobs(database: Database, query: PastJobsQuery, tenant_id: str | N
         start_at=query.start,
         end_at=query.end,
         tenant_id=tenant_id,
+        project=project,
         after=read_cursor(query.cursor, r"[A-Za-z0-9_]{1,100}"),
         limit=query.limit + 1,
     )

@@ -14,18 +14,19 @@ from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.accounts import Inputs, accounts_of, functional_units, known_means, zone_intensities
 from services.telemetry.repository import accounts, reports
-from services.telemetry.repository.reports import Amounts, GroupRow, TotalRow
+from services.telemetry.repository.reports import Amounts, GroupRow, Subject, TotalRow
 from services.telemetry.settings import TelemetrySettings
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The subject of a footprint report; ``tenant_id`` None: all tenants."""
+    """The subject of a footprint report; None as ``tenant_id`` or ``project``: all of them."""
 
     group_by: GroupBy
     start_at: datetime | None
     end_at: datetime | None
     tenant_id: str | None
+    project: str | None
     cursor: str | None
     limit: int
 
@@ -33,14 +34,14 @@ class Question:
 async def footprint_report(database: Database, question: Question, settings: TelemetrySettings) -> FootprintReport:
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
-    A line belongs to the period in which it begins (a folded one, with its whole day). A tenant sees its own jobs, no
-    idle share, and the sum of its lines as metered energy.
+    A line belongs to the period in which it begins (a folded one, with its whole day). A tenant or a project sees
+    its own jobs, no idle share, and the sum of its lines as metered energy.
     """
     after = read_cursor(question.cursor, r"[^\x00]{1,200}")
-    period = {"start_at": question.start_at, "end_at": question.end_at, "tenant_id": question.tenant_id}
+    about = Subject(question.start_at, question.end_at, question.tenant_id, question.project)
     async with database.transaction("repeatable_read", readonly=True) as connection:  # all figures of one moment
-        found = await reports.sums(connection, question.group_by, **period, after=after, limit=question.limit + 1)
-        rows = await accounts.account_rows(connection, question.group_by, **period)
+        found = await reports.sums(connection, question.group_by, about, after=after, limit=question.limit + 1)
+        rows = await accounts.account_rows(connection, question.group_by, about)
     totals = {row.idle: row for row in found.totals}
     idle, used = _footprint(totals.get(True)), _footprint(totals.get(False))
     total = _sum([idle, used])

@@ -26,6 +26,7 @@ from services.admission.array_endpoints import array_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
 from services.admission.secret_endpoints import secret_routes
+from services.admission.user_endpoints import user_routes
 from services.admission.webhooks.endpoints import webhook_routes
 from services.contracts.identity import Role
 from services.kit.identity import Operator, RequireRole
@@ -40,6 +41,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         array_routes(UNUSED),
         access_routes(UNUSED),
         budget_routes(UNUSED),
+        user_routes(UNUSED),
         webhook_routes(UNUSED),
         secret_routes(UNUSED),
     ),
@@ -80,11 +82,13 @@ class Endpoint:
     body: object
     answer: object
     status: int
+    for_projects: bool
 
 
 def endpoint_of_row(route: Route) -> Endpoint:
     """Return what the gateway says."""
-    return Endpoint(route.method, route.path, route.role, route.query, route.body, route.answer, route.status)
+    said = (route.method, route.path, route.role, route.query, route.body, route.answer, route.status)
+    return Endpoint(*said, route.for_projects)
 
 
 def endpoints_of(router: APIRouter) -> Iterator[Endpoint]:
@@ -92,15 +96,17 @@ def endpoints_of(router: APIRouter) -> Iterator[Endpoint]:
     for route in router.routes:
         assert isinstance(route, APIRoute)
         parameters = list(_parameters(route.dependant))
+        requirement = _requirement(route)
         for method in sorted(route.methods or ()):
             yield Endpoint(
                 method,
                 route.path,
-                _role(route),
+                requirement.role,
                 next((kind for kind, where in parameters if where == "query"), None),
                 next((kind for kind, where in parameters if where == "body"), None),
                 route.response_model,
                 route.status_code or 200,
+                requirement.for_projects,
             )
 
 
@@ -113,12 +119,12 @@ def _parameters(dependant: Dependant) -> Iterator[tuple[object, str]]:
         yield from _parameters(inner)
 
 
-def _role(route: APIRoute) -> Role:
-    roles = [inner.call.role for inner in route.dependant.dependencies if isinstance(inner.call, RequireRole)]
-    if not roles and (ANSWERED_ALIKE_FOR_ALL.fullmatch(route.path) or _is_internal(route)):
-        return Role.USER
-    assert len(roles) == 1, f"{route.path} states its role by one parameter: Caller, Operator or Admin"
-    return roles[0]
+def _requirement(route: APIRoute) -> RequireRole:
+    stated = [inner.call for inner in route.dependant.dependencies if isinstance(inner.call, RequireRole)]
+    if not stated and (ANSWERED_ALIKE_FOR_ALL.fullmatch(route.path) or _is_internal(route)):
+        return RequireRole(Role.USER, for_projects=True)
+    assert len(stated) == 1, f"{route.path} states its role by one parameter: Caller, ProjectCaller, Operator or Admin"
+    return stated[0]
 
 
 def _is_internal(route: APIRoute) -> bool:

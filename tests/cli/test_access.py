@@ -18,6 +18,8 @@ KEY = {
     "id": "key_1",
     "tenant_id": "vision",
     "role": "read_only",
+    "user": "ada",
+    "project": None,
     "label": "CI",
     "created_at": NOW.isoformat(),
     "revoked_at": None,
@@ -67,6 +69,13 @@ def test_a_key_is_created_with_its_role_and_its_end(gateway: FakeGateway) -> Non
     assert (method, path, body["role"], body["tenant_id"]) == ("POST", "/v1/keys", "read_only", "vision")
     days = (datetime.fromisoformat(body["expires_at"]) - NOW) / timedelta(days=1)
     assert days == pytest.approx(90, abs=0.1)
+
+
+def test_a_key_is_created_for_a_user_and_a_project(gateway: FakeGateway) -> None:
+    done = run("keys", "create", "--tenant", "vision", "--user", "ada", "--project", "birds")
+    ((_, _, body),) = gateway.calls
+    assert (body["user"], body["project"]) == ("ada", "birds")
+    assert "read-only key of ada, tenant vision" in done.output
 
 
 def test_keys_are_rotated_expired_and_revoked(gateway: FakeGateway) -> None:

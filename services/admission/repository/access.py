@@ -1,4 +1,4 @@
-"""Tenants, keys and the audit log."""
+"""Tenants, users, keys and the audit log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, func, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,16 +21,23 @@ from services.contracts.identity import (
     Tenant,
     TenantLimits,
     TenantSpec,
+    User,
+    UserSpec,
 )
 from services.contracts.queries import AuditQuery
 from services.db import locks
-from services.db.tables.admission import api_keys, audit_log, tenants
+from services.db.tables.admission import api_keys, audit_log, tenants, users
 from services.kit.ids import new_id, utc_now
 
-_VALID = (
+_WORKING = (
     api_keys.c.revoked_at.is_(None),
     api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > func.now()),
 )
+_VALID = (
+    *_WORKING,
+    ~exists().where(users.c.id == api_keys.c.user_id, users.c.disabled_at.is_not(None)),
+)
+_KEYS = select(api_keys, users.c.name.label("user")).outerjoin(users, users.c.id == api_keys.c.user_id)
 _NOT_NOTED = (api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < func.now() - timedelta(seconds=60))).label(
     "not_noted"
 )
@@ -60,13 +67,15 @@ class AccessRepository:
         self._connection = connection
 
     async def resolve(self, key_sha256: bytes) -> ResolvedKey | None:
-        """Return whose key has this hash, unless it was revoked or has expired; note that it was used."""
+        """Return whose key has this hash, unless the key or its user does not work any more; note that it was used."""
         query = (
             select(
                 api_keys.c.id,
                 api_keys.c.tenant_id,
                 api_keys.c.role,
                 api_keys.c.expires_at,
+                api_keys.c.user_id,
+                api_keys.c.project,
                 tenants.c.limits,
                 _NOT_NOTED,
             )
@@ -80,7 +89,9 @@ class AccessRepository:
             await self._connection.execute(
                 update(api_keys).where(api_keys.c.id == row.id).values(last_used_at=func.now())
             )
-        identity = Identity(tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id)
+        identity = Identity(
+            tenant_id=row.tenant_id, role=Role(row.role), key_id=row.id, user_id=row.user_id, project=row.project
+        )
         limits = TenantLimits.model_validate(row.limits)
         return ResolvedKey(identity=identity, limits=limits, expires_at=row.expires_at)
 
@@ -111,8 +122,59 @@ class AccessRepository:
         query = update(tenants).where(tenants.c.id == tenant_id).values(limits=limits.model_dump())
         await self._connection.execute(query)
 
-    async def insert_key(self, spec: KeySpec, key_sha256: bytes) -> ApiKey:
-        """Store a key by its hash."""
+    async def insert_user(self, tenant_id: str, spec: UserSpec) -> User | None:
+        """Store a user; return None if the tenant has one of that name."""
+        values = {"id": new_id("user"), "tenant_id": tenant_id, **spec.model_dump()}
+        query = insert(users).values(values).on_conflict_do_nothing().returning(users)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _user(row)
+
+    async def user(self, tenant_id: str, name: str, *, lock: bool = False) -> User | None:
+        """Return a user; with ``lock``, no other transaction can change it until this one ends."""
+        query = select(users).where(users.c.tenant_id == tenant_id, users.c.name == name)
+        if lock:
+            query = query.with_for_update()
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _user(row)
+
+    async def user_of_id(self, user_id: str) -> User | None:
+        """Return a user by its id."""
+        row = (await self._connection.execute(select(users).where(users.c.id == user_id))).mappings().one_or_none()
+        return None if row is None else _user(row)
+
+    async def users(self, tenant_id: str, after: str | None, limit: int) -> list[User]:
+        """Return up to ``limit`` users of a tenant by name, from after the name ``after``."""
+        query = select(users).where(users.c.tenant_id == tenant_id).order_by(users.c.name).limit(limit)
+        if after is not None:
+            query = query.where(users.c.name > after)
+        return [_user(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def change_user(self, user_id: str, *, account: str | None, disabled_at: datetime | None) -> None:
+        """Set a user's account, and since when it is disabled."""
+        query = update(users).where(users.c.id == user_id).values(account=account, disabled_at=disabled_at)
+        await self._connection.execute(query)
+
+    async def working_roles(self, user_id: str) -> set[Role]:
+        """Return the roles of a user's keys that are neither revoked nor expired."""
+        query = select(api_keys.c.role).where(api_keys.c.user_id == user_id, *_WORKING)
+        return {Role(role) for role in (await self._connection.execute(query)).scalars()}
+
+    async def admin_keys(self) -> list[tuple[str, str | None]]:
+        """Return the valid admin keys and the ids of their users."""
+        query = select(api_keys.c.id, api_keys.c.user_id).where(api_keys.c.role == Role.ADMIN, *_VALID)
+        return [(row.id, row.user_id) for row in await self._connection.execute(query)]
+
+    async def has_unowned_admin_key(self, labels: Collection[str]) -> bool:
+        """Return whether an admin key with one of these labels belongs to no user."""
+        query = select(api_keys.c.id).where(*_unowned(labels)).limit(1)
+        return (await self._connection.execute(query)).one_or_none() is not None
+
+    async def own_admin_keys(self, labels: Collection[str], user_id: str) -> None:
+        """Give the admin keys that have one of these labels and no owner to a user."""
+        await self._connection.execute(update(api_keys).where(*_unowned(labels)).values(user_id=user_id))
+
+    async def insert_key(self, spec: KeySpec, key_sha256: bytes, user_id: str | None = None) -> ApiKey:
+        """Store a key by its hash; ``user_id`` is that of the user whom ``spec`` names."""
         values = {
             "id": new_id("key"),
             "tenant_id": spec.tenant_id,
@@ -120,9 +182,11 @@ class AccessRepository:
             "label": spec.label,
             "key_sha256": key_sha256,
             "expires_at": spec.expires_at,
+            "user_id": user_id,
+            "project": spec.project,
         }
         query = insert(api_keys).values(values).returning(api_keys)
-        return _key((await self._connection.execute(query)).mappings().one())
+        return _key((await self._connection.execute(query)).mappings().one(), spec.user)
 
     async def has_key(self, key_id: str) -> bool:
         """Return whether there is such a key, revoked or not."""
@@ -130,18 +194,18 @@ class AccessRepository:
         return (await self._connection.execute(query)).one_or_none() is not None
 
     async def lock_key_and_admins(self, key_id: str) -> list[KeyRole]:
-        """Return the key and all admin keys that are valid, and lock them until the transaction ends."""
+        """Return the key, if it is not revoked, and all valid admin keys; lock them until the transaction ends."""
         query = select(api_keys.c.id, api_keys.c.role).where(
-            (api_keys.c.id == key_id) | (api_keys.c.role == Role.ADMIN), *_VALID
+            and_(api_keys.c.id == key_id, *_WORKING) | and_(api_keys.c.role == Role.ADMIN, *_VALID)
         )
         rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
         return [KeyRole(row.id, Role(row.role)) for row in rows]
 
     async def key(self, key_id: str) -> ApiKey | None:
         """Return a key, revoked or not, and lock it until the transaction ends."""
-        query = select(api_keys).where(api_keys.c.id == key_id).with_for_update()
+        query = _KEYS.where(api_keys.c.id == key_id).with_for_update(of=api_keys)
         row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _key(row)
+        return None if row is None else _key(row, row["user"])
 
     async def set_expiry(self, key_id: str, expires_at: datetime | None) -> None:
         """Set when a key stops working; None: never."""
@@ -150,7 +214,7 @@ class AccessRepository:
     async def lasting_admins(self) -> list[KeyRole]:
         """Return the valid admin keys that never expire, and lock them until the transaction ends."""
         query = select(api_keys.c.id, api_keys.c.role).where(
-            api_keys.c.role == Role.ADMIN, api_keys.c.revoked_at.is_(None), api_keys.c.expires_at.is_(None)
+            api_keys.c.role == Role.ADMIN, api_keys.c.expires_at.is_(None), *_VALID
         )
         rows = await self._connection.execute(query.order_by(api_keys.c.id).with_for_update())
         return [KeyRole(row.id, Role(row.role)) for row in rows]
@@ -172,10 +236,10 @@ class AccessRepository:
 
     async def keys(self, before_id: str | None, limit: int) -> list[ApiKey]:
         """Return up to ``limit`` keys, newest first, from before ``before_id``."""
-        query = select(api_keys).order_by(api_keys.c.id.desc()).limit(limit)
+        query = _KEYS.order_by(api_keys.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(api_keys.c.id < before_id)
-        return [_key(row) for row in (await self._connection.execute(query)).mappings()]
+        return [_key(row, row["user"]) for row in (await self._connection.execute(query)).mappings()]
 
     async def audit(self, asked: AuditQuery, before: int | None, limit: int) -> list[AuditRow]:
         """Return up to ``limit`` of the entries that are asked for, newest first, from before ``before``."""
@@ -190,9 +254,9 @@ class AccessRepository:
             query = query.where(audit_log.c.action.startswith(asked.action, autoescape=True))
         return [AuditRow(row["sequence"], _entry(row)) for row in (await self._connection.execute(query)).mappings()]
 
-    async def lock_first_start(self) -> None:
-        """Let one process at a time look whether there is an admin key, until its transaction ends."""
-        await self._connection.execute(select(func.pg_advisory_xact_lock(locks.FIRST_START)))
+    async def lock_admin_keys(self) -> None:
+        """Let one transaction at a time look which admin keys are valid and change that."""
+        await self._connection.execute(select(func.pg_advisory_xact_lock(locks.ADMIN_KEYS)))
 
     async def has_admin_key(self) -> bool:
         """Return whether there is an admin key, revoked or not."""
@@ -200,12 +264,25 @@ class AccessRepository:
         return (await self._connection.execute(query)).one_or_none() is not None
 
 
+def _unowned(labels: Collection[str]) -> tuple[ColumnElement[bool], ...]:
+    return (
+        api_keys.c.role == Role.ADMIN,
+        api_keys.c.label.in_(labels),
+        api_keys.c.user_id.is_(None),
+        api_keys.c.revoked_at.is_(None),
+    )
+
+
 def _tenant(row: RowMapping) -> Tenant:
     return Tenant(id=row["id"], limits=TenantLimits.model_validate(row["limits"]), created_at=row["created_at"])
 
 
-def _key(row: RowMapping) -> ApiKey:
-    return ApiKey(**{name: row[name] for name in ApiKey.model_fields})
+def _user(row: RowMapping) -> User:
+    return User(**{name: row[name] for name in User.model_fields})
+
+
+def _key(row: RowMapping, user: str | None) -> ApiKey:
+    return ApiKey(user=user, **{name: row[name] for name in ApiKey.model_fields if name != "user"})
 
 
 def _entry(row: RowMapping) -> AuditEntry:

@@ -24,7 +24,7 @@ from services.db.tables.admission import jobs
 _COUNTS = ", ".join(f"count(*) FILTER (WHERE j.state = '{state}') AS {state}" for state in JobState)
 
 _ARRAYS = f"""
-SELECT a.*, t.*, r.waiting
+SELECT a.*, t.*, r.waiting, (SELECT name FROM users WHERE id = a.user_id) AS user_name
 FROM (SELECT * FROM job_arrays a WHERE {{conditions}} ORDER BY a.id DESC LIMIT :limit) a
 CROSS JOIN LATERAL (
     SELECT {_COUNTS}, min(j.started_at) AS started_at,
@@ -46,6 +46,7 @@ ORDER BY a.id DESC
 _CONDITIONS = {
     "id": "a.id = :id",
     "tenant_id": "a.tenant_id = :tenant_id",
+    "user": "coalesce((SELECT u.name FROM users u WHERE u.id = a.user_id), a.labels ->> 'user') = :user",
     "project": "a.project = :project",
     "name": "a.name = :name",
     "id_prefix": "starts_with(a.id, :id_prefix)",
@@ -69,20 +70,22 @@ INSERT INTO job_events (job_id, tenant_id, type, data)
 SELECT id, tenant_id, :event, CAST(:data AS jsonb) FROM jobs WHERE id = ANY(:ids) ORDER BY id
 """)
 
-_WITH_IDS = text("""
-SELECT id FROM jobs WHERE id = ANY(:words) AND tenant_id = :tenant_id
-UNION ALL SELECT id FROM job_arrays WHERE id = ANY(:words) AND tenant_id = :tenant_id
+_OWNED = "tenant_id = :tenant_id AND (CAST(:project AS text) IS NULL OR project = :project)"
+
+_WITH_IDS = text(f"""
+SELECT id FROM jobs WHERE id = ANY(:words) AND {_OWNED}
+UNION ALL SELECT id FROM job_arrays WHERE id = ANY(:words) AND {_OWNED}
 """)
 
-_NAMED = text("""
-(SELECT id FROM jobs WHERE tenant_id = :tenant_id AND name = :word ORDER BY id DESC LIMIT 4)
-UNION ALL (SELECT id FROM job_arrays WHERE tenant_id = :tenant_id AND name = :word ORDER BY id DESC LIMIT 4)
+_NAMED = text(f"""
+(SELECT id FROM jobs WHERE {_OWNED} AND name = :word ORDER BY id DESC LIMIT 4)
+UNION ALL (SELECT id FROM job_arrays WHERE {_OWNED} AND name = :word ORDER BY id DESC LIMIT 4)
 """)
 
-_BEGINNING = text("""
-(SELECT id FROM jobs WHERE tenant_id = :tenant_id AND starts_with(id, :job) ORDER BY id LIMIT 4)
+_BEGINNING = text(f"""
+(SELECT id FROM jobs WHERE {_OWNED} AND starts_with(id, :job) ORDER BY id LIMIT 4)
 UNION ALL
-(SELECT id FROM job_arrays WHERE tenant_id = :tenant_id AND starts_with(id, :array) ORDER BY id LIMIT 4)
+(SELECT id FROM job_arrays WHERE {_OWNED} AND starts_with(id, :array) ORDER BY id LIMIT 4)
 """)
 
 _ID_PART = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
@@ -94,6 +97,7 @@ class ArrayFilter:
     """Which arrays to list."""
 
     tenant_id: str | None = None
+    user: str | None = None
     states: Sequence[JobState] = ()
     project: str | None = None
     name: str | None = None
@@ -137,9 +141,11 @@ class ArrayRepository:
         rows = await self._connection.execute(typed, {**given, "limit": limit})
         return [_array(row) for row in rows.mappings()]
 
-    async def find(self, array_id: str, tenant_id: str | None) -> JobArray | None:
-        """Return an array if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
-        return next(iter(await self.page(ArrayFilter(id=array_id, tenant_id=tenant_id), 1)), None)
+    async def find(self, array_id: str, caller: Identity) -> JobArray | None:
+        """Return an array if it exists and the caller may see it."""
+        tenant_id = None if caller.is_operator else caller.tenant_id
+        wanted = ArrayFilter(id=array_id, tenant_id=tenant_id, project=caller.project)
+        return next(iter(await self.page(wanted, 1)), None)
 
     async def lock_tasks(self, array_id: str) -> list[AlikeTasks]:
         """Lock all tasks until the transaction ends; return the states they are in."""
@@ -166,19 +172,21 @@ class ArrayRepository:
         """Record what an operator did."""
         await write_audit(self._connection, caller, action, target, **data)
 
-    async def with_ids(self, tenant_id: str, words: Collection[str]) -> list[str]:
-        """Return those words that are ids of the tenant's jobs and arrays."""
-        rows = await self._connection.execute(_WITH_IDS, {"words": list(words), "tenant_id": tenant_id})
+    async def with_ids(self, tenant_id: str, project: str | None, words: Collection[str]) -> list[str]:
+        """Return those words that are ids of the tenant's jobs and arrays, in one project or (None) in any."""
+        given = {"words": list(words), "tenant_id": tenant_id, "project": project}
+        rows = await self._connection.execute(_WITH_IDS, given)
         return list(rows.scalars())
 
-    async def named(self, tenant_id: str, word: str) -> list[str]:
+    async def named(self, tenant_id: str, project: str | None, word: str) -> list[str]:
         """Return the ids of up to eight jobs and arrays of that name or, if there are none, whose ids begin so."""
-        named = list((await self._connection.execute(_NAMED, {"tenant_id": tenant_id, "word": word})).scalars())
+        owner = {"tenant_id": tenant_id, "project": project}
+        named = list((await self._connection.execute(_NAMED, {**owner, "word": word})).scalars())
         part = _ID_PART.fullmatch(word)
         if named or part is None:
             return named
         kinds = {kind: f"{kind}_{part[2]}" if part[1] in (None, kind) else "-" for kind in ("job", "array")}
-        found = await self._connection.execute(_BEGINNING, {"tenant_id": tenant_id, **kinds})
+        found = await self._connection.execute(_BEGINNING, {**owner, **kinds})
         return list(found.scalars())
 
 
@@ -188,6 +196,7 @@ def _array(row: RowMapping) -> JobArray:
     return JobArray(
         id=row["id"],
         tenant_id=row["tenant_id"],
+        user=row["user_name"],
         name=row["name"],
         project=row["project"],
         state=state_of(tasks),

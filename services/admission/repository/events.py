@@ -22,13 +22,18 @@ _READ = """
 WITH horizon AS (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS xid)
 SELECT horizon.xid AS horizon, event.*
 FROM horizon LEFT JOIN LATERAL (
-    SELECT transaction_id, sequence, job_id, tenant_id, at, type, data FROM job_events
+    SELECT transaction_id, sequence, job_id, tenant_id, at, type, data,
+           (SELECT project FROM jobs WHERE id = job_id) AS project
+    FROM job_events
     WHERE (transaction_id, sequence) > (:xid, :sequence) AND transaction_id < horizon.xid {condition}
     ORDER BY transaction_id, sequence LIMIT :page
 ) AS event ON true
 """
 _READ_ALL = text(_READ.format(condition=""))
 _READ_TENANT = text(_READ.format(condition="AND tenant_id = :tenant_id"))
+_READ_PROJECT = text(
+    _READ.format(condition="AND tenant_id = :tenant_id AND (SELECT project FROM jobs WHERE id = job_id) = :project")
+)
 _READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
 
 
@@ -53,9 +58,10 @@ BEGINNING = Position(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose events: one job's, one tenant's, or all."""
+    """Whose events: one job's, one tenant's or one project's of it, or all."""
 
     tenant_id: str | None = None
+    project: str | None = None
     job_id: str | None = None
 
 
@@ -66,6 +72,7 @@ class StoredEvent:
     position: Position
     job_id: str
     tenant_id: str
+    project: str | None
     at: datetime
     type: str
     data: dict[str, Any]
@@ -74,7 +81,7 @@ class StoredEvent:
         """Return whether the event is in ``scope``."""
         if scope.job_id is not None:
             return self.job_id == scope.job_id
-        return scope.tenant_id in (None, self.tenant_id)
+        return scope.tenant_id in (None, self.tenant_id) and scope.project in (None, self.project)
 
     def message(self) -> JobEvent:
         """Return the event as clients see it."""
@@ -101,13 +108,16 @@ async def read_events(connection: AsyncConnection, scope: Scope, after: Position
     values: dict[str, Any] = {"xid": after.transaction_id, "sequence": after.sequence, "page": PAGE}
     if scope.job_id is not None:
         query, values["job_id"] = _READ_JOB, scope.job_id
+    elif scope.project is not None:
+        query = _READ_PROJECT
+        values |= {"tenant_id": scope.tenant_id, "project": scope.project}
     elif scope.tenant_id is not None:
         query, values["tenant_id"] = _READ_TENANT, scope.tenant_id
     else:
         query = _READ_ALL
     rows = (await connection.execute(query, values)).all()
     events = [
-        StoredEvent(Position(r.transaction_id, r.sequence), r.job_id, r.tenant_id, r.at, r.type, r.data)
+        StoredEvent(Position(r.transaction_id, r.sequence), r.job_id, r.tenant_id, r.project, r.at, r.type, r.data)
         for r in rows
         if r.job_id is not None
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.capacity import DeviceKind
@@ -16,7 +16,7 @@ from services.admission.steering import Decision
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
-from services.db.tables.admission import budgets, job_events, jobs
+from services.db.tables.admission import budgets, job_events, jobs, users
 from services.db.tables.scheduler import allocations
 from services.db.tables.telemetry import job_footprints, job_progress, nodes
 
@@ -49,11 +49,13 @@ _WITH_ALL: Select[Any] = select(
     job_footprints.c.estimated_energy_j,
     job_footprints.c.carbon_gco2,
     job_footprints.c.gpu_s,
+    users.c.name.label("user_name"),
     _warnings,
 ).select_from(
     jobs.outerjoin(allocations, _live)
     .outerjoin(job_progress, job_progress.c.job_id == jobs.c.id)
     .outerjoin(job_footprints, job_footprints.c.job_id == jobs.c.id)
+    .outerjoin(users, users.c.id == jobs.c.user_id)
 )
 
 _CAPACITY = text("""
@@ -62,11 +64,16 @@ _CAPACITY = text("""
 """)
 
 
+USER_LABEL = "user"
+"""The label by which the command line names who submitted a job; it counts for jobs that belong to no user."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs to list."""
 
     tenant_id: str | None = None
+    user: str | None = None
     states: Sequence[JobState] = ()
     project: str | None = None
     name: str | None = None
@@ -84,6 +91,9 @@ class JobFilter:
         found: list[ColumnElement[bool]] = []
         if self.tenant_id is not None:
             found.append(jobs.c.tenant_id == self.tenant_id)
+        if self.user is not None:
+            by_label = and_(jobs.c.user_id.is_(None), jobs.c.labels.contains({USER_LABEL: self.user}))
+            found.append(or_(users.c.name == self.user, by_label))
         if self.states:
             found.append(jobs.c.state.in_(self.states))
         if self.project is not None:
@@ -139,20 +149,16 @@ class JobRepository:
         query = _WITH_ALL.where(*wanted.conditions()).order_by(jobs.c.id.desc()).limit(limit)
         return [_job(row) for row in await self._connection.execute(query)]
 
-    async def find(self, job_id: str, tenant_id: str | None) -> Job | None:
-        """Return a job if it exists and belongs to ``tenant_id`` (None: to any tenant)."""
-        query = _WITH_ALL.where(jobs.c.id == job_id)
-        if tenant_id is not None:
-            query = query.where(jobs.c.tenant_id == tenant_id)
+    async def find(self, job_id: str, caller: Identity) -> Job | None:
+        """Return a job if it exists and the caller may see it."""
+        query = _WITH_ALL.where(jobs.c.id == job_id, *_visible(caller))
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else _job(row)
 
-    async def lock(self, job_id: str, tenant_id: str | None) -> LockedJob | None:
-        """Return what commands on a job depend on, and lock the job until the transaction ends."""
+    async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
+        """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""
         query = select(jobs.c.state, jobs.c.tenant_id, jobs.c.cancel_requested, jobs.c.hold_requested)
-        query = query.where(jobs.c.id == job_id).with_for_update()
-        if tenant_id is not None:
-            query = query.where(jobs.c.tenant_id == tenant_id)
+        query = query.where(jobs.c.id == job_id, *_visible(caller)).with_for_update()
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3])
 
@@ -194,11 +200,20 @@ class JobRepository:
         return [DeviceKind(*row) for row in await self._connection.execute(_CAPACITY)]
 
 
+def _visible(caller: Identity) -> list[ColumnElement[bool]]:
+    """Return ``Identity.sees`` as SQL."""
+    if caller.is_operator:
+        return []
+    found = [jobs.c.tenant_id == caller.tenant_id]
+    return found if caller.project is None else [*found, jobs.c.project == caller.project]
+
+
 def _job(row: Row[Any]) -> Job:
     spec = JobSpec.model_validate(row.spec)
     return Job(
         id=row.id,
         tenant_id=row.tenant_id,
+        user=row.user_name,
         name=row.name,
         project=row.project,
         state=JobState(row.state),

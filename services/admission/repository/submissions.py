@@ -46,12 +46,13 @@ SELECT id FROM jobs WHERE id = ANY($1::text[]) UNION ALL SELECT id FROM job_arra
 INSERT = """
 WITH
 made AS (
-    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at)
+    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at, user_id)
     SELECT id, tenant_id, name, project, labels::jsonb, spec::jsonb,
            CASE WHEN held THEN 'held' ELSE 'queued' END, CASE WHEN held THEN 'held' END,
-           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END
-    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::timestamptz[])
-         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at)
+           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END, user_id
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::timestamptz[],
+                $17::text[])
+         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at, user_id)
 ),
 announced AS (
     INSERT INTO job_events (job_id, tenant_id, at, type, data)
@@ -76,8 +77,8 @@ INSERT_ARRAY = """
 WITH
 made_array AS (
     INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index, max_running,
-                            submitted_at)
-    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11)
+                            submitted_at, user_id)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11, $17)
 ),
 document AS MATERIALIZED (SELECT $5::text::jsonb AS labels, $15::text::jsonb AS spec),
 tasks AS (
@@ -87,9 +88,9 @@ tasks AS (
 ),
 made AS (
     INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at,
-                      array_id, array_index, gated)
+                      array_id, array_index, gated, user_id)
     SELECT id, $2, $3 || '.' || at, $4, labels, spec, CASE WHEN $13 THEN 'held' ELSE 'queued' END,
-           CASE WHEN $13 THEN 'held' END, $11, CASE WHEN $13 THEN NULL ELSE $11 END, $1, at, $16
+           CASE WHEN $13 THEN 'held' END, $11, CASE WHEN $13 THEN NULL ELSE $11 END, $1, at, $16, $17
     FROM tasks CROSS JOIN document
 )
 INSERT INTO job_events (job_id, tenant_id, at, type, data)
@@ -282,11 +283,13 @@ def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[
         ID_ALPHABET,
         spec.model_copy(update={"array": None}).stored(),
         tasks.max_running is not None or bool(array.needs),
+        draft.entry.user_id,
     )
 
 
 def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list[object], ...]:
-    """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took."""
+    """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took,
+    then the jobs' users."""
     jobs = [(draft, job) for draft in drafts for job in draft.jobs if job.tasks is None]
     keyed = [draft for draft in drafts if draft.key]
     taken = [account for account in accounts if account.taken]
@@ -308,4 +311,5 @@ def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list
         [draft.submitted_at for draft in keyed],
         [account.tenant_id for account in taken],
         [account.taken for account in taken],
+        [draft.entry.user_id for draft, _ in jobs],
     )

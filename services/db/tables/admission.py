@@ -1,4 +1,4 @@
-"""Tables of admission: tenants, keys, jobs and what happened to them.
+"""Tables of admission: tenants, users, keys, jobs and what happened to them.
 
 ``jobs`` is written by two processes by agreement: admission accepts a job and records what its user wants (cancel,
 hold, release), the scheduler moves it through its run. Each update names the state it expects, so that neither
@@ -38,6 +38,19 @@ tenants = Table(
 the row makes quotas exact; its increase since the active jobs were last counted is the most by which they can have
 grown."""
 
+users = Table(
+    "users",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, ForeignKey("tenants.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("account", Text),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("disabled_at", Timestamp),
+    UniqueConstraint("tenant_id", "name", name="users_of_a_tenant"),
+)
+"""Who submits jobs. ``account`` is the operating system's account that the user's jobs run as on nodes."""
+
 api_keys = Table(
     "api_keys",
     metadata,
@@ -50,8 +63,11 @@ api_keys = Table(
     Column("revoked_at", Timestamp),
     Column("expires_at", Timestamp),
     Column("last_used_at", Timestamp),
+    Column("user_id", Text, ForeignKey("users.id")),
+    Column("project", Text),
 )
-"""``last_used_at`` is to within a minute: it is written at most that often."""
+"""``last_used_at`` is to within a minute: it is written at most that often. A key that has a ``project`` reaches no
+other."""
 
 jobs = Table(
     "jobs",
@@ -80,6 +96,7 @@ jobs = Table(
     Column("array_id", Text),
     Column("array_index", Integer),
     Column("gated", Boolean, nullable=False, server_default=text("false")),
+    Column("user_id", Text),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
     Index("jobs_succeeded", "ended_at", "id", postgresql_where=text("state = 'succeeded'")),
     Index("jobs_by_tenant", "tenant_id", "id"),
@@ -104,6 +121,7 @@ job_arrays = Table(
     Column("last_index", Integer, nullable=False),
     Column("max_running", Integer),
     Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("user_id", Text),
     Index("job_arrays_by_tenant", "tenant_id", "id"),
 )
 """Submissions that made many jobs; how far an array is, is known from its jobs alone."""

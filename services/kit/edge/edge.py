@@ -14,7 +14,7 @@ from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.edge.matching import Matcher
-from services.kit.identity import forbidden
+from services.kit.identity import forbidden, not_of_a_project
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem
 
@@ -39,6 +39,11 @@ class EdgeRoute(Protocol):
     @property
     def role(self) -> Role:
         """The lowest role that is allowed."""
+        ...
+
+    @property
+    def for_projects(self) -> bool:
+        """Whether keys that are limited to a project are allowed."""
         ...
 
     @property
@@ -87,8 +92,8 @@ class Edge(Generic[R]):
 
         Raises:
             ProblemError: 414 for a URL that is too long, 405 for a method that the path does not answer, 401 without a
-                valid key where one is needed, 429 beyond the rate of the tenant or the address, 403 for a role that is
-                not allowed, and what ``answer`` raises.
+                valid key where one is needed, 429 beyond the rate of the tenant or the address, 403 for a role or a
+                project that is not allowed, and what ``answer`` raises.
         """
         raw_path: bytes = exchange.scope.get("raw_path") or exchange.scope["path"].encode()
         if len(raw_path) + len(exchange.scope["query_string"]) > LONGEST_URL_BYTES:
@@ -112,6 +117,8 @@ class Edge(Generic[R]):
         exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.may(method, route.role):
             raise forbidden(key.identity.role, route.role)
+        if key.identity.project is not None and not route.for_projects:
+            raise not_of_a_project(key.identity.project)
         await self._answer(exchange, route, match.path, key)
         return True
 

@@ -28,7 +28,7 @@ ON CONFLICT (job_id) DO NOTHING
 """
 
 PREDICTION = f"""
-SELECT j.tenant_id, j.state, {MIN_GPUS} AS min_gpus, q.predicted_at, q.model_id, q.group_id,
+SELECT j.tenant_id, j.project, j.state, {MIN_GPUS} AS min_gpus, q.predicted_at, q.model_id, q.group_id,
        q.seen AS group_seen, q.examples, q.gpu_s, q.spread_gpu_s, q.low_gpu_s, q.median_gpu_s, q.high_gpu_s,
        CASE WHEN j.state = 'succeeded' THEN {AMOUNT} END AS actual_gpu_s
   FROM jobs j LEFT JOIN job_predictions q ON q.job_id = j.id {MEASURED}
@@ -76,6 +76,7 @@ class PredictionRow(NamedTuple):
     """A job with its prediction, all None if there is none, and its actual length."""
 
     tenant_id: str
+    project: str
     state: str
     min_gpus: int
     predicted_at: datetime | None

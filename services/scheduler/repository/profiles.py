@@ -50,7 +50,8 @@ SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, pow
 """
 
 JOB = f"""
-SELECT j.tenant_id, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name, coalesce(a.gpus, {MIN_GPUS}) AS gpus
+SELECT j.tenant_id, j.project, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name,
+       coalesce(a.gpus, {MIN_GPUS}) AS gpus
   FROM jobs j LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = $1
 """
 
@@ -135,6 +136,7 @@ class ProfiledJob(NamedTuple):
     """Whose a job is, its kind, what its user calls that, and the size of its gang."""
 
     tenant_id: str
+    project: str
     kind: str
     name: str
     gpus: int

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
 from services.db.database import Connection
 from services.db.rows import fetch_rows
 from services.telemetry.repository.lines import LEDGER
-from services.telemetry.repository.reports import GROUPS, PERIOD
+from services.telemetry.repository.reports import GROUPS, OWNED, PERIOD, Subject
 
 # A node with boards of several models has no one model; nor has one that is not registered any more.
 _BOARDS = """
@@ -26,7 +25,7 @@ SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.energy_
     sum(l.gpu_s) AS gpu_s, coalesce(sum(CASE WHEN l.estimated THEN l.carbon_gco2
         ELSE l.carbon_gco2 * l.estimated_energy_j / nullif(l.energy_j, 0) END), 0) AS estimated_gco2, l.signal
 FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
-WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3)
+WHERE {period} AND {owned}
 GROUP BY 1, 2, 3, 4, l.signal ORDER BY 1, 2, 3, 4, l.signal
 """
 
@@ -49,7 +48,7 @@ spent AS (
     FROM ledger l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
 ), whole AS (
     SELECT s.job_id FROM spent s JOIN jobs j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
-    WHERE j.state = 'succeeded' AND ($3::text IS NULL OR j.tenant_id = $3)
+    WHERE j.state = 'succeeded' AND {owned}
     GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j) - f.energy_j) <= 1e-3 * f.energy_j
 )
 """
@@ -121,21 +120,18 @@ class AccountRows(NamedTuple):
 async def account_rows(
     connection: Connection,
     group_by: GroupBy,
-    *,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    tenant_id: str | None,
+    about: Subject,
 ) -> AccountRows:
     """Return what the accounts of a period are computed from.
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
     """
-    period, about = {"period": PERIOD}, (start_at, end_at, tenant_id)
-    texts = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**period), **period}
+    lines = {"period": PERIOD, "owned": OWNED}
+    texts = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**lines), **lines}
     group = GROUPS[group_by]
     return AccountRows(
         parts=await fetch_rows(connection, PartRow, PARTS.format(group=group, **texts), *about),
-        means=await fetch_rows(connection, MeanRow, MEANS.format(**period), *about[:2]),
+        means=await fetch_rows(connection, MeanRow, MEANS.format(**lines), *about[:2]),
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**texts), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**texts), *about),
     )

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Database
-from services.db.rows import fetch_rows
+from services.db.rows import fetch_row, fetch_rows
 
 # Ids sort by the time of submission, so a page needs no sort and a cursor is an id.
 PAST_JOBS = """
@@ -22,12 +22,13 @@ LEFT JOIN LATERAL (
 ) a ON true
 LEFT JOIN job_footprints f ON f.job_id = j.id
 WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS NULL OR j.submitted_at < $2)
-    AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR j.id > $4)
+    AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR j.project = $4)
+    AND ($5::text IS NULL OR j.id > $5)
     AND j.spec -> 'service' IS NULL
-ORDER BY j.id LIMIT $5
+ORDER BY j.id LIMIT $6
 """
 
-OWNER = "SELECT tenant_id FROM jobs WHERE id = $1"
+OWNER = "SELECT tenant_id, project FROM jobs WHERE id = $1"
 
 
 class PastJobRow(NamedTuple):
@@ -52,15 +53,23 @@ async def past_jobs(
     start_at: datetime | None,
     end_at: datetime | None,
     tenant_id: str | None,
+    project: str | None,
     after: str | None,
     limit: int,
 ) -> list[PastJobRow]:
     """Return at most ``limit`` jobs submitted in a period, in order of submission, those after the job ``after``."""
     async with database.connection() as connection:
-        return await fetch_rows(connection, PastJobRow, PAST_JOBS, start_at, end_at, tenant_id, after, limit)
+        return await fetch_rows(connection, PastJobRow, PAST_JOBS, start_at, end_at, tenant_id, project, after, limit)
 
 
-async def owner_of(database: Database, job_id: str) -> str | None:
-    """Return the tenant of a job, or None if there is no such job."""
+class Owner(NamedTuple):
+    """Whose a job is."""
+
+    tenant_id: str
+    project: str
+
+
+async def owner_of(database: Database, job_id: str) -> Owner | None:
+    """Return whose a job is, or None if there is no such job."""
     async with database.connection() as connection:
-        return await connection.fetchval(OWNER, job_id)
+        return await fetch_row(connection, Owner, OWNER, job_id)

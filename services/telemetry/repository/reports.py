@@ -19,11 +19,13 @@ AMOUNTS = """
 
 PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS NULL OR l.start_at < $2)"
 
+OWNED = "($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR j.project = $4)"
+
 _DAY = "date_trunc('day', l.start_at, 'UTC') AT TIME ZONE 'UTC'"
 
 GROUPS: dict[GroupBy, str] = {
     "job": "coalesce(j.array_id, l.job_id)",
-    "user": "coalesce(j.labels ->> 'user', '(unknown)')",
+    "user": "coalesce((SELECT u.name FROM users u WHERE u.id = j.user_id), j.labels ->> 'user', '(unknown)')",
     "project": "j.project",
     "tenant": "j.tenant_id",
     "model": """coalesce((
@@ -35,7 +37,8 @@ GROUPS: dict[GroupBy, str] = {
     "week": f"""to_char({_DAY}, 'IYYY-"W"IW')""",
     "month": f"to_char({_DAY}, 'YYYY-MM')",
 }
-"""What a line is grouped by. Days, ISO weeks and months are those of UTC; the user is the job's label `user`."""
+"""What a line is grouped by. Days, ISO weeks and months are those of UTC; the user of a job without one is its label
+`user`."""
 
 LINES = """
 WITH {ledger}
@@ -44,15 +47,15 @@ SELECT {group} AS name,
         THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.name)) END AS label,
     count(DISTINCT l.job_id) AS jobs, {amounts}
 FROM ledger l JOIN jobs j ON j.id = l.job_id
-WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3) AND ($4::text IS NULL OR {group} > $4)
-GROUP BY 1 ORDER BY 1 LIMIT $5
+WHERE {period} AND {owned} AND ($5::text IS NULL OR {group} > $5)
+GROUP BY 1 ORDER BY 1 LIMIT $6
 """
 
 TOTALS = """
 WITH {ledger}
 SELECT l.job_id IS NULL AS idle, {amounts}
 FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id
-WHERE {period} AND ($3::text IS NULL OR j.tenant_id = $3)
+WHERE {period} AND {owned}
 GROUP BY 1
 """
 
@@ -83,6 +86,20 @@ WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY st
 FOOTPRINT = """
 SELECT energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s FROM job_footprints WHERE job_id = $1
 """
+
+
+class Subject(NamedTuple):
+    """Which lines are summed, as ``PERIOD`` and ``OWNED`` take it.
+
+    Attributes:
+        start_at, end_at: The period; None: without that end.
+        tenant_id, project: Whose jobs; None: those of all tenants or projects.
+    """
+
+    start_at: datetime | None
+    end_at: datetime | None
+    tenant_id: str | None
+    project: str | None
 
 
 class Amounts(NamedTuple):
@@ -157,10 +174,8 @@ class Sums:
 async def sums(
     connection: Connection,
     group_by: GroupBy,
+    about: Subject,
     *,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    tenant_id: str | None,
     after: str | None,
     limit: int,
 ) -> Sums:
@@ -169,15 +184,14 @@ async def sums(
     Args:
         connection: To the database.
         group_by: What the lines are summed by.
-        start_at, end_at: The period; None: without that end.
-        tenant_id: Whose jobs; None: those of all tenants.
+        about: Which lines.
         after, limit: The page.
     """
-    about = (start_at, end_at, tenant_id)
     parts = {
         "ledger": LEDGER,
         "amounts": AMOUNTS,
         "period": PERIOD,
+        "owned": OWNED,
         "metered": METERED,
         "group": GROUPS[group_by],
     }

@@ -272,6 +272,7 @@ class Job:
     """A job and its current state.
 
     Attributes:
+        user: Name of the user whose key submitted it; null if the key belonged to no user.
         reason: Stable code of why the job waits or how it ended.
         detail: The reason in words.
         expected_start_at: When the policy expects to start a waiting job, by what is known now and provided that
@@ -287,6 +288,7 @@ class Job:
 
     id: str
     tenant_id: str
+    user: str | None = None
     name: str
     project: str
     state: str
@@ -317,6 +319,7 @@ class JobArray:
     """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one.
 
     Attributes:
+        user: Name of the user whose key submitted it; null if the key belonged to no user.
         name: Its tasks are named `NAME.INDEX`.
         state: Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this
             order; else `succeeded` if all did, `failed` if any did, or `cancelled`.
@@ -334,6 +337,7 @@ class JobArray:
 
     id: str
     tenant_id: str
+    user: str | None = None
     name: str
     project: str
     state: str

@@ -1,0 +1,33 @@
+"""Keys that are limited to a project."""
+
+from __future__ import annotations
+
+from services.contracts.jobs import JobSpec
+from services.contracts.problems import FieldError, ProblemCode
+from services.kit.problems import ProblemError
+
+
+def spec_in_project(spec: JobSpec, project: str | None, pointer: str = "/project") -> JobSpec:
+    """Return what a caller whose key is limited to ``project`` (None: to none) submits: by default in that project.
+
+    Raises:
+        ProblemError: 403, the spec names another project; ``pointer`` says where.
+    """
+    if project is None or spec.project == project:
+        return spec
+    if "project" in spec.model_fields_set:
+        detail = f"This API key is limited to the project {project}."
+        errors = [FieldError(pointer=pointer, detail=detail)]
+        raise ProblemError(403, ProblemCode.FORBIDDEN, f"{pointer}: {detail}", errors=errors)
+    return spec.model_copy(update={"project": project})
+
+
+def check_project(asked: str | None, project: str | None) -> str | None:
+    """Return the project that a list is limited to, given the one that its caller asks for.
+
+    Raises:
+        ProblemError: 403, the caller's key is limited to another project.
+    """
+    if project is None or asked in (None, project):
+        return project or asked
+    raise ProblemError(403, ProblemCode.FORBIDDEN, f"This API key is limited to the project {project}.")
