@@ -107,7 +107,8 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForec
         DomainError: nothing is known, or nothing of the last week.
     """
     # Here and not above: scikit-learn takes seconds to load, and the service is to answer before.
-    from services.learning.carbon import forecast, history_of, within_hours
+    from services.learning.carbon import forecast
+    from services.learning.carbon_history import history_of, within_hours
 
     # Values that were published at another speed of a replay do not lie where this clock would put them.
     usual = [point for point in points if abs(point.end_s - point.start_s - feed.step_s) <= 0.01 * feed.step_s]

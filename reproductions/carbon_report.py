@@ -3,8 +3,8 @@
 DATA is a folder with ``em_hourly`` (Electricity Maps' hours of 2021 to 2023) and ``forecast_96h`` (a foundation model's
 96-hour forecasts as issued, one at 00:00 UTC of each day). In PAGE, what stands between ``<!-- NAME -->`` and
 ``<!-- end -->`` is made anew for the names errors, regret, rolling, intervals, intervals-chosen,
-lifecycle, chosen, default and marginal; for the last DATA has ``subhourly``, a month of WattTime's marginal
-intensity.
+lifecycle, chosen, default, generation and marginal; for the last two DATA has ``generation``, hours of 2020 and 2021
+with forecasts of wind and sun, and ``subhourly``, a month of WattTime's marginal intensity.
 
 Every forecast of 2023 is made at the hours at which those were issued, from what had been measured until then. The
 model has learned from 2021 and 2022 alone and stays as it is, but for the table ``rolling``, where it is tuned and
@@ -25,21 +25,21 @@ from pathlib import Path
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.carbon import Signal
 from services.learning.carbon import (
     BACKTEST_SHARE,
     HORIZON_H,
-    HOUR_S,
-    History,
     Tuned,
     greenest_regret,
-    history_of,
     mean_errors,
     persistence,
     training_days,
     tune,
 )
 from services.learning.carbon_blend import blended, learn
+from services.learning.carbon_history import HOUR_S, History, history_of
 from services.learning.carbon_intervals import QUANTILES, inside, outside
+from services.simulator.readers.intensities import read_intensities
 
 ZONES = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE", "GB", "FR", "CA-ON", "SE")
 FEW_REGRETS = ("US-CAL-CISO", "PL", "US-MIDA-PJM", "DE")
@@ -295,13 +295,47 @@ def default_table(data: Path) -> str:
 def _by_default(whole: History, now: Ints) -> Floats:
     """Return (3, forecasts, 96): forecasts, p10 and p90, learned from the last days before the first moment."""
     first = int(now[0]) - DEFAULT_DAYS * 24
-    recent = History(whole.start_s + HOUR_S * first, whole.values[first:], whole.known[first:], whole.shares[first:])
+    recent = whole.since(first)
     before = recent.until(DEFAULT_DAYS * 24)
     tuned = tune(before)
     if tuned is None:
         raise ValueError("too short a history")
     made = tuned.at(recent, training_days(before, HORIZON_H), now - first)
     return np.stack([made, *tuned.quantiles(recent, now - first, made)])
+
+
+GENERATION_ZONES = ("CISO", "PJM", "SE")
+GENERATION_FROM = "2021-07-01"
+"""What came before is learned from; what follows, until the end of 2021, is forecast."""
+
+
+def generation_table(data: Path) -> str:
+    """Return the errors with and without the day-ahead forecasts of wind and solar generation."""
+    lines = [
+        "| zone | persistence, days 1 to 4 | without | with | regret without | regret with |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for zone in GENERATION_ZONES:
+        past = read_intensities(
+            data / "generation" / f"{zone}_generation_2020_2021.csv.gz", Signal.AVERAGE_DIRECT, zone
+        )
+        since, until = (float(np.datetime64(day, "s").astype(np.int64)) for day in (GENERATION_FROM, "2022-01-01"))
+        errors: list[str] = []
+        regrets: list[str] = []
+        for expected in (None, past.expected):
+            whole = history_of(past.times_s, past.values, until, expected=expected)
+            before = whole.until(int((since - whole.start_s) / HOUR_S))
+            tuned = tune(before)
+            if tuned is None:
+                raise ValueError(f"{zone} has too short a history")
+            now = np.arange(len(before.values), len(whole.values) - HORIZON_H + 1, 24)
+            truth = whole.values[now[:, None] + np.arange(HORIZON_H)]
+            made = tuned.at(whole, training_days(before, HORIZON_H), now)
+            shown = (persistence(whole, now, HORIZON_H), made) if expected is None else (made,)
+            errors += [" / ".join(f"{error:.2f}" for error in mean_errors(each, truth)) for each in shown]
+            regrets.append(f"{100 * greenest_regret(made, truth):.2f} %")
+        lines.append(f"| {zone} | {' | '.join(errors)} | {' | '.join(regrets)} |")
+    return "\n".join(lines)
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -330,6 +364,7 @@ def main(arguments: Sequence[str]) -> None:
         "intervals": intervals_table(direct),
         "intervals-chosen": intervals_table(chosen),
         "rolling": rolling_table(direct),
+        "generation": generation_table(data),
         "lifecycle": lifecycle_table(lifecycle),
         "chosen": errors_table(chosen),
         "marginal": marginal_table(data),

@@ -34,7 +34,8 @@ def forecast(
     """Forecast carbon intensity, with quantiles, from a file of a grid's past; needs no control plane."""
     import numpy as np
 
-    from services.learning.carbon import HOUR_S, forecast, history_of
+    from services.learning.carbon import forecast
+    from services.learning.carbon_history import HOUR_S, history_of
     from services.simulator.readers.carbon import signal_named
     from services.simulator.readers.intensities import read_intensities
     from services.simulator.readers.text import utc_s
@@ -44,7 +45,7 @@ def forecast(
     try:
         past = read_intensities(history, signal_named(signal), zone)
         end_s = float(past.times_s[-1]) + past.step_s if at is None else utc_s(at, "--at")
-        known = history_of(past.times_s, past.values, end_s, past.shares, step_s=past.step_s)
+        known = history_of(past.times_s, past.values, end_s, past.shares, step_s=past.step_s, expected=past.expected)
         made = forecast(known, hours)
     except (DomainError, ValueError, OSError) as error:
         raise CliError(str(error), EXIT_USAGE) from None

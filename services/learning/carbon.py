@@ -1,10 +1,11 @@
 """Carbon intensity up to days ahead, learned from a grid's own past.
 
 One ridge regression predicts every hour ahead at once from what was known at the moment of forecasting: the last two
-weeks of intensity, taken as differences from the last week's mean, the shares of carbon-free and renewable energy where
-they are given, the weekday and the season. It learns from moments at the same hour of day as the forecast's own and the
-hours beside it, so that no hour of the day needs a term of its own, and it says the change from the last value known.
-Intensities are square roots inside, unless some are negative (marginal signals): errors grow with the level.
+weeks of intensity, taken as differences from the last week's mean, the shares of carbon-free and renewable energy and
+the day-ahead forecasts of wind and sun where they are given, the weekday and the season. It learns from moments at the
+same hour of day as the forecast's own and the hours beside it, so that no hour of the day needs a term of its own, and
+it says the change from the last value known. Moments with gaps around them count for less. Intensities are square roots
+inside, unless some are negative (marginal signals): errors grow with the level.
 
 Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
 what came before. Persistence, the last 24 hours over and over, is what it has to beat, and it is used where a history
@@ -17,15 +18,15 @@ in it, and in units of the grid's recent variability, so that they widen when th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.learning.carbon_history import DAY_H, HOUR_S, History
 from services.learning.carbon_intervals import QUANTILES, Intervals, MeasuredGrid, inside, outside
 from services.learning.estimators import Regressor
 from services.learning.one_thread import one_thread
@@ -34,7 +35,6 @@ _new_ridge = cast("Callable[..., Regressor]", import_module("sklearn.linear_mode
 
 Method = Literal["ridge", "persistence"]
 
-HOUR_S, DAY_H = 3600.0, 24
 HORIZON_H, LONGEST_H = 96, 168
 LAG_DAYS = 14
 OFFSETS_H = (-1, 0, 1)
@@ -43,40 +43,10 @@ PENALTIES = (2e-3, 1e-2, 5e-2)
 """Of the ridge, as shares of the features' total variance."""
 LEAST_TRAINING_DAYS, LEAST_BACKTEST_DAYS = 14, 7
 BACKTEST_SHARE, MOST_BACKTEST_DAYS = 0.2, 180
-MOST_DAYS = 3 * 365
-LEAST_KNOWN = 0.9
+LEAST_KNOWN = 0.5
 """Of the hours around a moment that is learned from; the others are filled."""
-LONGEST_GAP_H = 7 * DAY_H
-"""Between the last value known and the moment of forecasting."""
 FOLDS = 5
 """Parts of the history that are held out in turn to learn the quantiles."""
-
-
-@dataclass(frozen=True)
-class History:
-    """The past of a grid, hour by hour, until the moment of forecasting.
-
-    Attributes:
-        start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
-        values: (hours,) gCO2/kWh, without gaps: a missing hour has the value of the last day that knew that hour,
-            else the last value before it. Nothing is filled from later values.
-        known: (hours,) whether it was measured.
-        shares: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any.
-    """
-
-    start_s: float
-    values: Floats
-    known: NDArray[np.bool_]
-    shares: Floats
-
-    @property
-    def end_s(self) -> float:
-        """The moment of forecasting."""
-        return self.start_s + HOUR_S * len(self.values)
-
-    def until(self, hours: int) -> History:
-        """Return its first hours."""
-        return History(self.start_s, self.values[:hours], self.known[:hours], self.shares[:hours])
 
 
 @dataclass(frozen=True)
@@ -123,75 +93,6 @@ class Forecast:
     note: str = ""
 
 
-def history_of(
-    times_s: Floats, values: Floats, until_s: float, shares: Floats | None = None, *, step_s: float = HOUR_S
-) -> History:
-    """Return what was known at ``until_s``, hour by hour; shorter steps become the mean of their hour.
-
-    Args:
-        times_s: (n,) when each value began to hold, UTC seconds, increasing.
-        values: (n,) gCO2/kWh; NaN is no value.
-        until_s: The moment of forecasting, rounded down to the hour. Values that begin then or later are ignored.
-        shares: (n, columns).
-        step_s: How long a value holds at most.
-
-    Raises:
-        DomainError: nothing is known before that moment, or nothing of the week before it.
-    """
-    end = int(until_s // HOUR_S)
-    hours = np.floor(times_s / HOUR_S).astype(np.int64)
-    kept = (hours < end) & (hours >= end - MOST_DAYS * DAY_H) & np.isfinite(values)
-    if not kept.any():
-        raise DomainError("the history holds nothing before the moment of forecasting")
-    if end - 1 - hours[kept][-1] - max(0, round(step_s / HOUR_S) - 1) > LONGEST_GAP_H:
-        last = np.datetime64(int(times_s[kept][-1]), "s")
-        raise DomainError(f"the history ends at {last}, more than a week before the moment of forecasting")
-    columns = np.column_stack([values, *([] if shares is None else shares.T)])[kept]
-    rows = hours[kept] - hours[kept][0]
-    length = end - int(hours[kept][0])
-    finite = np.isfinite(columns)
-    total, count = np.zeros((length, columns.shape[1])), np.zeros((length, columns.shape[1]))
-    np.add.at(total, rows, np.where(finite, columns, 0.0))
-    np.add.at(count, rows, finite)
-    means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    filled = np.column_stack([_filled(column) for column in means.T])
-    return History(float(hours[kept][0]) * HOUR_S, filled[:, 0], np.isfinite(means[:, 0]), filled[:, 1:])
-
-
-def _filled(column: Floats) -> Floats:
-    """Return a column whose gaps have the value of a day before, as filled, else the one before; 0 before any."""
-    filled = column.copy()
-    for at in np.flatnonzero(~np.isfinite(column)):
-        filled[at] = filled[at - DAY_H] if at >= DAY_H else (filled[at - 1] if at else 0.0)
-    return filled
-
-
-def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
-    """Return how the steps within each hour of the day differed from its mean over the last fortnight, (24, steps).
-
-    One column of zeros if steps are an hour or longer, or do not fit into one; zeros for an hour without values.
-
-    Args:
-        times_s: (n,) when each value began to hold, UTC seconds.
-        values: (n,) gCO2/kWh.
-        until_s: What begins then or later is not looked at.
-        step_s: Length of a step.
-    """
-    steps = round(HOUR_S / step_s) if step_s < HOUR_S and HOUR_S % step_s == 0 else 1
-    shape = np.zeros((DAY_H, steps))
-    kept = (times_s < until_s) & (times_s >= until_s - LAG_DAYS * DAY_H * HOUR_S) & np.isfinite(values)
-    hour = (times_s[kept] // HOUR_S % DAY_H).astype(np.int64)
-    step = np.minimum(times_s[kept] % HOUR_S // step_s, steps - 1).astype(np.int64)
-    if steps > 1 and kept.any():
-        total, count = np.zeros_like(shape), np.zeros_like(shape)
-        np.add.at(total, (hour, step), values[kept])
-        np.add.at(count, (hour, step), 1.0)
-        whole = (count > 0).all(axis=1)
-        means = total[whole] / count[whole]
-        shape[whole] = means - means.mean(axis=1, keepdims=True)
-    return shape
-
-
 def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
     """Return the 24 hours before each origin over and over, (origins, hours); less than a day known repeats the last.
 
@@ -212,18 +113,37 @@ def forecast(history: History, horizon_h: int = HORIZON_H) -> Forecast:
     """
     if not 1 <= horizon_h <= LONGEST_H:
         raise DomainError(f"forecasts reach 1 to {LONGEST_H} h ahead, not {horizon_h}")
+    silent_h = len(history.values) - history.known_until
+    made = _from_last_known(history.until(history.known_until), horizon_h + silent_h)
+    if not silent_h:
+        return made
+    low, high = (None if each is None else each[silent_h:] for each in (made.p10, made.p90))
+    notes = [f"the last {silent_h} h are not known, so that it begins before them", *([made.note] if made.note else [])]
+    return replace(made, start_s=history.end_s, values=made.values[silent_h:], p10=low, p90=high, note="; ".join(notes))
+
+
+def _from_last_known(history: History, horizon_h: int) -> Forecast:
+    """Return the forecast from the end of a history whose last hour is known."""
     now = np.array([len(history.values)])
     tuned = tune(history, horizon_h)
     if tuned is None:
         plain = persistence(history, now, horizon_h)[0]
-        least = LAG_DAYS + LEAST_TRAINING_DAYS + LEAST_BACKTEST_DAYS + 2 * (-(-horizon_h // DAY_H))
-        given = len(history.values) / DAY_H
-        note = f"about {least} days of history are needed to learn from, and {given:.0f} are given"
+        note = _too_little(history, horizon_h)
         return Forecast(history.end_s, plain, *_day_to_day(history, plain), "persistence", None, note)
     values = tuned.at(history, training_days(history, horizon_h), now)
     low, high = tuned.quantiles(history, now, values)
     note = "" if tuned.method == "ridge" else "it had the smaller error in the backtest"
     return Forecast(history.end_s, values[0], low[0], high[0], tuned.method, tuned.backtest, note)
+
+
+def _too_little(history: History, horizon_h: int) -> str:
+    """Return why there is too little to learn from: a history that is too short, or one with too many gaps."""
+    least = LAG_DAYS + LEAST_TRAINING_DAYS + LEAST_BACKTEST_DAYS + 2 * (-(-horizon_h // DAY_H))
+    given = len(history.values) / DAY_H
+    if given < least:
+        return f"about {least} days of history are needed to learn from, and {given:.0f} are given"
+    missing = 1.0 - float(history.known.mean())
+    return f"too few days are left to learn from, as {100 * missing:.0f} % of the hours are missing or cannot be true"
 
 
 @dataclass(frozen=True)
@@ -269,29 +189,29 @@ def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
     early = days[days + horizon_h <= late[0]] if len(days) else days
     if len(early) < LEAST_TRAINING_DAYS:
         return None
-    truth = history.values[late[:, None] + np.arange(horizon_h)]
+    grid = MeasuredGrid(history.values, history.known, _is_root(history))
+    truth = grid.ahead(late, horizon_h)
     plain = persistence(history, late, horizon_h)
     tried = ridge(history, early, late, horizon_h, PENALTIES)
     errors = {penalty: mean_errors(made, truth) for penalty, made in tried.items()}
     ahead = range(len(errors[PENALTIES[0]]))
     penalties = tuple(min(PENALTIES, key=lambda penalty: errors[penalty][day]) for day in ahead)
     learned = _by_day(tried, penalties)
-    wins = float(np.abs(learned - truth).mean()) < float(np.abs(plain - truth).mean())
+    wins = np.nanmean(np.abs(learned - truth)) < np.nanmean(np.abs(plain - truth))
     made = learned if wins else plain
     used = penalties if wins else None
-    grid = MeasuredGrid(history.values, history.known, _is_root(history))
     recent, half = (late, made), len(late) // 2
     before = _held_out(history, early, horizon_h, used)
     calibration, judged = (before, recent) if before else ((late[:half], made[:half]), (late[half:], made[half:]))
     low, high = Intervals.of(grid, *calibration).at(grid, *judged)
-    came = history.values[judged[0][:, None] + np.arange(horizon_h)]
+    came = grid.ahead(judged[0], horizon_h)
     backtest = Backtest(
         first_s=history.start_s + HOUR_S * float(late[0]),
         last_s=history.start_s + HOUR_S * float(late[-1]),
         forecasts=len(late),
         mae={"persistence": mean_errors(plain, truth), "ridge": mean_errors(learned, truth)},
-        coverage=float(((came >= low) & (came <= high)).mean()),
-        greenest_regret=greenest_regret(made, truth),
+        coverage=float(((came >= low) & (came <= high))[np.isfinite(came)].mean()),
+        greenest_regret=greenest_regret(made, history.values[late[:, None] + np.arange(horizon_h)]),
     )
     intervals = Intervals.of(grid, *(_held_out(history, days, horizon_h, used) or recent))
     return Tuned(used, horizon_h, grid.root, intervals, backtest)
@@ -326,9 +246,9 @@ def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
 
     Args:
         made: (forecasts, hours).
-        truth: The same, as it came.
+        truth: The same, as it came; NaN where that is not known.
     """
-    errors = np.abs(made - truth).mean(axis=0)
+    errors = np.nanmean(np.abs(made - truth), axis=0)
     return tuple(float(errors[at : at + DAY_H].mean()) for at in range(0, len(errors), DAY_H))
 
 
@@ -346,11 +266,17 @@ def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
 def training_days(history: History, horizon_h: int) -> Ints:
     """Return the moments a day apart, at the hour of day of the history's end, that can be learned from."""
     end = len(history.values)
-    origins = np.arange(end - horizon_h, LAG_DAYS * DAY_H + max(OFFSETS_H), -DAY_H)[::-1]
+    latest = end - DAY_H * -(-horizon_h // DAY_H)  # at the same hour of day, and with all that is ahead of it known
+    origins = np.arange(latest, LAG_DAYS * DAY_H + max(OFFSETS_H), -DAY_H)[::-1]
+    before, after = _known_around(history, origins, horizon_h)
+    return origins[(before >= LEAST_KNOWN) & (after >= LEAST_KNOWN)].astype(np.int64)
+
+
+def _known_around(history: History, origins: Ints, horizon_h: int) -> tuple[Floats, Floats]:
+    """Return which shares of the hours that features look at, and of those ahead, were measured: (origins,) each."""
     seen = np.concatenate(([0.0], np.cumsum(history.known)))
     before = (seen[origins] - seen[origins - LAG_DAYS * DAY_H]) / (LAG_DAYS * DAY_H)
-    after = (seen[origins + horizon_h] - seen[origins]) / horizon_h
-    return origins[(before >= LEAST_KNOWN) & (after >= LEAST_KNOWN)].astype(np.int64)
+    return before, (seen[origins + horizon_h] - seen[origins]) / horizon_h
 
 
 def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tuple[float, ...]) -> dict[float, Floats]:
@@ -360,7 +286,7 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     origins = np.unique(np.concatenate([days + offset for offset in OFFSETS_H]))
     origins = origins[origins <= last]
     root = _is_root(history.until(last + horizon_h))
-    inner = History(history.start_s, inside(history.values, root), history.known, history.shares)
+    inner = replace(history, values=inside(history.values, root))
     seen, ahead = _features(inner, origins), _features(inner, now)
     centre, scale = zip(*(_scaling(name, seen[name]) for name in seen), strict=True)
     x = np.hstack([(seen[name] - c) * s for name, c, s in zip(seen, centre, scale, strict=True)])
@@ -368,9 +294,12 @@ def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tu
     y = inner.values[origins[:, None] + np.arange(horizon_h)] - inner.values[origins - 1][:, None]
     total = float((x * x).sum())
     level = inner.values[now - 1][:, None]
+    before, after = _known_around(history, origins, horizon_h)
+    weights = (before * after) ** 2
     with one_thread():
         fits = {
-            penalty: _new_ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y) for penalty in penalties
+            penalty: _new_ridge(alpha=max(penalty * total, 1e-9), solver="cholesky").fit(x, y, sample_weight=weights)
+            for penalty in penalties
         }
         return {penalty: outside(fit.predict(x_now) + level, root) for penalty, fit in fits.items()}
 
@@ -389,12 +318,17 @@ WEIGHTS = {
     "season": 0.5,
     "shares, last day": 1.5,
     "shares, week's hours": 1.0,
+    "wind and sun, next day": 3.0,
 }
 """The weight of each group of features: the higher the weight, the lower the penalty on the group."""
 
 
 def _features(history: History, origins: Ints) -> dict[str, Floats]:
-    """Return groups of features of moments, each (moments, width): nothing in them begins at its moment or later."""
+    """Return groups of features of moments, each (moments, width).
+
+    What was measured ends before the moment. Of wind and sun the forecasts for the next day are known, which were
+    published before.
+    """
     fortnight = history.values[origins[:, None] - 1 - np.arange(LAG_DAYS * DAY_H)]  # the newest first
     level = fortnight[:, : 7 * DAY_H].mean(axis=1, keepdims=True)
     fortnight = fortnight - level
@@ -422,12 +356,16 @@ def _features(history: History, origins: Ints) -> dict[str, Floats]:
         share = share - share.mean(axis=1, keepdims=True)
         groups[f"shares, last day {column}"] = share[:, :DAY_H]
         groups[f"shares, week's hours {column}"] = share.reshape(len(origins), 7, DAY_H).mean(axis=1)
+    for column in range(history.expected.shape[1]):
+        expected = history.expected[:, column]
+        usual = expected[origins[:, None] - 1 - np.arange(7 * DAY_H)].mean(axis=1, keepdims=True)
+        groups[f"wind and sun, next day {column}"] = expected[origins[:, None] + np.arange(DAY_H)] - usual
     return groups
 
 
 def _scaling(name: str, group: Floats) -> tuple[Floats, float]:
     """Return the centre of a group's columns and the factor that gives the group its weight."""
-    weight = WEIGHTS[name.rstrip("0123456789 ") if name.startswith("shares") else name]
+    weight = WEIGHTS[name.rstrip("0123456789 ") if name.startswith(("shares", "wind")) else name]
     spread = float(group.std()) * np.sqrt(group.shape[1])
     return group.mean(axis=0), weight / spread if spread > 1e-9 else 0.0
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.learning.carbon import DAY_H, HOUR_S, QUANTILES, greenest_regret
+from services.learning.carbon import QUANTILES, greenest_regret
+from services.learning.carbon_history import DAY_H, HOUR_S
 
 WEIGHTS = np.linspace(0.0, 1.0, 11)
 LEAST_ORIGINS = 48

@@ -39,6 +39,15 @@ class MeasuredGrid:
     known: NDArray[np.bool_]
     root: bool
 
+    def ahead(self, moments: Ints, hours: int) -> Floats:
+        """Return what came after each moment, (moments, hours): NaN where it was not measured.
+
+        An hour ahead that was never measured has the values that fill its gaps.
+        """
+        at = moments[:, None] + np.arange(hours)
+        known = self.known[at]
+        return np.where(known | ~known.any(axis=0), self.values[at], np.nan)
+
     def roughness(self, moments: Ints) -> Floats:
         """Return the mean absolute change from one day to the next over the fortnight before each moment; (moments,).
 
@@ -71,14 +80,14 @@ class Intervals:
     def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:
         """Return the quantiles for the (moments, hours) predictions made at past moments."""
         hours = int(made.shape[1])
-        truth = grid.values[moments[:, None] + np.arange(hours)]
+        truth = grid.ahead(moments, hours)
         rough = grid.roughness(moments)
         usual = float(np.nanmedian(rough)) if np.isfinite(rough).any() else 0.0
         empty = cls(np.zeros(hours), np.zeros(hours), usual)
         missed = (inside(truth, grid.root) - inside(made, grid.root)) / empty._scale(rough)
         # Of each hour ahead and the hours beside it: their errors are alike, and the more there are the steadier.
         beside = [missed[:, max(0, hour - 1) : hour + 2] for hour in range(hours)]
-        low, high = np.array([np.quantile(each, QUANTILES) for each in beside]).T
+        low, high = np.array([np.nanquantile(each, QUANTILES) for each in beside]).T
         return cls(np.minimum(low, 0.0), np.maximum(high, 0.0), usual)
 
     def at(self, grid: MeasuredGrid, moments: Ints, made: Floats) -> tuple[Floats, Floats]:

@@ -16,8 +16,8 @@ from services.core.domain.arrays import Floats
 class Regressor(Protocol):
     """A regression of scikit-learn."""
 
-    def fit(self, x: Floats, y: Floats, /) -> Regressor:
-        """Return itself, fitted: x is (n, features), y (n,) or (n, outputs)."""
+    def fit(self, x: Floats, y: Floats, /, sample_weight: Floats | None = None) -> Regressor:
+        """Return itself, fitted: x is (n, features), y (n,) or (n, outputs), the weights of the rows (n,)."""
         ...
 
     def predict(self, x: Floats, /) -> Floats:

@@ -86,7 +86,7 @@ def test_the_signal_is_the_column(tmp_path: Path, capsys: pytest.CaptureFixture[
         (rows_of(30), "a,b,c", (), "is not a known carbon file"),
         (rows_of(30), HEADER, ("--zone", "YY"), "another zone"),
         (rows_of(30), HEADER, ("--at", "yesterday"), "--at is not a date and time"),
-        (rows_of(30), HEADER, ("--at", "2021-06-01T00:00Z"), "nothing before the moment"),
+        (rows_of(30), HEADER, ("--at", "2021-06-01T00:00Z"), "nothing before 2021-06-01T00:00:00Z"),
         (rows_of(30), HEADER, ("--at", "2022-06-01T00:00Z"), "more than a week before"),
         (rows_of(30), HEADER, ("--hours", "0"), "1 to 168 h ahead"),
         (rows_of(30), HEADER, ("--signal", "marginal"), "no marginal intensity"),
@@ -125,3 +125,15 @@ def test_what_is_no_command_is_a_zone(capsys: pytest.CaptureFixture[str], monkey
         "/v1/carbon/zones",
         *["/v1/carbon/DE/current", "/v1/carbon/DE/forecast"] * 2,
     ]
+
+
+def test_forecasts_of_wind_in_the_file_are_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(9)
+    wind = np.repeat(rng.uniform(0, 100, 81), 24)
+    rows = [
+        f"{at},{FIRST + np.timedelta64(at, 'h')}:00,{500 - 4 * w if at < 80 * 24 else ''},{w:.1f}"
+        for at, w in enumerate(wind)
+    ]
+    file = file_of(tmp_path, rows, ",UTC time,carbon_intensity,avg_wind_production_forecast")
+    found, _ = predicted(capsys, file, "--at", "2022-03-22T00:00Z", "--hours", "24")
+    assert np.mean([point["gco2_per_kwh"] for point in found]) == pytest.approx(500 - 4 * wind[-1], abs=30)

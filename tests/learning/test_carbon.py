@@ -12,15 +12,14 @@ from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.learning.carbon import (
     HORIZON_H,
-    HOUR_S,
     forecast,
     greenest_regret,
-    history_of,
     mean_errors,
     persistence,
     training_days,
     tune,
 )
+from services.learning.carbon_history import HOUR_S, history_of
 
 START_S = 1_640_995_200.0  # 2022-01-01T00:00Z
 
@@ -160,6 +159,79 @@ def test_a_gap_takes_the_day_before_and_never_what_comes_later() -> None:
     np.testing.assert_array_equal(found.values[50:74], values[26:50])
     np.testing.assert_array_equal(found.values[74:80], values[26:32])
     assert found.known.sum() == 96 - 30
+
+
+def day_one_error(values: Floats, clean: Floats, times: Floats, origins: range) -> float:
+    """Return the mean absolute error of the first day over several origins, gCO2/kWh."""
+    errors = []
+    for now in origins:
+        made = forecast(history_of(times[:now], values[:now], times[now]), 24)
+        assert made.method == "ridge"
+        errors.append(np.abs(made.values - clean[now : now + 24]).mean())
+    return float(np.mean(errors))
+
+
+ORIGINS = range(24 * 130, 24 * 165, 24 * 5)
+
+
+def test_gaps_cost_little_of_a_forecast() -> None:
+    times, clean = recording("DE")
+    values = np.where(np.random.default_rng(5).random(len(clean)) < 0.15, np.nan, clean)
+    values[[now - 1 for now in ORIGINS]] = clean[[now - 1 for now in ORIGINS]]  # silence is another test's
+    assert day_one_error(values, clean, times, ORIGINS) < 1.25 * day_one_error(clean, clean, times, ORIGINS)
+
+
+def test_wild_values_are_not_learned_from() -> None:
+    times, clean = recording("DE")
+    rng = np.random.default_rng(6)
+    values = clean.copy()
+    values[rng.choice(len(clean), 25, replace=False)] = rng.choice([-1e6, 0.5e5, 1e9], 25)
+    assert day_one_error(values, clean, times, ORIGINS) < 1.1 * day_one_error(clean, clean, times, ORIGINS)
+    assert history_of(times, clean, times[-1] + HOUR_S).known.all()
+
+
+def test_after_a_silence_the_forecast_begins_at_the_last_known_hour() -> None:
+    times, clean = recording("US-CAL-CISO")
+    last = len(clean) - 24
+    heard = forecast(history_of(times[:last], clean[:last], times[last]), 54)
+    silent = forecast(history_of(times[:last], clean[:last], times[last] + 6 * HOUR_S), 48)
+    assert silent.start_s == times[last] + 6 * HOUR_S
+    assert "the last 6 h are not known" in silent.note
+    np.testing.assert_array_equal(silent.values, heard.values[6:])
+
+
+def test_forecasts_of_wind_tell_tomorrow() -> None:
+    rng = np.random.default_rng(8)
+    times, calm = grid(150)
+    wind = np.repeat(rng.uniform(0, 100, 151), 24)  # a level for each day, which the day before does not tell
+    values = calm + 200 - 2 * wind[: len(calm)]
+    ahead = START_S + HOUR_S * np.arange(len(wind))
+    errors = [
+        [
+            np.abs(
+                forecast(history_of(times[:now], values[:now], times[now], expected=expected), 24).values
+                - values[now : now + 24]
+            ).mean()
+            for now in range(24 * 142, 24 * 150, 24)
+        ]
+        for expected in (None, (ahead, wind[:, None]))
+    ]
+    assert np.mean(errors[1]) < 0.7 * np.mean(errors[0])
+
+
+def test_a_horizon_that_is_no_whole_number_of_days_is_the_beginning_of_one_that_is() -> None:
+    times, clean = recording("US-CAL-CISO")
+    known = history_of(times, clean, times[-1] + HOUR_S)
+    short, whole = forecast(known, 30), forecast(known, 48)
+    assert np.abs(short.values - whole.values[:30]).mean() < 0.05 * whole.values.mean()
+
+
+def test_a_history_with_too_many_gaps_says_so() -> None:
+    times, values = grid(90)
+    kept = np.flatnonzero(np.arange(len(times)) % 24 < 10)
+    made = forecast(history_of(times[kept], values[kept], times[kept][-1] + HOUR_S))
+    assert made.method == "persistence"
+    assert "% of the hours are missing" in made.note
 
 
 def test_what_cannot_be_forecast_is_refused() -> None:

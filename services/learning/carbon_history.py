@@ -1,0 +1,162 @@
+"""What is known of a grid's past: hour by hour, without gaps, and without values that cannot be true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.arrays import Floats, Ints
+from services.core.domain.errors import DomainError
+
+HOUR_S, DAY_H = 3600.0, 24
+MOST_DAYS = 3 * 365
+LONGEST_GAP_H = 7 * DAY_H
+"""Between the last value known and the moment of forecasting."""
+SHAPE_DAYS = 14
+"""Over which the steps within an hour are averaged."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The past of a grid, hour by hour, until the moment of forecasting.
+
+    Attributes:
+        start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
+        values: (hours,) gCO2/kWh, without gaps: a missing hour has the value of the last day that knew that hour,
+            else the last value before it. Nothing is filled from later values.
+        known: (hours,) whether it was measured, and can be true.
+        shares: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any.
+        expected: (hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour that they are for;
+            the last 24 rows lie ahead of the moment of forecasting. No columns without any.
+    """
+
+    start_s: float
+    values: Floats
+    known: NDArray[np.bool_]
+    shares: Floats
+    expected: Floats
+
+    @property
+    def end_s(self) -> float:
+        """The moment of forecasting."""
+        return self.start_s + HOUR_S * len(self.values)
+
+    @property
+    def known_until(self) -> int:
+        """Hours from the beginning to the end of the last one that was measured."""
+        return int(np.flatnonzero(self.known)[-1]) + 1
+
+    def since(self, hours: int) -> History:
+        """Return it without its first hours."""
+        parts = self.values[hours:], self.known[hours:], self.shares[hours:], self.expected[hours:]
+        return History(self.start_s + HOUR_S * hours, *parts)
+
+    def until(self, hours: int) -> History:
+        """Return its first hours."""
+        expected = self.expected[: hours + DAY_H]
+        return History(self.start_s, self.values[:hours], self.known[:hours], self.shares[:hours], expected)
+
+
+def history_of(
+    times_s: Floats,
+    values: Floats,
+    until_s: float,
+    shares: Floats | None = None,
+    *,
+    step_s: float = HOUR_S,
+    expected: tuple[Floats, Floats] | None = None,
+) -> History:
+    """Return what was known at ``until_s``, hour by hour; shorter steps become the mean of their hour.
+
+    Args:
+        times_s: (n,) when each value began to hold, UTC seconds, increasing.
+        values: (n,) gCO2/kWh; NaN is no value.
+        until_s: The moment of forecasting, rounded down to the hour. Values that begin then or later are ignored.
+        shares: (n, columns).
+        step_s: How long a value holds at most.
+        expected: When the hours begin that day-ahead forecasts of wind and solar generation are for, (m,) UTC seconds,
+            and the forecasts, (m, columns). They were published a day before, so that those of the next 24 h are known.
+
+    Raises:
+        DomainError: nothing is known before that moment, or nothing of the week before it.
+    """
+    end = int(until_s // HOUR_S)
+    hours = np.floor(times_s / HOUR_S).astype(np.int64)
+    kept = (hours < end) & (hours >= end - MOST_DAYS * DAY_H) & np.isfinite(values)
+    if not kept.any():
+        raise DomainError(f"the history holds nothing before {_moment(until_s)}")
+    if end - 1 - hours[kept][-1] - max(0, round(step_s / HOUR_S) - 1) > LONGEST_GAP_H:
+        last = _moment(float(times_s[kept][-1]))
+        raise DomainError(f"the history ends at {last}, more than a week before {_moment(until_s)}")
+    believed = np.where(is_wild(values[kept]), np.nan, values[kept])
+    begin = int(hours[kept][0])
+    columns = np.column_stack([believed, *([] if shares is None else shares[kept].T)])
+    means = _hourly(hours[kept] - begin, columns, end - begin)
+    filled = np.column_stack([_filled(column) for column in means.T])
+    ahead = np.empty((end - begin + DAY_H, 0))
+    if expected is not None and expected[1].shape[1]:
+        ahead = _hourly(np.floor(expected[0] / HOUR_S).astype(np.int64) - begin, expected[1], end - begin + DAY_H)
+        ahead = np.column_stack([_filled(column) for column in ahead.T])
+    return History(begin * HOUR_S, filled[:, 0], np.isfinite(means[:, 0]), filled[:, 1:], ahead)
+
+
+def _hourly(rows: Ints, columns: Floats, length: int) -> Floats:
+    """Return the mean of the finite values of each hour, (length, columns); NaN for an hour without any."""
+    within = (rows >= 0) & (rows < length)
+    rows, columns = rows[within], columns[within]
+    finite = np.isfinite(columns)
+    total, count = np.zeros((length, columns.shape[1])), np.zeros((length, columns.shape[1]))
+    np.add.at(total, rows, np.where(finite, columns, 0.0))
+    np.add.at(count, rows, finite)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def is_wild(values: Floats) -> NDArray[np.bool_]:
+    """Return which values cannot be true, such as those of a meter that failed or of another unit: (n,).
+
+    They lie further outside the 1st and the 99th percentile than these are apart, and than the median is from zero: a
+    grid's rare peaks are nearer.
+    """
+    low, median, high = np.quantile(values, (0.01, 0.5, 0.99))
+    margin = max(high - low, abs(median))
+    return (values < low - margin) | (values > high + margin)
+
+
+def _moment(time_s: float) -> str:
+    return f"{np.datetime64(int(time_s), 's')}Z"
+
+
+def _filled(column: Floats) -> Floats:
+    """Return a column whose gaps have the value of a day before, as filled, else the one before; 0 before any."""
+    filled = column.copy()
+    for at in np.flatnonzero(~np.isfinite(column)):
+        filled[at] = filled[at - DAY_H] if at >= DAY_H else (filled[at - 1] if at else 0.0)
+    return filled
+
+
+def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
+    """Return how the steps within each hour of the day differed from its mean over the last fortnight, (24, steps).
+
+    One column of zeros if steps are an hour or longer, or do not fit into one; zeros for an hour without values.
+
+    Args:
+        times_s: (n,) when each value began to hold, UTC seconds.
+        values: (n,) gCO2/kWh.
+        until_s: What begins then or later is not looked at.
+        step_s: Length of a step.
+    """
+    steps = round(HOUR_S / step_s) if step_s < HOUR_S and HOUR_S % step_s == 0 else 1
+    shape = np.zeros((DAY_H, steps))
+    kept = (times_s < until_s) & (times_s >= until_s - SHAPE_DAYS * DAY_H * HOUR_S) & np.isfinite(values)
+    hour = (times_s[kept] // HOUR_S % DAY_H).astype(np.int64)
+    step = np.minimum(times_s[kept] % HOUR_S // step_s, steps - 1).astype(np.int64)
+    if steps > 1 and kept.any():
+        total, count = np.zeros_like(shape), np.zeros_like(shape)
+        np.add.at(total, (hour, step), values[kept])
+        np.add.at(count, (hour, step), 1.0)
+        whole = (count > 0).all(axis=1)
+        means = total[whole] / count[whole]
+        shape[whole] = means - means.mean(axis=1, keepdims=True)
+    return shape
