@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import urllib.request
 from dataclasses import dataclass
@@ -97,6 +98,25 @@ def progress(done: float, total: float | None = None, local_batch: int | None = 
             urllib.request.urlopen(request, timeout=REPORT_TIMEOUT_S).close()
         except (OSError, ValueError):
             return
+
+
+def log_footprint() -> bool:
+    """Record what this job has used and emitted so far in the MLflow run and the W&B run that are active, if any.
+
+    The callbacks call it when training ends. It asks the control plane, so that the job needs `WATTSHIFT_URL` and
+    `WATTSHIFT_API_KEY` (of a read-only key) in its environment, and httpx. Without them, without such a run, outside a
+    job and on other processes than that of rank 0 it does nothing; a failure is logged by ``logging``.
+
+    Returns:
+        Whether it was recorded.
+    """
+    if not is_inside() or _world().rank != 0 or not {"mlflow", "wandb"} & sys.modules.keys():
+        return False
+    try:
+        from wattshift.integrations import tracking
+    except ModuleNotFoundError:  # httpx is not installed
+        return False
+    return tracking.log_to_active_runs()
 
 
 def should_checkpoint() -> bool:

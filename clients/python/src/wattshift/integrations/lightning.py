@@ -51,6 +51,11 @@ class WattshiftCallback(Callback):
                 trainer.save_checkpoint(path)
             trainer.should_stop = True
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record the job's footprint in an active MLflow or W&B run."""
+        if not job.should_checkpoint():  # when the job is being stopped, time is short, and it will go on
+            job.log_footprint()
+
 
 def last_checkpoint(folder: str | os.PathLike[str] | None = None) -> str | None:
     """Return the checkpoint that the callback wrote; None if there is none, as in the job's first run."""

@@ -115,6 +115,8 @@ class Loop:
                 self.save()
         self._report()
         self.save()
+        if not self.is_stopped:
+            job.log_footprint()
 
     def _report(self) -> None:
         job.progress(self.step, total=self._total, local_batch=self._local_batch)

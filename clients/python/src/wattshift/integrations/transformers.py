@@ -39,6 +39,13 @@ class WattshiftCallback(TrainerCallback):
             control.should_training_stop = True
         return control
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record the job's footprint in an active MLflow or W&B run."""
+        if not job.should_checkpoint():  # when the job is being stopped, time is short, and it will go on
+            job.log_footprint()
+
 
 def last_checkpoint(output_dir: str | None) -> str | None:
     """Return the newest checkpoint in a folder; None if there is none, as in the job's first run."""
