@@ -106,7 +106,11 @@ def _parquet(path: Path) -> Iterator[Write]:
     import pyarrow  # here: it takes a third of a second
     from pyarrow import parquet
 
-    kinds = {**dict.fromkeys(TIMES, pyarrow.timestamp("us", tz="UTC")), "gpus": pyarrow.int64()}
+    kinds = {
+        **dict.fromkeys(TIMES, pyarrow.timestamp("us", tz="UTC")),
+        "gpus": pyarrow.int64(),
+        "max_running": pyarrow.int64(),
+    }
     kinds |= dict.fromkeys(("run_s", "gpu_s", "energy_j"), pyarrow.float64())
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in COLUMNS])
     with parquet.ParquetWriter(path, schema) as writer:

@@ -126,6 +126,11 @@ class PastJob(Message):
     run_s: float | None = Field(description="Seconds during which the job held GPUs; null until it has ended.")
     gpu_s: float | None = Field(description="GPU seconds over all its gangs; null until it has ended.")
     energy_j: float | None = Field(description="Energy of its GPUs and its share of the hosts, as far as measured.")
+    array: str | None = Field(default=None, description="The array that it was a task of.")
+    max_running: int | None = Field(default=None, description="How many tasks of the array could hold GPUs at once.")
+    after: str | None = Field(
+        default=None, description="Ids of the jobs and arrays that it waited for, separated by spaces."
+    )
 
 
 class PastJobs(Message):

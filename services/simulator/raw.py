@@ -6,6 +6,7 @@ Formats fill a ``Collector``; it checks each job once, names what it drops by li
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -80,6 +81,8 @@ class RawJobs:
         energy_j: Measured, of the whole job; NaN where the file does not say.
         absolute: Whether ``submitted_s`` are real dates.
         report: What was left out.
+        array, after: The array of each job, and the jobs and arrays it waited for; () where the file does not say.
+        max_running: The limits of arrays.
     """
 
     ids: tuple[str, ...]
@@ -92,6 +95,9 @@ class RawJobs:
     energy_j: Floats
     absolute: bool
     report: ReadReport
+    array: tuple[str, ...] = ()
+    max_running: Mapping[str, int] = field(default_factory=dict[str, int])
+    after: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -108,6 +114,8 @@ class RawJobs:
             application=tuple(self.application[row] for row in rows),
             batch_size=self.batch_size[rows],
             energy_j=self.energy_j[rows],
+            array=tuple(self.array[row] for row in rows) if self.array else (),
+            after=tuple(self.after[row] for row in rows) if self.after else (),
         )
 
 
@@ -123,6 +131,9 @@ class RawJob:
     application: str = ""
     batch_size: int = 0
     energy_j: float = math.nan
+    array: str = ""
+    max_running: int = 0
+    after: tuple[str, ...] = ()
 
 
 class Collector:
@@ -187,6 +198,9 @@ class Collector:
             energy_j=np.array([job.energy_j for job in jobs]),
             absolute=self.absolute,
             report=report,
+            array=tuple(job.array for job in jobs),
+            max_running={job.array: job.max_running for job in jobs if job.array and job.max_running > 0},
+            after=tuple(job.after for job in jobs),
         )
 
 

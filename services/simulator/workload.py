@@ -148,6 +148,23 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class Gates:
+    """Which jobs must wait for others.
+
+    Jobs of a simulation all succeed, so that whatever a job wanted of another's end, it waits for that end.
+
+    Attributes:
+        array: (n_jobs,) the array of each, empty for a single job.
+        max_running: By array: the most of its jobs that hold GPUs at once; without an entry, no limit.
+        after: (n_jobs,) what each waits for: ids of jobs and arrays.
+    """
+
+    array: tuple[str, ...]
+    max_running: Mapping[str, int]
+    after: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Workload:
     """Jobs in order of submission. Every column is (n_jobs,).
 
@@ -164,6 +181,7 @@ class Workload:
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
         gpu_model: Per job the model it must have, empty for any; None: any for all.
         recurrence: What predictors learn from; None: nothing is known to recur.
+        gates: Arrays and dependencies; None: every job may start once it is submitted.
         name: For reports.
         notes: What was dropped or mapped on the way here, and why; for people.
     """
@@ -184,6 +202,7 @@ class Workload:
     deadline_s: Floats | None = None
     gpu_model: tuple[str, ...] | None = None
     recurrence: Recurrence | None = None
+    gates: Gates | None = None
     name: str = ""
     notes: tuple[str, ...] = ()
 
@@ -193,6 +212,8 @@ class Workload:
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
         if self.recurrence is not None:
             columns += [self.recurrence.group, self.recurrence.user]
+        if self.gates is not None:
+            columns += [self.gates.array, self.gates.after]
         if any(len(column) != len(self.ids) for column in columns):
             raise DomainError("every column of a workload has one row per job")
         if len(set(self.ids)) != len(self.ids):

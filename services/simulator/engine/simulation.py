@@ -40,6 +40,7 @@ from services.simulator.engine.controls import Measurements
 from services.simulator.engine.events import COMPLETE, FAIL, POWER_DOWN, RECOVER, RELEASE, STAGE, STEP, WAKE, Events
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.gangs import Gangs
+from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions
@@ -154,6 +155,7 @@ class Simulation:
         fits = (eligible & (np.array(largest)[None, :] >= self.workload.min_gpus[:, None])).any(axis=1)
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
+        self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
 
     def run(self, parameters: dict[str, Any], progress: Progress | None = None) -> SimulationResult:
         """Run until the last job has ended, or ``until_s``."""
@@ -176,8 +178,8 @@ class Simulation:
                 self._look_again_s = math.inf
                 changed = True
             while arrived < len(submitted) and submitted[arrived] <= time_s:
-                slot = self._arrive(self._arrivals[arrived])
-                self._waiting.add(slot)
+                row = self._arrivals[arrived]
+                self._show((row,) if self._turns is None else self._turns.arrives(row))
                 arrived += 1
                 changed = True
             if time_s >= self._next_active_s:
@@ -195,6 +197,11 @@ class Simulation:
         if math.isfinite(until_s) and until_s > self.gangs.now_s:
             self._advance(until_s)
         return self._result(parameters)
+
+    def _show(self, rows: Iterable[int]) -> None:
+        """Show jobs to the policy from now on."""
+        for row in rows:
+            self._waiting.add(self._arrive(row))
 
     def _arrive(self, row: int) -> int:
         slot = self.live.arrive(row)
@@ -311,6 +318,8 @@ class Simulation:
                     gangs.retime(slot, stage_begins=True)
                     continue
                 self._idle((gangs.release if kind == RELEASE else gangs.complete)(slot))
+                if kind == COMPLETE and self._turns is not None:
+                    self._show(self._turns.ended(subject))
             elif kind == STEP:
                 slot = live.slot.get(self.recorder.ids[subject])
                 if slot is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs
-from services.simulator.workload import JobProfile, Workload
+from services.simulator.workload import Gates, JobProfile, Workload
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def workload(
         profile=profile,
         profiles=profiles,
         notes=notes,
+        gates=Gates(raw.array, raw.max_running, raw.after) if raw.max_running or any(raw.after) else None,
     )
 
 

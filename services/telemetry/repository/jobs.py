@@ -12,8 +12,11 @@ from services.db.rows import fetch_row, fetch_rows
 PAST_JOBS = """
 SELECT j.id AS job_id, j.tenant_id AS tenant, j.project, j.state, j.submitted_at, j.started_at, j.ended_at,
     a.gpus, CASE WHEN j.ended_at IS NOT NULL THEN a.run_s END AS run_s,
-    CASE WHEN j.ended_at IS NOT NULL THEN a.gpu_s END AS gpu_s, f.energy_j
-FROM jobs j
+    CASE WHEN j.ended_at IS NOT NULL THEN a.gpu_s END AS gpu_s, f.energy_j,
+    j.array_id AS array, c.max_running, CASE WHEN j.gated THEN (
+        SELECT string_agg(DISTINCT d.needs_id, ' ' ORDER BY d.needs_id)
+        FROM job_dependencies d WHERE d.dependent_id IN (j.id, j.array_id)) END AS after
+FROM jobs j LEFT JOIN job_arrays c ON c.id = j.array_id
 LEFT JOIN LATERAL (
     SELECT (array_agg(gpus ORDER BY generation DESC))[1] AS gpus,
         sum(extract(epoch FROM ended_at - started_at))::float8 AS run_s,
@@ -45,6 +48,9 @@ class PastJobRow(NamedTuple):
     run_s: float | None
     gpu_s: float | None
     energy_j: float | None
+    array: str | None
+    max_running: int | None
+    after: str | None
 
 
 async def past_jobs(

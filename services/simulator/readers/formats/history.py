@@ -15,6 +15,10 @@ run_s          seconds it held GPUs, where preemption makes it less than
 gpu_s          seconds times GPUs over all its gangs; where it was resized, this
                GPU time on ``gpus`` is what a replay runs
 energy_j       measured energy of its GPUs and share of the hosts, joules
+array          the array it was a task of
+max_running    how many tasks of that array could hold GPUs at once
+after          ids of jobs and arrays that it waited for, separated by spaces; a
+               replay starts it when those have ended
 ============== =============================================================== =========
 """
 
@@ -73,7 +77,21 @@ class History:
             run_s = gpu_s / gpus
         submitted_s = utc_s(row["submitted_at"], "submitted_at")
         energy_j = number(row.get("energy_j", ""), "energy_j")
-        jobs.add(line, RawJob(row["job_id"], submitted_s, run_s, gpus, row.get("project", ""), energy_j=energy_j))
+        limit = row.get("max_running", "")
+        jobs.add(
+            line,
+            RawJob(
+                row["job_id"],
+                submitted_s,
+                run_s,
+                gpus,
+                row.get("project", ""),
+                energy_j=energy_j,
+                array=row.get("array", ""),
+                max_running=whole(limit, "max_running") if limit else 0,
+                after=tuple(row.get("after", "").split()),
+            ),
+        )
 
 
 def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
