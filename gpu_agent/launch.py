@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpu_agent import containers, files, secrets
-from gpu_agent.account import Account
+from gpu_agent.account import Account, account_of_job
 from gpu_agent.containers import Engine
 from gpu_agent.environment import (
     RankPaths,
@@ -21,7 +21,9 @@ from gpu_agent.environment import (
 from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
+from gpu_agent.secrets import InputError
 from services.contracts.commands import StartGang
+from services.core.domain.errors import DomainError
 
 
 class Launcher:
@@ -32,7 +34,7 @@ class Launcher:
             that span hosts, and for jobs that move, all nodes must share it.
         agent_url: How a process on this host reaches the agent.
         pass_environment: Names of further variables of the agent's own that jobs get.
-        account: The user that jobs run as; None for the agent's own user.
+        account: The user that jobs run as whose own user has no account; None for the agent's own user.
     """
 
     def __init__(
@@ -59,22 +61,41 @@ class Launcher:
             return f"this node has no devices {missing or 'for it'}"
         if start.spec.image and self._engine is None:
             return "this node has no container engine"
+        try:
+            self._account_of(start)
+        except DomainError as error:
+            return str(error)
         return ""
+
+    def _account_of(self, start: StartGang) -> Account | None:
+        """Return the account of a job; None for the agent's own.
+
+        Raises:
+            DomainError: This node cannot run jobs as that account.
+        """
+        return self._account if start.account is None else account_of_job(start.account)
 
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
 
         Raises:
-            InputError: The inputs do not fit the way in which the job is started.
+            InputError: The inputs do not fit the way in which the job is started, or its account is not there any more
+                or cannot enter its folder.
             OSError: A folder cannot be made.
         """
+        try:
+            account = self._account_of(start)
+        except DomainError as error:
+            raise InputError(str(error)) from None
+        if account is not None and start.spec.image is None:
+            _check_reach(account, start.spec.working_dir, folder.path.parent)
         paths = RankPaths(
-            checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start)),
+            checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}",
             device_file=str(folder.device_file),
         )
-        login = self._account.environment if self._account else {}
+        login = account.environment if account else {}
         passed = passed_environment(self._pass_environment, os.environ | login)
         variables = job_variables(start, paths) | secrets.variables_for(start.spec, folder.path)
         local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
@@ -92,7 +113,7 @@ class Launcher:
                 start.spec.time_limit_s,
                 [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
-                account=self._account,
+                account=account,
                 secrets_dir=secrets_dir,
                 secrets=entries,
             )
@@ -102,10 +123,9 @@ class Launcher:
         if start.spec.working_dir:
             mounts.append(start.spec.working_dir)
         start = start.model_copy(update={"spec": start.spec.model_copy(update={"command": command})})
-        runs = [
-            Process(_name(start, rank), {}, self._container_argv(self._engine, start, folder, variables, mounts, rank))
-            for rank in local_ranks or (None,)
-        ]
+        engine, ranks = self._engine, local_ranks or (None,)
+        argvs = [self._container_argv(engine, start, folder, variables, mounts, rank, account) for rank in ranks]
+        runs = [Process(_name(start, rank), {}, argv) for rank, argv in zip(ranks, argvs, strict=True)]
         return Launch(
             runs[0].argv,
             passed_environment(),
@@ -134,6 +154,7 @@ class Launcher:
         variables: dict[str, str],
         mounts: list[str],
         local_rank: int | None,
+        account: Account | None,
     ) -> list[str]:
         """Return the command of one container, and write its variables to a file."""
         own = {} if local_rank is None else rank_variables(start, local_rank)
@@ -142,25 +163,38 @@ class Launcher:
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         has_secrets = any(use.env for use in start.spec.secrets or ())
         secret_file = secrets.secrets_folder(folder.path) / secrets.CONTAINER_VARIABLES if has_secrets else ""
-        return containers.run_argv(
-            engine, start, inside, str(env_file), mounts, self._account, local_rank, str(secret_file)
-        )
+        return containers.run_argv(engine, start, inside, str(env_file), mounts, account, local_rank, str(secret_file))
 
-    def _own_checkpoint_dir(self, start: StartGang) -> Path:
+    def _own_checkpoint_dir(self, start: StartGang, account: Account | None) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""
         *better, last = (folder / start.job_id for folder in self._checkpoint_folders)
         for path in better:
             with suppress(OSError):
-                self._make(path)
+                _make(path, account)
                 if os.access(path, os.W_OK):
                     return path
-        self._make(last)
+        _make(last, account)
         return last
 
-    def _make(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        if self._account is not None and path.stat().st_uid != self._account.user_id:
-            self._account.own(path)
+
+def _make(path: Path, account: Account | None) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if account is not None and path.stat().st_uid != account.user_id:
+        account.own(path)
+
+
+def _check_reach(account: Account, working_dir: str | None, gangs_folder: Path) -> None:
+    """Raise InputError if an account cannot enter the folder that its job runs in; one that is missing, the shim names.
+
+    A job without a folder runs in one of its own, beneath ``gangs_folder``.
+    """
+    if working_dir is None:
+        if not account.can_enter(gangs_folder):
+            what = f"the account {account.name} cannot pass through to {gangs_folder}, where its jobs run on this node"
+            raise InputError(f"{what}: let others enter the folders above it (chmod o+x), or move the agent's state")
+    elif os.path.isdir(working_dir) and not account.can_enter(Path(working_dir)):
+        what = f"the account {account.name}, which the job runs as, cannot enter its working folder {working_dir}"
+        raise InputError(f"{what}: let it enter that folder and those above it (chmod, setfacl), or choose another")
 
 
 def _name(start: StartGang, local_rank: int | None) -> str:

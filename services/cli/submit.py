@@ -17,6 +17,7 @@ from services.cli import following, output
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
 from services.cli.estimate import show_estimates
 from services.cli.output import console
+from services.cli.reach import blocking_folder
 from services.cli.scripts import Script, read_script
 from services.cli.specs import (
     SPEC_SUFFIXES,
@@ -341,10 +342,17 @@ def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
     """Check the working folders of jobs before they are submitted.
 
     Raises:
-        CliError: A folder does not exist on the machine that the jobs will run on.
+        CliError: A folder does not exist on the machine that the jobs will run on, or the account that they run as
+            cannot enter it.
     """
-    for folder in dict.fromkeys(spec.working_dir for spec in specs if spec.working_dir and not spec.image):
+    folders = dict.fromkeys(spec.working_dir for spec in specs if spec.working_dir and not spec.image)
+    account = gateway.get("/v1/whoami")["account"] if folders and is_on_this_machine(gateway) else None
+    for folder in folders:
         if Path(folder).is_dir():
+            if account and (blocking := blocking_folder(Path(folder), account)) is not None:
+                what = f"your jobs run as the account {account}, which cannot enter {blocking}"
+                do = "let it in (chmod o+x, setfacl), or choose another with --workdir"
+                raise CliError(f"working folder {folder}: {what}; {do}", EXIT_NOT_FOUND)
             continue
         what = "is not a folder" if Path(folder).exists() else "does not exist"
         if is_on_this_machine(gateway):

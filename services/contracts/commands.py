@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
-from services.contracts.schema import Message
+from services.contracts.schema import Account, Message
 
 
 class StartGang(Message):
@@ -36,6 +36,10 @@ class StartGang(Message):
     )
     master_addr: str
     master_port: int
+    account: Account | None = Field(
+        default=None,
+        description="Account of the operating system to run as; null: the agent's choice.",
+    )
 
 
 class StopGang(Message):

@@ -26,6 +26,7 @@ def start_commands(
     shares: Sequence[StoredShare],
     master_addr: str,
     master_port: int,
+    account: str | None = None,
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks."""
     runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
@@ -47,6 +48,7 @@ def start_commands(
             gpus_per_node=[len(share["devices"]) for share in shares],
             master_addr=master_addr,
             master_port=master_port,
+            account=account,
         )
         offset += len(share["devices"])
         commands.append(Outgoing(command_stream(share["node_id"]), command_document(command)))

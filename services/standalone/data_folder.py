@@ -69,6 +69,8 @@ class DataFolder:
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
             for name in ("log", "secrets", "nodes"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            if os.geteuid() == 0:  # jobs run as their users' accounts, which have to pass through to them
+                (self.path / "nodes").chmod(0o711)
             (self.path / "lock").touch(mode=0o600)
         except OSError as error:
             raise StackError(f"cannot use the data folder {self.path}: {error.strerror}") from error

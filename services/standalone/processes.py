@@ -1,5 +1,7 @@
 """What runs on one machine: the services, their workers, an agent per node."""
 
+import os
+import pwd
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,6 +140,24 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
     # The database is nothing to an agent, and an agent runs other people's programs.
     rest = {name: value for name, value in environment.items() if name not in ("DATABASE_URL", "WATTSHIFT_SECRETS_KEY")}
     return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)
+
+
+def first_account(environment: Mapping[str, str]) -> str:
+    """Return the account that jobs of the installation's own admin key run as: that of whoever starts it.
+
+    Where root starts it by ``sudo``, it is the account that called ``sudo``. It is empty, for the account that the
+    agents choose, where ``GPU_AGENT_RUN_AS`` says which that is, and where the user id has no account.
+    """
+    if environment.get("GPU_AGENT_RUN_AS"):
+        return ""
+    if given := environment.get("ADMISSION_FIRST_ACCOUNT"):
+        return given
+    try:
+        if os.geteuid() == 0 and (caller := environment.get("SUDO_USER")):
+            return pwd.getpwnam(caller).pw_name
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def zones_of(nodes: Iterable[Node], environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ class Node:
         job = job or f"job_{next(_numbers)}"
         generation = options.pop("generation", 1)
         devices = options.pop("devices", [0])
-        fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset")
+        fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset", "account")
         whole = {"node_rank": 0, "rank_offset": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)}
         placed: dict[str, Any] = whole | {name: options.pop(name) for name in fields if name in options}
         spec: dict[str, Any] = {"name": "test", "command": list(argv), "grace_s": 1.0, **options}

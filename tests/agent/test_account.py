@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gpu_agent.account import account_of_job
 from gpu_agent.secrets import secrets_folder
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
+from services.core.domain.errors import DomainError
 from services.kit.redis import connect
 from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually
@@ -100,3 +103,61 @@ async def test_secrets_are_the_users_alone(node: Node) -> None:
     await eventually(lambda: node.plane.state(gang) == "exited")
     assert (node.rank_dir(gang) / "stdout").read_text() == "hunter2nobody 700\nnobody 400\n"
     assert not secrets_folder(node.rank_dir(gang)).exists()
+
+
+async def test_a_job_runs_as_the_account_of_its_user_and_others_as_the_agent_says(node: Node) -> None:
+    await node.start()
+    folder = node.folder / "work"
+    folder.mkdir()
+    folder.chmod(0o755)
+    say = "id -un; id -G | tr ' ' '\\n' | sort -n | tr '\\n' ' '; pwd; echo $HOME $USER $LOGNAME"
+    say += "; stat -c %U $WATTSHIFT_CHECKPOINT_DIR ."
+    gangs = [
+        await node.run("sh", "-c", say, account="nobody", devices=[0], working_dir=str(folder)),
+        await node.run("sh", "-c", say, account="nobody", devices=[1]),
+        await node.run("sh", "-c", "id -un", account="root", devices=[2]),
+        await node.run("sh", "-c", "id -un", devices=[3]),
+    ]
+    for gang in gangs:
+        await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
+    printed = [(node.rank_dir(gang) / "stdout").read_text().splitlines() for gang in gangs]
+    entry = pwd.getpwnam("nobody")
+    groups = " ".join(map(str, sorted(os.getgrouplist("nobody", entry.pw_gid)))) + f" {folder}"
+    assert printed[0] == ["nobody", groups, f"{entry.pw_dir} nobody nobody", "nobody", "root"]
+    assert printed[1][-2:] == ["nobody", "nobody"], "a job without a folder has one of its own"
+    assert printed[2:] == [["root"], ["root"]]
+
+
+async def test_an_account_that_cannot_enter_the_folder_or_is_not_there_is_one_clear_reason(node: Node) -> None:
+    await node.start()
+    closed = node.folder / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0o700)
+    asked = (("nobody", closed / "inner"), ("no-such-account", closed), ("nobody", closed / "missing"))
+    said = []
+    for number, (account, folder) in enumerate(asked):
+        gang = await node.run("true", account=account, devices=[number], working_dir=str(folder))
+        await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
+        rank = node.plane.rank(gang)
+        assert rank is not None
+        said.append((rank.ended_by, rank.exit_code, rank.started_at is None, rank.detail))
+    reach = f"the account nobody, which the job runs as, cannot enter its working folder {closed}/inner: let it enter"
+    assert said[0][:3] == said[1][:3] == (EndedBy.REFUSED, 126, True)
+    assert (said[0][3] or "").startswith(reach)
+    assert said[1][3] == "its user's jobs run as the account no-such-account, which does not exist on this node"
+    assert (said[2][3] or "").startswith(f"cannot enter the working directory {closed}/missing")
+
+
+def test_an_agent_that_is_not_root_runs_jobs_as_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
+    assert account_of_job("nobody") is None
+    with pytest.raises(DomainError, match=r"root, but the agent of this node runs as user id .* may not become"):
+        account_of_job("root")
+
+
+def test_another_name_for_the_superuser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = pwd.getpwnam("root")
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: root)
+    with pytest.raises(DomainError, match="toor, which has the user id 0"):
+        account_of_job("toor")

@@ -279,6 +279,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         shares=gang.shares,
         master_addr=await gangs.address(connection, gang.shares[0]["node_id"]),
         master_port=gang.master_port,
+        account=await gangs.account(connection, gang.job_id),
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
 

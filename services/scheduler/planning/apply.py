@@ -151,6 +151,7 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
             shares=shares,
             master_addr=address,
             master_port=port,
+            account=job.account,
         )
     await _write_starts(connection, starts, made, asleep)
     await outbox.put(connection, commands)

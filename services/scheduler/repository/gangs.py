@@ -49,10 +49,13 @@ SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocati
 """
 
 STARTABLE = f"""
-SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec FROM jobs j
+SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account
+  FROM jobs j LEFT JOIN users u ON u.id = j.user_id
  WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
 """
+
+ACCOUNT = "SELECT u.account FROM jobs j JOIN users u ON u.id = j.user_id WHERE j.id = $1"
 
 HOSTS = """
 SELECT n.id, n.address, coalesce(p.state, 'on') AS power FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
@@ -195,12 +198,13 @@ class ControlsReport(NamedTuple):
 
 
 class StartableJob(NamedTuple):
-    """A job that waits, locked."""
+    """A job that waits, locked, and the account that its user's jobs run as."""
 
     id: str
     tenant_id: str
     generation: int
     spec: Json
+    account: str | None
 
 
 class Host(NamedTuple):
@@ -303,6 +307,11 @@ def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
 async def startable(connection: Connection, job_ids: Sequence[str]) -> list[StartableJob]:
     """Lock and return those of these jobs that still wait."""
     return await fetch_rows(connection, StartableJob, STARTABLE, list(job_ids))
+
+
+async def account(connection: Connection, job_id: str) -> str | None:
+    """Return the account that jobs of a job's user run as, if one is set."""
+    return await connection.fetchval(ACCOUNT, job_id)
 
 
 async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
