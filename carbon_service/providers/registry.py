@@ -15,6 +15,7 @@ from carbon_service.providers import electricity_maps, pjm, recorded, uk, wattti
 from carbon_service.providers.entry import ProviderContext, ProviderEntry, ProviderSettings
 from carbon_service.providers.protocol import Provider
 from carbon_service.zones import ZoneConfigError
+from services.contracts.invalid import explained
 from services.kit.plugins import load_plugins, refuse
 
 GROUP = "wattshift.carbon_providers"
@@ -82,12 +83,12 @@ def build_providers(
 
 def _complaint(zone: str, entry: ProviderEntry[Any], error: ValidationError) -> str:
     """Return one line for each thing that is wrong with a provider's settings; values are not repeated."""
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    problems = error.errors(include_url=False)
     variables = ["".join((entry.prefix, *(str(part).upper() for part in each["loc"][:1]))) for each in problems]
     missing = [variable for each, variable in zip(problems, variables, strict=True) if each["type"] == "missing"]
     lines = [f"zone {zone} is to come from {entry.name}, which needs {' and '.join(missing)}"] if missing else []
     lines += [
-        f"{variable}: {each['msg'].removeprefix('Value error, ')}"
+        f"{variable}: {explained({**each, 'input': ()})}"  # without the value, which may be a secret
         for each, variable in zip(problems, variables, strict=True)
         if each["type"] != "missing"
     ]

@@ -306,12 +306,12 @@ def up(
     """
     _check_packages({**os.environ, **(env or {})})
     folder = DataFolder(data_dir or default_data_dir())
+    services = [service for service in SERVICES if service.name not in without]
+    settle(folder, nodes, port, {**os.environ, **(env or {})}, services)
     status = folder.last_status()
     if (holder := folder.holder()) is not None:
         where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
         raise StackError(f"already {where} (data folder {folder.path})")
-    services = [service for service in SERVICES if service.name not in without]
-    settle(folder, nodes, port, {**os.environ, **(env or {})}, services)
     command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []

@@ -130,8 +130,13 @@ def test_zones_that_do_not_go_together(chosen: dict[str, str], complaint: str) -
             "CARBON_ELECTRICITY_MAPS_SIGNALS: must be among average_lifecycle, average_direct",
         ),
         ("electricity_maps", {"ELECTRICITY_MAPS_TOKEN": "t", "ELECTRICITY_MAPS_SIGNALS": ","}, "must be among"),
-        ("pjm", {"PJM_KEY": "k", "PJM_REQUESTS_PER_MINUTE": "0"}, "CARBON_PJM_REQUESTS_PER_MINUTE: Input should be"),
-        ("pjm", {"PJM_KEY": "k", "PJM_PNODES": "DE=x"}, "CARBON_PJM_PNODES: Input should be a valid integer"),
+        (
+            "pjm",
+            {"PJM_KEY": "k", "PJM_REQUESTS_PER_MINUTE": "0"},
+            "PJM_REQUESTS_PER_MINUTE: must be at least 1$",
+        ),
+        ("pjm", {"PJM_KEY": "k", "PJM_RESOLUTION": "weekly"}, "CARBON_PJM_RESOLUTION: must be 'fivemin' or 'hourly'$"),
+        ("pjm", {"PJM_KEY": "k", "PJM_PNODES": "DE=x"}, "CARBON_PJM_PNODES: must be a whole number$"),
     ],
 )
 def test_a_provider_whose_settings_do_not_hold(

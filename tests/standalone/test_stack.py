@@ -17,7 +17,7 @@ import pytest
 from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
 from services.standalone.ports import Ports
-from services.standalone.process import StackError
+from services.standalone.process import BadInputError, StackError
 from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes, zones_of
 from services.standalone.stack import Stack, down, erase, read_status
 from tests.support.servers import ROOT, scratch_folder, wait_until
@@ -89,6 +89,8 @@ async def test_the_same_folder_twice_is_refused_and_another_folder_is_not(folder
             await a_stack(folder / "one").start()
         with pytest.raises(StackError, match=f"already running at {one.gateway_url}"):
             module.up(folder / "one")
+        with pytest.raises(BadInputError, match="SCHEDULER_ROUND_INTERVAL_S=abc: must be a valid number"):
+            module.up(folder / "one", env={"SCHEDULER_ROUND_INTERVAL_S": "abc"})
         async with a_stack(folder / "two") as two:
             assert two.gateway_url != one.gateway_url
         assert read_status(folder / "one").state == "running"
