@@ -1,4 +1,4 @@
-"""``wattshift simulate``: what a policy would have done with a history of jobs."""
+"""``wattshift simulate``: what policies would have done with past jobs and requests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
 from services.cli.plugins import add_plugins
+from services.cli.simulate_serving import serving
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
 
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
     from services.simulator.workload import CarbonTrace, Workload
 
-group = typer.Typer(help="Ask what a policy would have done with past jobs.", no_args_is_help=True)
+group = typer.Typer(help="Ask what policies would have done with past jobs and requests.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     experiments.add_to(group)
+    group.command()(serving)
     app.add_typer(group, name="simulate")
 
 
 @group.callback()
 def _simulate() -> None:
-    """Ask what a policy would have done with past jobs."""
+    """Ask what policies would have done with past jobs and requests."""
 
 
 @group.command()

@@ -14,20 +14,9 @@ CALLERS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_ag
 
 SOON = "of the router and of the simulator of serving, which come next"
 ALLOWED: dict[str, str] = {
-    "services/core/accounting/serving.py:fairness_of_classes": SOON,
-    "services/core/accounting/serving.py:violation_rate": SOON,
-    "services/core/policies/freesh/clock_model.py:learned_clock": SOON,
-    "services/core/policies/freesh/dispatch.py:WeightedRoundRobin": SOON,
     "services/core/policies/freesh/dispatch.py:with_affinity": SOON,
-    "services/core/policies/freesh/laxity.py:preempted_by": SOON,
-    "services/core/policies/freesh/miad.py:clocks_between": SOON,
     "services/core/policies/freesh/miad.py:common_clocks": SOON,
-    "services/core/policies/freesh/request_queue.py:RequestQueue": SOON,
-    "services/core/policies/freesh/request_queue.py:RequestQueue.peek": SOON,
-    "services/core/policies/freesh/request_queue.py:RequestQueue.requeue": SOON,
     "services/core/policies/freesh/request_queue.py:over_share": SOON,
-    "services/core/profiles/model_server.py:ModelServer.prefill_s": SOON,
-    "services/core/profiles/model_server.py:profiled_server": SOON,
 }
 """``path:name`` of what nothing calls, and why it stays."""
 

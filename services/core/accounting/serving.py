@@ -134,7 +134,7 @@ def fairness_of_classes(served: ServedRequests, request_class: Ints) -> float:
     for each in np.unique(request_class):
         inside = request_class == each
         total += inside.sum() * length_fairness(of_requests(served, inside))
-    return total / len(served)
+    return float(total) / len(served)
 
 
 def of_requests(served: ServedRequests, which: np.ndarray) -> ServedRequests:

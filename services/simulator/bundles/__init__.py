@@ -13,6 +13,9 @@ file                       what                                                 
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
 ``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
+``azure_2023_conv.csv.gz`` 19,366 LLM requests of an hour, with their numbers of tokens                       CC BY 4.0
+``freesh_pools.json``      GPUs, modes, partitions and profiles of FREESH's authors, as a pool                MIT
+``freesh_rates.csv``       a day of their three places' marginal intensities, gCO2/kWh                        MIT
 ========================== ================================================================================== =========
 
 The days are samples of GAIA's sample of Alibaba's PAI trace. ``reproductions/make_traces.py`` makes

@@ -1,0 +1,177 @@
+"""The plans of the half hours: as the planner of pools makes them, from predicted traffic and intensities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
+from services.core.domain.arrays import Floats, Ints
+from services.core.policies.freesh.pool_planning import plan_pools
+from services.core.profiles.traffic import STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
+from services.simulator.raw import TraceFormatError
+from services.simulator.serving.rates import PlaceRates
+from services.simulator.serving.requests import RequestTrace
+from services.simulator.serving.site import Site
+
+STEP_S = WINDOW_S * WINDOWS
+PERIOD_S = STEP_S * STEPS_AHEAD
+"""Half an hour."""
+
+
+class Forecast(StrEnum):
+    """How the peaks of the next half hour are predicted."""
+
+    PERFECT = "perfect"
+    LAST = "last"
+    LEARNED = "learned"
+
+
+@dataclass(frozen=True)
+class PlannedInstance:
+    """Instances of one mode, in one place, for one class."""
+
+    place: str
+    request_class: str | None
+    mode: str
+    count: int
+
+
+@dataclass(frozen=True)
+class HalfHour:
+    """A plan in force.
+
+    Attributes:
+        from_s: When it begins, seconds since the simulation's start.
+        partition: The one that tells requests apart.
+        instances: What runs.
+        result: The planner's answer.
+    """
+
+    from_s: float
+    partition: str
+    instances: tuple[PlannedInstance, ...]
+    result: PoolsResult
+
+
+def make_plans(
+    site: Site,
+    rates: PlaceRates,
+    trace: RequestTrace,
+    classes: Mapping[str, Ints],
+    *,
+    forecast: Forecast = Forecast.PERFECT,
+    replan: bool = True,
+) -> list[HalfHour]:
+    """Return the plans of all half hours in which requests arrive.
+
+    Args:
+        site: The pool.
+        rates: Of its places, from the simulation's start; steps must divide five minutes, or be multiples of them.
+        trace: The requests that are planned for.
+        classes: The class of each of them, by partition.
+        forecast: ``perfect`` knows the peaks of the half hour; ``last`` takes those of the half hour before, and
+            ``learned`` those that the product's forecasters predict. The first half hour has no history: its peaks are
+            known in every case.
+        replan: Whether to plan more than the first half hour.
+
+    Raises:
+        TraceFormatError: The rates' steps do not fit, or no instance can be planned for the first half hour.
+    """
+    periods = max(int(np.ceil((trace.length_s + 1e-9) / PERIOD_S)), 1) if replan else 1
+    peaks = {name: _peaks(trace, of, len(site.class_names(name)), periods) for name, of in classes.items()}
+    found: list[HalfHour] = []
+    for period in range(periods):
+        demand = {name: _predicted(each, period, forecast) for name, each in peaks.items()}
+        request = _problem(site, _step_rates(rates, period), demand, found[-1].result if found else None)
+        problem = request.in_core()
+        plan = plan_pools(problem, request.solver, time_limit_s=request.time_limit_s, relative_gap=request.gap)
+        result = pools_result(request, problem, plan)
+        if result.partition is None or not result.instances:
+            if not found:
+                raise TraceFormatError(f"the first half hour has no plan with instances: {result.status.value}")
+            continue
+        instances = tuple(
+            PlannedInstance(each.location, each.request_class, each.mode, each.count) for each in result.instances
+        )
+        found.append(HalfHour(period * PERIOD_S, result.partition, instances, result))
+    return found
+
+
+def _peaks(trace: RequestTrace, class_of: Ints, n_classes: int, periods: int) -> Traffic:
+    windows = periods * STEPS_AHEAD * WINDOWS
+    at = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
+    counts = np.bincount(at * n_classes + class_of, minlength=windows * n_classes)[: windows * n_classes]
+    return Traffic.of_windows(counts.astype(np.int64).reshape(-1, n_classes))
+
+
+def _predicted(traffic: Traffic, period: int, forecast: Forecast) -> Floats:
+    """Return the peaks to plan for: (STEPS_AHEAD, n_classes)."""
+    first = period * STEPS_AHEAD
+    if forecast is Forecast.PERFECT or period == 0:
+        return traffic.peaks_qps[first : first + STEPS_AHEAD]
+    if forecast is Forecast.LAST:
+        greatest = traffic.peaks_qps[first - STEPS_AHEAD : first].max(axis=0)
+        return np.tile(greatest, (STEPS_AHEAD, 1))
+    from services.learning.demand import forecast_demand  # here: it takes a second to import
+
+    known = traffic.until(first)
+    return forecast_demand(known, known.peaks_qps.max(axis=0)).peaks_qps
+
+
+def _step_rates(rates: PlaceRates, period: int) -> Floats:
+    """Return the means of the half hour's five-minute steps: (n_places, STEPS_AHEAD)."""
+    if rates.step_s >= STEP_S:
+        at = ((period * PERIOD_S + STEP_S * np.arange(STEPS_AHEAD)) // rates.step_s).astype(np.int64)
+        return rates.gco2_per_kwh[:, at % rates.gco2_per_kwh.shape[1]]
+    within = STEP_S / rates.step_s
+    if abs(within - round(within)) > 1e-6:
+        raise TraceFormatError(f"steps of {rates.step_s:g} s in the carbon data do not divide five minutes")
+    fine = rates.of_steps(round(period * STEPS_AHEAD * within), round(STEPS_AHEAD * within))
+    return fine.reshape(len(fine), STEPS_AHEAD, round(within)).mean(axis=2)
+
+
+def _problem(site: Site, intensity: Floats, demand: Mapping[str, Floats], before: PoolsResult | None) -> PoolsRequest:
+    spec = site.spec
+    partitions = [each for each in spec.partitions if each.name in demand]
+    document = {
+        **spec.model_dump(include={"objective", "negative_rates", "gap", "head_room", "solver", "time_limit_s"}),
+        "step_s": STEP_S,
+        "locations": [
+            {
+                "name": place.name,
+                "gpus": place.gpus,
+                "intensity": row.tolist(),
+                "price_per_kwh": None if place.price_per_kwh is None else [place.price_per_kwh] * STEPS_AHEAD,
+            }
+            for place, row in zip(spec.places, intensity, strict=True)
+        ],
+        "modes": [
+            {"name": mode.name, "gpus": {mode.gpu_model: mode.gpus}}
+            | mode.model_dump(include={"idle_w", "start_wh", "stop_wh"})
+            for mode in spec.modes
+        ],
+        "partitions": [
+            {
+                "name": part.name,
+                "classes": [
+                    next(each for each in part.classes if each.name == name).model_dump()
+                    | {"demand_qps": demand[part.name][:, at].tolist()}
+                    for at, name in enumerate(site.class_names(part.name))
+                ],
+            }
+            for part in partitions
+        ],
+        "running": [] if before is None else _running(before),
+    }
+    return PoolsRequest.model_validate(document)
+
+
+def _running(before: PoolsResult) -> Sequence[Mapping[str, object]]:
+    return [
+        {"location": each.location, "mode": each.mode, "instances": each.count, "up_s": PERIOD_S}
+        for each in before.instances
+    ]

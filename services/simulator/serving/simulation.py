@@ -1,0 +1,487 @@
+"""Requests through the router's queues, to the instances of the plans, in virtual time.
+
+What decides is the code that is deployed: ``services.core.policies.freesh`` orders requests, chooses instances, plans
+pools and sets clocks. What is simulated is the rest: arrivals from a trace, and servers (``servers``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from services.core.accounting.serving import ServedRequests
+from services.core.domain.arrays import Floats, Ints
+from services.core.domain.errors import DomainError
+from services.core.domain.units import J_PER_KWH
+from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
+from services.core.policies.freesh.dispatch import WeightedRoundRobin
+from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
+from services.core.policies.freesh.miad import MiadConfig, miad_clock
+from services.core.policies.freesh.request_queue import RequestQueue
+from services.simulator.serving.plans import HalfHour
+from services.simulator.serving.rates import PlaceRates
+from services.simulator.serving.requests import RequestTrace
+from services.simulator.serving.servers import Seen, SimulatedInstance
+from services.simulator.serving.site import ServerKind, Site
+
+TICK_S = 1.0
+"""How often clocks are set. Source: FREESH section 3.2."""
+LATEST_S = 7 * 86_400.0
+"""Requests that have not ended so long after the last arrival are given up."""
+ANY = "any"
+"""The queue of all requests, where nothing tells them apart."""
+
+
+class Frequency(StrEnum):
+    """How clocks are set."""
+
+    FIXED = "fixed"
+    MIAD = "miad"
+    LEARNED = "learned"
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """What is simulated.
+
+    Attributes:
+        order: Of waiting requests.
+        frequency: How clocks are set.
+        preempt: Whether a waiting request may take the place of one in service (never with FCFS).
+        classify: Whether requests go to the instances of their class; else any instance takes any request.
+        length_mae: Mean absolute error of predicted output lengths, tokens.
+        miad: Parameters of MIAD.
+        seed: Of the errors of predictions.
+    """
+
+    order: Order = Order.LLF
+    frequency: Frequency = Frequency.MIAD
+    preempt: bool = True
+    classify: bool = True
+    length_mae: float = 0.0
+    miad: MiadConfig = field(default_factory=MiadConfig)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.length_mae < 1e6 or self.seed < 0:
+            raise DomainError("the error of predicted lengths (length_mae) and the seed are not negative")
+
+
+@dataclass
+class Outcome:
+    """What a simulation came to.
+
+    Attributes:
+        served: Of all requests that ended.
+        request_class: (n_served,) the class by which each was served.
+        dispatched_s: (n_served,) when each was last given to an instance.
+        unserved: Requests that did not end.
+        energy_j, carbon_g: Of all instances, starts included.
+        preemptions: How often a request lost its place.
+        clock_mhz: Mean over instances and time.
+        ends_s: When the last request ended, or the trace.
+    """
+
+    served: ServedRequests
+    request_class: Ints
+    dispatched_s: Floats
+    unserved: int
+    energy_j: float
+    carbon_g: float
+    preemptions: int
+    clock_mhz: float
+    ends_s: float
+
+
+@dataclass
+class _ClassPool:
+    """The instances that serve one class, and the requests that wait for them."""
+
+    queue: RequestQueue
+    instances: list[SimulatedInstance] = field(default_factory=list[SimulatedInstance])
+    turns: WeightedRoundRobin = field(default_factory=WeightedRoundRobin)
+
+
+PREFILLED, ENDED = 0, 1
+_Event = tuple[float, int, int, SimulatedInstance, int]
+"""Time, sequence number, kind, instance, and the request or the instance's version."""
+
+
+def predicted_lengths(output_tokens: Ints, mae: float, seed: int) -> Floats:
+    """Return output lengths as a predictor of that mean absolute error would give them: (n_requests,), at least 1.
+
+    *Our reading* of the paper's classifier (MAE 110 tokens): errors are Laplace distributed and do not depend on the
+    length. Cutting them off at one token makes the error of short answers smaller, and all of them slightly too long.
+    """
+    error = np.random.default_rng(seed).laplace(0.0, mae, output_tokens.size) if mae > 0 else 0.0
+    return np.maximum(output_tokens + error, 1.0)
+
+
+class ServingSimulation:
+    """One run.
+
+    Args:
+        site: The pool.
+        rates: Of its places, from the simulation's start.
+        trace: The requests.
+        plans: The half hours, the first from 0 s.
+        options: How.
+    """
+
+    def __init__(
+        self, site: Site, rates: PlaceRates, trace: RequestTrace, plans: Sequence[HalfHour], options: ServingOptions
+    ) -> None:
+        self._site, self._rates, self._trace, self._plans, self._options = site, rates, trace, plans, options
+        self._places = {place.name: at for at, place in enumerate(site.spec.places)}
+        n = len(trace)
+        self._arrival_s = trace.arrival_s.tolist()
+        self._tokens: list[int] = trace.output_tokens.tolist()
+        self._predicted = predicted_lengths(trace.output_tokens, options.length_mae, options.seed)
+        self._classes = self._classify([plan.partition for plan in plans])
+        self._first_s, self._finish_s, self._sent_s = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+        self._latency_s, self._class = np.full(n, np.nan), np.zeros(n, np.int64)
+        self._requests: dict[int, ServingRequest] = {}
+        self._instances: list[SimulatedInstance] = []
+        self._numbers, self._sequence = itertools.count(), itertools.count()
+        self._pools: dict[str, _ClassPool] = {}
+        self._learners: dict[tuple[str, str, str | None], ClockLearner] = {}
+        self._events: list[_Event] = []
+        self._partition = plans[0].partition
+        self._preemptions = 0
+        self._open = n
+        self._energy_j = self._carbon_g = self._clock_mhz_s = self._up_s = 0.0
+        self._current: list[float] = []
+
+    def run(self) -> Outcome:
+        """Run to the last request's end, and return what it came to."""
+        horizon_s = self._trace.length_s
+        ticks = self._options.frequency is not Frequency.FIXED
+        plans, n, arrived = list(self._plans), len(self._trace), 0
+        next_tick = TICK_S if ticks else np.inf
+        next_rate, rate_step = 0.0, 0
+        now = 0.0
+        while self._open or now < horizon_s:
+            arrival = self._arrival_s[arrived] if arrived < n else np.inf
+            event = self._events[0][0] if self._events else np.inf
+            plan = plans[0].from_s if plans else np.inf
+            now = min(arrival, event, plan, next_tick, next_rate)
+            if not self._open and now > horizon_s:
+                now = horizon_s
+                break
+            if now > horizon_s + LATEST_S:
+                break
+            if next_rate <= now:
+                self._set_rates(now, rate_step)
+                rate_step, next_rate = rate_step + 1, next_rate + self._rates.step_s
+            elif plan <= now:
+                self._apply(plans.pop(0), now)
+            elif event <= now:
+                self._happens(heapq.heappop(self._events))
+            elif arrival <= now:
+                self._arrives(arrived, now)
+                arrived += 1
+            else:
+                self._set_clocks(now)
+                next_tick += TICK_S
+        for instance in self._instances:
+            self._retire(instance, now)
+        return self._outcome(now)
+
+    def _classify(self, partitions: Iterable[str]) -> dict[str, list[str]]:
+        """Return each request's predicted class by partition."""
+        lengths = np.round(self._predicted).astype(np.int64)
+        found: dict[str, list[str]] = {}
+        for partition in dict.fromkeys(partitions):
+            names = self._site.class_names(partition)
+            of = self._site.classes_of(partition, self._trace.input_tokens, lengths)
+            found[partition] = [names[at] for at in of.tolist()]
+        return found
+
+    def _set_rates(self, now: float, step: int) -> None:
+        current = self._rates.of_steps(step, 1)[:, 0].tolist()
+        self._current = current
+        for instance in self._instances:
+            instance.advance(now)
+            instance.rate = current[instance.place]
+
+    def _apply(self, plan: HalfHour, now: float) -> None:
+        """Start and drain instances as planned; one of a planned place and mode stays, whatever class it served."""
+        for instance in self._instances:
+            instance.advance(now)
+        left = [each for each in self._instances if not each.is_leaving]
+        wanted = [
+            (self._places[each.place], each.mode, each.request_class)
+            for each in plan.instances
+            for _ in range(each.count)
+        ]
+        same_partition = plan.partition == self._partition
+        kept: list[tuple[SimulatedInstance, str | None]] = []
+        for exactly in (True, False):
+            rest: list[tuple[int, str, str | None]] = []
+            for place, mode, name in wanted:
+                found = next(
+                    (
+                        each
+                        for each in left
+                        if (each.place, each.mode) == (place, mode)
+                        and (not exactly or (same_partition and each.request_class == name))
+                    ),
+                    None,
+                )
+                if found is None:
+                    rest.append((place, mode, name))
+                else:
+                    left.remove(found)
+                    kept.append((found, name))
+            wanted = rest
+        self._partition = plan.partition
+        for instance, name in kept:
+            self._serve(instance, name)
+        for place, mode, name in wanted:
+            self._start(place, mode, name, now)
+        for instance in left:
+            instance.is_leaving = True
+        self._instances = [each for each in self._instances if not self._is_gone(each, now)]
+        self._form_pools(now)
+
+    def _start(self, place: int, mode: str, name: str | None, now: float) -> None:
+        kind = self._kind(name, mode)
+        instance = SimulatedInstance(
+            str(next(self._numbers)), place, mode, kind, name, self._current[place], kind.clocks.highest, now
+        )
+        if now > 0:
+            instance.energy_j = kind.start_j
+            instance.carbon_g = kind.start_j * instance.rate / J_PER_KWH
+        self._instances.append(instance)
+
+    def _serve(self, instance: SimulatedInstance, name: str | None) -> None:
+        instance.request_class, instance.kind = name, self._kind(name, instance.mode)
+        instance.changed()
+        self._expect_end(instance)
+
+    def _kind(self, name: str | None, mode: str) -> ServerKind:
+        """Return the kind of a class and mode; of instances kept without a class, that of any class of the mode."""
+        if name is not None:
+            return self._site.kind(self._partition, name, mode)
+        part = self._site.partition(self._partition)
+        names = (each.name for each in part.classes for profile in each.profiles if profile.mode == mode)
+        return self._site.kind(self._partition, next(names), mode)
+
+    def _form_pools(self, now: float) -> None:
+        """Give each class the instances that serve it, and its waiting requests."""
+        waiting = [request for pool in self._pools.values() for request in pool.queue]
+        staying = [each for each in self._instances if not each.is_leaving]
+        serving = [each for each in staying if each.request_class is not None] or staying
+        names = self._site.class_names(self._partition) if self._options.classify else [ANY]
+        pools: dict[str, _ClassPool] = {}
+        for name in names:
+            own = [each for each in serving if name in (each.request_class, ANY)] or serving
+            pools[name] = _ClassPool(RequestQueue(self._options.order, _times_of(own)), own)
+        self._pools = pools
+        for request in waiting:
+            self._pool_of(int(request.id)).queue.requeue(request)
+        for pool in pools.values():
+            self._dispatch(pool, now)
+
+    def _pool_of(self, request: int) -> _ClassPool:
+        return self._pools[self._classes[self._partition][request] if self._options.classify else ANY]
+
+    def _arrives(self, index: int, now: float) -> None:
+        request = ServingRequest(str(index), now, float(self._predicted[index]))
+        pool = self._pool_of(index)
+        pool.queue.push(request)
+        self._dispatch(pool, now)
+        if self._options.preempt and self._options.order is not Order.FCFS and request.id in pool.queue:
+            self._preempt(pool, now)
+
+    def _dispatch(self, pool: _ClassPool, now: float) -> None:
+        while len(pool.queue) and any(each.has_room for each in pool.instances):
+            loads = [each.load() for each in pool.instances if not each.is_leaving]
+            chosen = pool.turns.choose(loads)
+            request = pool.queue.pop() if chosen is not None else None
+            if chosen is None or request is None:
+                return
+            instance = next(each for each in pool.instances if each.id == chosen.id)
+            self._send(request, instance, now)
+
+    def _send(self, request: ServingRequest, instance: SimulatedInstance, now: float) -> None:
+        index = int(request.id)
+        self._requests[index] = request
+        self._sent_s[index] = now
+        self._class[index] = self._class_number(index)
+        self._latency_s[index] = instance.kind.times.latency_s(self._tokens[index])
+        instance.advance(now)
+        instance.prefilling += 1
+        if instance.held == 1:
+            instance.changed()
+        prefill_s = instance.kind.server.prefill_s(float(self._trace.input_tokens[index]), instance.clock_mhz)
+        heapq.heappush(self._events, (now + prefill_s, next(self._sequence), PREFILLED, instance, index))
+
+    def _class_number(self, index: int) -> int:
+        names = self._site.class_names(self._partition)
+        return names.index(self._classes[self._partition][index])
+
+    def _preempt(self, pool: _ClassPool, now: float) -> None:
+        """Let the head of the queue take the place of the last of those in service, if it comes before it."""
+        head = pool.queue.peek()
+        if head is None:
+            return
+        running: dict[str, SimulatedInstance] = {}
+        for instance in pool.instances:
+            instance.advance(now)
+            for index in instance.members:
+                request = self._requests[index]
+                request.tokens_done = self._tokens[index] - instance.lacks(index)
+                running[request.id] = instance
+        victims = (self._requests[int(each)] for each in running)
+        victim = preempted_by(head, victims, self._options.order, pool.queue.times)
+        if victim is None:
+            return
+        instance = running[victim.id]
+        lacking = instance.leave(int(victim.id))
+        victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
+        self._preemptions += 1
+        pool.queue.pop()
+        pool.queue.requeue(victim)
+        self._send(head, instance, now)
+        self._expect_end(instance)
+
+    def _happens(self, event: _Event) -> None:
+        now, _, kind, instance, what = event
+        if kind == ENDED:
+            if what != instance.version:
+                return
+            instance.advance(now)
+            ended = instance.ended()
+        else:
+            instance.advance(now)
+            instance.prefilling -= 1
+            ended = self._first_token(instance, what, now)
+        for index in ended:
+            self._end(instance, index, now)
+        self._expect_end(instance)
+        if not ended:
+            return
+        if self._is_gone(instance, now):
+            self._instances.remove(instance)
+            return
+        for pool in self._pools.values():
+            if instance in pool.instances:
+                self._dispatch(pool, now)
+
+    def _first_token(self, instance: SimulatedInstance, index: int, now: float) -> list[int]:
+        """Let a prefilled request decode; return it if its only token is there already."""
+        request = self._requests[index]
+        if np.isnan(self._first_s[index]):
+            self._first_s[index] = now
+            instance.seen.ttft_s += now - request.arrival_s
+            instance.seen.queued_s += self._sent_s[index] - request.arrival_s
+            instance.seen.first_tokens += 1
+        left = self._tokens[index] - request.tokens_done - 1
+        if left <= 0:
+            instance.changed()
+            return [index]
+        instance.join(index, left)
+        return []
+
+    def _end(self, instance: SimulatedInstance, index: int, now: float) -> None:
+        request = self._requests.pop(index)
+        self._finish_s[index] = now
+        self._open -= 1
+        seen = instance.seen
+        seen.e2e_s += now - request.arrival_s
+        seen.ended += 1
+        seen.ended_tokens += self._tokens[index]
+
+    def _expect_end(self, instance: SimulatedInstance) -> None:
+        at_s = instance.next_end_s()
+        if at_s is not None:
+            heapq.heappush(self._events, (at_s, next(self._sequence), ENDED, instance, instance.version))
+
+    def _set_clocks(self, now: float) -> None:
+        for instance in self._instances:
+            seen, kind = instance.seen, instance.kind
+            if not instance.held and not seen.ended and instance.clock_mhz == kind.clocks.lowest:
+                continue
+            instance.advance(now)
+            clock = self._next_clock(instance)
+            instance.seen = Seen()
+            if clock != instance.clock_mhz:
+                instance.clock_mhz = clock
+                instance.changed()
+                self._expect_end(instance)
+
+    def _next_clock(self, instance: SimulatedInstance) -> float:
+        seen, kind, options = instance.seen, instance.kind, self._options
+        report = seen.report()
+        if options.frequency is Frequency.MIAD:
+            return miad_clock(instance.clock_mhz, report, kind.limits, kind.clocks, options.miad)
+        key = (self._partition, instance.mode, instance.request_class)
+        learner = self._learners.setdefault(key, ClockLearner())
+        sample = ClockSample(
+            clock_mhz=instance.clock_mhz,
+            batch=seen.batch_s / seen.busy_s if seen.busy_s > 0 else 0.0,
+            report=report,
+            power_w=instance.power_w,
+            queued_s=seen.queued_s / seen.first_tokens if seen.first_tokens else 0.0,
+            tokens_per_request=seen.ended_tokens / seen.ended if seen.ended else None,
+            tokens_per_s=seen.tokens / TICK_S,
+            busy_share=min(seen.busy_s / TICK_S, 1.0),
+        )
+        learner.add(sample)
+        idle_w = kind.server.power_w(kind.clocks.lowest, is_busy=False)
+        return learned_clock(
+            learner, sample, kind.limits, kind.clocks, kind.server.capacity, idle_w=idle_w, config=options.miad
+        )
+
+    def _is_gone(self, instance: SimulatedInstance, now: float) -> bool:
+        if not instance.is_leaving or instance.held:
+            return False
+        self._retire(instance, now)
+        return True
+
+    def _retire(self, instance: SimulatedInstance, now: float) -> None:
+        """Count what an instance took."""
+        instance.advance(now)
+        self._energy_j += instance.energy_j
+        self._carbon_g += instance.carbon_g
+        self._clock_mhz_s += instance.clock_mhz_s
+        self._up_s += instance.up_s
+
+    def _outcome(self, now: float) -> Outcome:
+        done = np.isfinite(self._finish_s)
+        return Outcome(
+            served=ServedRequests(
+                self._trace.arrival_s[done],
+                self._first_s[done],
+                self._finish_s[done],
+                self._trace.output_tokens[done],
+                self._latency_s[done],
+            ),
+            request_class=self._class[done],
+            dispatched_s=self._sent_s[done],
+            unserved=int((~done).sum()),
+            energy_j=self._energy_j,
+            carbon_g=self._carbon_g,
+            preemptions=self._preemptions,
+            clock_mhz=self._clock_mhz_s / self._up_s if self._up_s else float("nan"),
+            ends_s=now,
+        )
+
+
+def _times_of(instances: Sequence[SimulatedInstance]) -> ServiceTimes:
+    """Return the times of a class's instances, weighted by what they serve."""
+    total = sum(each.kind.weight for each in instances)
+
+    def mean(values: Mapping[SimulatedInstance, float]) -> float:
+        return sum(each.kind.weight * value for each, value in values.items()) / total
+
+    return ServiceTimes(
+        mean({each: each.kind.times.ttft_s for each in instances}),
+        mean({each: each.kind.times.tbt_s for each in instances}),
+    )

@@ -1,0 +1,260 @@
+"""Requests through queues, instances, plans and clocks, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.contracts.pools import PoolsResult
+from services.contracts.serving import PoolSpec
+from services.core.policies.freesh.laxity import Order
+from services.core.policies.freesh.pool_planning import plan_pools
+from services.simulator.raw import TraceFormatError
+from services.simulator.serving.plans import Forecast, HalfHour, PlannedInstance, make_plans
+from services.simulator.serving.rates import PlaceRates
+from services.simulator.serving.requests import RequestTrace, read_requests
+from services.simulator.serving.run import ServingRun
+from services.simulator.serving.simulation import (
+    Frequency,
+    Outcome,
+    ServingOptions,
+    ServingSimulation,
+    predicted_lengths,
+)
+from services.simulator.serving.site import Site, papers_pools
+
+FIXED = ServingOptions(order=Order.FCFS, frequency=Frequency.FIXED)
+RATES = PlaceRates(300.0, np.array([[400.0], [100.0]]), ("here", "there"))
+
+
+def a_site(max_qps: float = 1.0, **terms: Any) -> Site:
+    """Two places, and one mode of one GPU: 20 ms between tokens of ten requests, 100 ms to the first."""
+    profile = {"mode": "one", "max_qps": max_qps, "power_w": 400, "latency_s": 10, "ttft_ms": 100, "tbt_ms": 20}
+    document = {
+        "places": [{"name": name, "zone": name, "gpus": {"A100-SXM4-40GB": 4}} for name in ("here", "there")],
+        "modes": [{"name": "one", "gpu_model": "A100-SXM4-40GB", "gpus": 1, "command": ["serve"]} | terms],
+        "partitions": [{"name": "all", "classes": [{"name": "any", "profiles": [profile]}]}],
+    }
+    return Site(PoolSpec.model_validate(document))
+
+
+def a_trace(*requests: tuple[float, int]) -> RequestTrace:
+    arrivals, tokens = np.array([each[0] for each in requests]), np.array([each[1] for each in requests])
+    return RequestTrace("made up", arrivals, np.full(len(requests), 100), tokens.astype(np.int64))
+
+
+def a_plan(*instances: tuple[str, int], from_s: float = 0.0) -> HalfHour:
+    result = PoolsResult.model_validate({"status": "optimal", "solver": "highs"})
+    planned = tuple(PlannedInstance(place, "any", "one", count) for place, count in instances)
+    return HalfHour(from_s, "all", planned, result)
+
+
+def simulated(
+    trace: RequestTrace, *plans: HalfHour, options: ServingOptions = FIXED, site: Site | None = None
+) -> Outcome:
+    return ServingSimulation(site or a_site(), RATES, trace, plans or [a_plan(("here", 1))], options).run()
+
+
+def step_s(batch: int) -> float:
+    return 0.020 * (1 + 0.010 * (batch - 1)) / (1 + 0.010 * 9)
+
+
+def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
+    found = simulated(a_trace((0.0, 101)))
+
+    assert found.served.ttft_s[0] == pytest.approx(0.1)
+    assert found.served.e2e_s[0] == pytest.approx(0.1 + 100 * step_s(1))
+    assert found.energy_j == pytest.approx(400 * (0.1 + 100 * step_s(1)))
+    assert found.carbon_g == pytest.approx(found.energy_j / 3.6e6 * 400)
+    assert found.served.latency_s[0] == pytest.approx(0.1 + 101 * 0.020)
+
+
+def test_two_at_once_slow_each_other_down_until_one_ends() -> None:
+    found = simulated(a_trace((0.0, 11), (0.0, 21)))
+
+    first = 0.1 + 10 * step_s(2)
+    assert found.served.finish_s.tolist() == pytest.approx([first, first + 10 * step_s(1)])
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 300)), min_size=1, max_size=10))
+def test_events_give_what_going_from_change_to_change_gives(rows: list[tuple[float, int]]) -> None:
+    """No more requests than the instance decodes together, so that none waits."""
+    trace = a_trace(*sorted(rows))
+    joins, left = (trace.arrival_s + 0.1).tolist(), (trace.output_tokens - 1.0).tolist()
+    now, end = 0.0, dict[int, float]()
+    while len(end) < len(trace):
+        inside = [at for at in range(len(trace)) if at not in end and joins[at] <= now + 1e-12]
+        for at in [each for each in inside if left[each] <= 1e-9]:
+            end[at] = now
+            inside.remove(at)
+        later_s = [joins[at] - now for at in range(len(trace)) if joins[at] > now + 1e-12]
+        passed_s = min([left[at] * step_s(len(inside)) for at in inside] + later_s, default=0.0)
+        for at in inside:
+            left[at] -= passed_s / step_s(len(inside))
+        now += passed_s
+
+    found = simulated(trace)
+
+    assert found.served.finish_s.tolist() == pytest.approx([end[at] for at in range(len(trace))], abs=1e-6)
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 400)), min_size=1, max_size=60),
+    st.sampled_from(list(Order)),
+    st.sampled_from(list(Frequency)),
+)
+def test_every_request_is_served_once_whatever_the_order(
+    rows: list[tuple[float, int]], order: Order, frequency: Frequency
+) -> None:
+    trace = a_trace(*sorted(rows))
+    options = ServingOptions(order=order, frequency=frequency, length_mae=50.0)
+
+    found = simulated(trace, options=options)
+    again = simulated(trace, options=options)
+
+    assert (len(found.served), found.unserved) == (len(trace), 0)
+    assert bool((found.served.e2e_s >= 0.1 + (trace.output_tokens - 1) * step_s(1) - 1e-6).all())
+    assert found.energy_j <= 400 * found.ends_s + 1e-6
+    assert again.served.finish_s.tolist() == found.served.finish_s.tolist()
+
+
+def test_the_eleventh_waits_for_one_of_ten_to_end() -> None:
+    found = simulated(a_trace(*[(0.0, 101)] * 10, (1.0, 11)))
+
+    ten_end = 0.1 + 100 * step_s(10)
+    assert found.dispatched_s[10] == pytest.approx(ten_end)
+    assert found.served.first_token_s[10] == pytest.approx(ten_end + 0.1)
+
+
+def test_llf_takes_a_place_for_the_urgent_and_the_other_goes_on_where_it_was() -> None:
+    long, short = 500, 5
+    trace = a_trace(*[(0.0, long)] * 10, (1.0, short))
+
+    llf = simulated(trace, options=replace(FIXED, order=Order.LLF))
+    patient = simulated(trace, options=replace(FIXED, order=Order.LLF, preempt=False))
+
+    assert (llf.preemptions, patient.preemptions) == (1, 0)
+    assert llf.served.e2e_s[10] == pytest.approx(0.1 + (short - 1) * step_s(10), rel=0.05)
+    assert patient.served.e2e_s[10] > 5
+    # the one that lost its place waited for the short one and read its prompt again: about a fifth of a second
+    assert 0 < llf.served.finish_s.max() - simulated(a_trace(*[(0.0, long)] * 10)).served.finish_s.max() < 0.5
+
+
+def test_fcfs_preempts_nobody() -> None:
+    trace = a_trace(*[(0.1 * at, 20 if at > 20 else 300) for at in range(40)])
+
+    assert simulated(trace).preemptions == 0
+    assert simulated(trace, options=replace(FIXED, order=Order.SRTF)).preemptions > 0
+
+
+def test_a_plan_moves_the_requests_and_drains_what_it_does_not_have() -> None:
+    trace = a_trace((0.0, 401), (9.0, 401), (2_000.0, 2))
+    plans = [a_plan(("here", 1)), a_plan(("there", 1), from_s=10.0)]
+
+    found = simulated(trace, *plans)
+
+    # both requests end where they began, the second after 9.1 s + 400 steps; then all power is drawn in the other place
+    ends = 9.1 + 400 * step_s(2)
+    assert found.served.finish_s[1] == pytest.approx(ends, rel=0.05)
+    here_j = 400 * found.served.finish_s[1]
+    there_j = 400 * (found.ends_s - 10.0)
+    assert found.energy_j == pytest.approx(here_j + there_j, rel=1e-6)
+    assert found.carbon_g == pytest.approx((here_j * 400 + there_j * 100) / 3.6e6, rel=1e-6)
+
+
+def test_a_start_costs_its_energy_and_what_stays_starts_nothing() -> None:
+    trace = a_trace((0.0, 2), (3_000.0, 2))
+    site = a_site(start_wh=100.0)
+    same = simulated(trace, a_plan(("here", 1)), a_plan(("here", 1), from_s=1_800.0), site=site)
+    more = simulated(trace, a_plan(("here", 1)), a_plan(("here", 2), from_s=1_800.0), site=site)
+
+    assert more.energy_j - same.energy_j == pytest.approx(360_000 + 400 * (more.ends_s - 1_800))
+
+
+def test_clocks_follow_latency() -> None:
+    """The class has no limits: the clock falls by 100 MHz a second to the lowest, and power with it."""
+    trace = a_trace((0.0, 2), (60.0, 2))
+
+    fixed, miad = simulated(trace), simulated(trace, options=replace(FIXED, frequency=Frequency.MIAD))
+
+    assert fixed.clock_mhz == 1_410
+    # 12 seconds on the way down, 48 at 300 MHz
+    assert 300 < miad.clock_mhz < 560
+    assert miad.energy_j < 0.5 * fixed.energy_j
+
+
+def test_intensity_changes_with_the_hour() -> None:
+    rates = PlaceRates(300.0, np.array([[400.0, 0.0], [100.0, 100.0]]), ("here", "there"))
+    trace = a_trace((0.0, 2), (599.9, 1))
+
+    found = ServingSimulation(a_site(), rates, trace, [a_plan(("here", 1))], FIXED).run()
+
+    assert found.carbon_g == pytest.approx(400 * 300 / 3.6e6 * 400, rel=1e-6)
+
+
+def test_predicted_lengths_have_the_error_they_should() -> None:
+    tokens = np.full(20_000, 2_000)
+
+    assert float(np.abs(predicted_lengths(tokens, 110.0, 1) - tokens).mean()) == pytest.approx(110, rel=0.05)
+    assert predicted_lengths(tokens, 0.0, 1).tolist() == tokens.tolist()
+    assert float(predicted_lengths(np.ones(1_000), 110.0, 1).min()) >= 1
+
+
+def paper() -> tuple[Site, RequestTrace, dict[str, Any]]:
+    site, trace = Site(papers_pools()), read_requests("azure-2023-conv")
+    names = [part.name for part in site.spec.partitions]
+    return site, trace, {name: site.classes_of(name, trace.input_tokens, trace.output_tokens) for name in names}
+
+
+def test_plans_are_the_planners_for_the_peaks_that_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "services.simulator.serving.plans.plan_pools",
+        lambda problem, *a, **k: asked.append(problem) or plan_pools(problem),
+    )
+    site, trace, classes = paper()
+    rates = PlaceRates(1_800.0, np.array([[900.0, 100.0], [500.0, 500.0], [700.0, 700.0]]), ("loc1", "loc2", "loc3"))
+
+    perfect = make_plans(site, rates, trace, classes)
+    last = make_plans(site, rates, trace, classes, forecast=Forecast.LAST)
+    held = make_plans(site, rates, trace, classes, replan=False)
+
+    assert [plan.from_s for plan in perfect] == [0, 1_800]
+    assert [plan.from_s for plan in held] == [0]
+    assert asked[0].rates[:, 0].tolist() == [900, 500, 700]
+    assert asked[1].rates[:, 0].tolist() == [100, 500, 700]
+    assert asked[1].running.sum() == sum(each.count for each in perfect[0].instances)
+    first, then = (problem.partitions[1].demand_qps for problem in asked[:2])
+    assert asked[3].partitions[1].demand_qps[:, 0].tolist() == first.max(axis=1).tolist()
+    assert then.tolist() != first.tolist()
+    assert last[0].instances == perfect[0].instances
+
+
+def test_rates_that_do_not_fit_five_minutes_are_refused() -> None:
+    site, trace, classes = paper()
+    with pytest.raises(TraceFormatError, match="do not divide"):
+        make_plans(site, PlaceRates(70.0, np.ones((3, 100)), ("a", "b", "c")), trace, classes)
+
+
+def test_the_papers_ordering_of_clocks_holds() -> None:
+    run = ServingRun("azure-2023-conv", carbon_hour=11.5, qps_scale=2.0)
+    inputs = run.inputs()
+    fixed = replace(run, options=replace(run.options, frequency=Frequency.FIXED)).of(*inputs)
+    miad = run.of(*inputs)
+
+    assert fixed["requests"] == miad["requests"] == 2 * 19_366
+    assert 0.6 < miad["energy_wh"] / fixed["energy_wh"] < 0.8
+    assert miad["e2e_mean_s"] > fixed["e2e_mean_s"]
+    assert miad["violation_rate"] < 0.02
+
+
+def test_an_unknown_partition_is_named() -> None:
+    with pytest.raises(TraceFormatError, match="has no partition 'c'; it has a, b"):
+        ServingRun("azure-2023-conv", partition="c").inputs()
