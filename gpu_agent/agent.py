@@ -25,6 +25,7 @@ from gpu_agent.controls import Controls
 from gpu_agent.devices.driver import Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
@@ -94,6 +95,8 @@ class Agent:
             is_clean=self.controls.is_clean,
             fetch=lambda start: self._fetcher.fetch(start),
         )
+        limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
+        self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
         utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
         host = host_power(settings.host_power, CpuPowerModel(utilisation, power_w), simulated=simulated)
         self.meter = Meter(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, router
 from gpu_agent.settings import AgentSettings
@@ -18,7 +19,7 @@ from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
 
 _PR_SET_DUMPABLE = 4
-_MOST_BODY_BYTES = 64 * 1024
+_MOST_BODY_BYTES = 512 * 1024
 
 
 def create_app(settings: AgentSettings) -> FastAPI:
@@ -49,6 +50,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
         max_body_bytes=_MOST_BODY_BYTES,
     )
     app.include_router(router)
+    app.include_router(exec_endpoints.router)
     return app
 
 

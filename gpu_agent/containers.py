@@ -104,6 +104,30 @@ def run_argv(
     return [*argv, start.spec.image or "", *start.spec.command]
 
 
+def exec_argv(
+    engine: Engine,
+    start: StartGang,
+    command: list[str],
+    local_rank: int | None,
+    *,
+    mark: str,
+    stdin: bool,
+    terminal: bool,
+) -> list[str]:
+    """Return the command that runs another command in a running container.
+
+    Args:
+        command: Program and arguments.
+        local_rank: As for ``run_argv``.
+        mark: ``NAME=value`` for its environment, by which the process can be found: it is no child of the engine's
+            client, and does not end with it.
+        stdin: Whether it reads standard input.
+        terminal: Whether it gets a terminal.
+    """
+    options = [*(["--interactive"] if stdin or terminal else []), *(["--tty"] if terminal else []), "--env", mark]
+    return [engine.program, "exec", *options, container_name(start, local_rank), *command]
+
+
 def remove_argv(engine: Engine, start: StartGang, local_ranks: Iterable[int | None] = (None,)) -> list[str]:
     """Return the command that removes the containers, whether or not ``run`` has ended."""
     return [engine.program, "rm", "--force", *(container_name(start, local_rank) for local_rank in local_ranks)]

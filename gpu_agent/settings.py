@@ -71,6 +71,11 @@ class AgentSettings(SharedSettings):
         False, description="End the ranks with the agent instead of leaving them to the next agent."
     )
     exit_grace_s: float = Field(6.0, ge=0, le=3_600)
+    exec_sessions: int = Field(32, ge=0, description="Commands that `wattshift exec` may run here at once.")
+    exec_idle_s: float = Field(
+        3_600.0, gt=0, description="A session in which nothing is typed or printed for so long is ended."
+    )
+    exec_longest_s: float = Field(86_400.0, gt=0, description="Longest session of `wattshift exec`.")
     log_stream_bytes: int = Field(256 * 2**20, ge=2**20, description="Output kept per rank and stream while it runs.")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)

@@ -13,6 +13,7 @@ while ranks run. It imports the standard library only and speaks to the agent th
 ``started``  written by the shim before the command may run; a second shim that finds it gives up
 ``exited``   written by the shim when nothing of the rank is left
 ``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
+``exec.sock`` made by the agent for a moment, to run another command beside the rank's (see ``exec_shim``)
 
 Secrets come through standard input instead, and those that are files go into a folder in memory, which the shim removes
 when nothing of the rank is left.
@@ -38,8 +39,15 @@ import sys
 import time
 from itertools import pairwise
 
+TYPE_CHECKING = False  # not that of typing, whose import would slow each start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpu_agent.exec_shim import Request, Sessions
+
 SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
 STDOUT, STDERR, ORDER = "stdout", "stderr", "order"
+EXEC_DOOR = "exec.sock"
 
 TWIN_STATUS = 75
 LOOK_S = 1.0
@@ -366,6 +374,7 @@ class _Shim:
         self._lease = _Lease()
         self._stop = _Stop()
         self._order = Order()
+        self._sessions: Sessions | None = None
         self._running: dict[int, str] = {}
         self._groups: set[int] = set()
         self._limit_at = float("inf")
@@ -395,7 +404,7 @@ class _Shim:
             pid = os.fork()
             if pid == 0:
                 os.close(gate_in)
-                _become(self._spec, process, gate_out, error_in, shim)
+                _become(self._spec, process, error_in, shim, gate=gate_out)
             self._running[pid] = process.name
             self._groups.add(pid)
         os.close(gate_out)
@@ -437,6 +446,27 @@ class _Shim:
             self._end("time_limit", now + self._spec.grace_s, limit)
         if now >= min(self._kill_at, self._lease.deadline):
             self._ended_by_force()
+        self._look_at_sessions(now)
+
+    def _look_at_sessions(self, now: float) -> None:
+        """Start what the agent asks for beside the rank, and end what nobody listens to any more."""
+        if self._sessions is None:
+            if not os.path.exists(EXEC_DOOR):
+                return
+            import exec_shim  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
+
+            self._sessions = exec_shim.Sessions(self._enter)
+        self._sessions.look(now)
+
+    def _enter(self, request: Request, error: int) -> int:
+        """Start a command in the environment of one of the rank's processes; return its process id."""
+        process = _Process("", request.argv)
+        process.environment = {**self._spec.processes[request.process].environment, **request.variables}
+        shim = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become(self._spec, process, error, shim, connect=request.connect)
+        return pid
 
     def _end(self, cause: str, kill_at: float, detail: str = "") -> None:
         """Send SIGTERM the first time; later requests may shorten the grace period and never lengthen it."""
@@ -452,7 +482,7 @@ class _Shim:
 
     def _signal(self, number: int) -> None:
         """Signal the processes' groups, and processes that left them and became children of this process."""
-        for group in self._groups:
+        for group in (*self._groups, *(self._sessions.pids() if self._sessions else ())):
             try:
                 os.killpg(group, number)
             except (ProcessLookupError, PermissionError):
@@ -474,6 +504,8 @@ class _Shim:
             if pid > 0:
                 if pid in self._running:
                     self._process_exited(self._running.pop(pid), os.waitstatus_to_exitcode(status))
+                elif self._sessions is not None:
+                    self._sessions.exited(pid, os.waitstatus_to_exitcode(status))
                 continue
             # A group that has become empty is forgotten at once: its number may be given to a stranger.
             self._groups = {group for group in self._groups if group in self._running or _group_exists(group)}
@@ -496,6 +528,8 @@ class _Shim:
         if self._ending == "failed":
             self._kill_at = min(self._kill_at, leftover_kill_at)
         self._end("leftover", leftover_kill_at)
+        if self._sessions is not None:
+            self._sessions.hang_up(clock())
         self._signal(signal.SIGTERM)
 
     def _read_exec_error(self) -> bool:
@@ -548,8 +582,22 @@ def _describe(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _become(spec: _Spec, process: _Process, gate: int, error: int, shim: int) -> None:
-    """Turn the forked child into the command; never returns."""
+def _to_files() -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for target, name in ((1, STDOUT), (2, STDERR)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), target)
+
+
+def _become(
+    spec: _Spec,
+    process: _Process,
+    error: int,
+    shim: int,
+    *,
+    gate: int | None = None,
+    connect: Callable[[], None] = _to_files,
+) -> None:
+    """Turn the forked child into the command, which waits at the ``gate``; never returns."""
     what = "the rank cannot be set up"
     try:
         os.setsid()
@@ -557,12 +605,10 @@ def _become(spec: _Spec, process: _Process, gate: int, error: int, shim: int) ->
         _be_killable()
         for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for target, name in ((1, STDOUT), (2, STDERR)):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), target)
+        connect()
         _change_user(spec.user)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: becoming another user clears it
-        if os.getppid() != shim or os.read(gate, 1) != b"g":
+        if os.getppid() != shim or (gate is not None and os.read(gate, 1) != b"g"):
             os._exit(NOT_EXECUTABLE)
         if spec.make_dir:
             what = f"cannot make the folder {os.fsdecode(spec.make_dir)}"

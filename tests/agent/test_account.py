@@ -18,6 +18,7 @@ from services.kit.redis import connect
 from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually
 from tests.agent.stand_in import StandIn
+from tests.agent.test_exec import run
 from tests.support.servers import scratch_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
@@ -161,3 +162,15 @@ def test_another_name_for_the_superuser_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pwd, "getpwnam", lambda _: root)
     with pytest.raises(DomainError, match="toor, which has the user id 0"):
         account_of_job("toor")
+
+
+async def test_a_command_beside_a_job_runs_as_its_user_too(node: Node) -> None:
+    await node.start(GPU_AGENT_RUN_AS="nobody")
+    gang = await node.run("sleep", "600")
+    await eventually(lambda: node.plane.state(gang) == "running")
+    program = "id -un; echo home $HOME; echo written > /dev/stdout; cat /proc/$PPID/environ && echo READ the shim"
+    plain = await run(node, gang, "sh", "-c", program)
+    terminal = await run(node, gang, "sh", "-c", program, terminal={"rows": 24, "columns": 80})
+    for printed in (plain.stdout.decode(), terminal.stdout.decode().replace("\r", "")):
+        assert printed.startswith("nobody\nhome /nonexistent\nwritten\n")
+        assert "READ" not in printed

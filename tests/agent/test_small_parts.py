@@ -59,6 +59,17 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
     assert containers.remove_argv(DOCKER, start) == ["/usr/bin/docker", "rm", "--force", "wattshift-job_1.2-1"]
 
 
+def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
+    mark = "WATTSHIFT_EXEC=s"
+    argv = containers.exec_argv(DOCKER, a_start(), ["nvidia-smi", "-L"], None, mark=mark, stdin=False, terminal=False)
+    assert argv == [
+        *("/usr/bin/docker", "exec", "--env", "WATTSHIFT_EXEC=s", "wattshift-job_1.2-1", "nvidia-smi", "-L"),
+    ]
+    argv = containers.exec_argv(DOCKER, a_start(), ["bash"], 1, mark=mark, stdin=True, terminal=True)
+    assert argv[2:4] == ["--interactive", "--tty"]
+    assert argv[-2:] == ["wattshift-job_1.2-1-1", "bash"]
+
+
 def test_a_standing_service_is_told_its_port() -> None:
     paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json")
 

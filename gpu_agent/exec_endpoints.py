@@ -1,0 +1,30 @@
+"""Exec sessions over HTTP: asked by admission alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from fastapi.responses import StreamingResponse
+
+from gpu_agent.endpoints import TheAgent
+from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.identity import KEY_HEADER
+
+Owner = Annotated[str, Header(alias=KEY_HEADER)]
+router = APIRouter()
+
+
+@router.post("/v1/allocations/{allocation_id}/exec/{session_id}")
+async def run_command(
+    agent: TheAgent, allocation_id: str, session_id: str, request: ExecRequest, owner: Owner
+) -> StreamingResponse:
+    """Run a command beside a rank; the answer is its events, and its end is the command's."""
+    session = await agent.exec_sessions.open(allocation_id, session_id, request, owner)
+    return StreamingResponse(session.messages(), media_type="text/event-stream")
+
+
+@router.put("/v1/exec/{session_id}")
+async def send_input(agent: TheAgent, session_id: str, given: ExecInput, owner: Owner) -> ExecInputAnswer:
+    """Send input, a size or a signal to a command."""
+    return await agent.exec_sessions.get(session_id, owner).feed(given)

@@ -1,0 +1,208 @@
+"""The shim's side of exec sessions: further processes in a rank's environment, children of the shim as the rank's are.
+
+The shim imports this once the agent knocks for the first time, by making a socket named ``exec.sock`` in the rank's
+folder. For each session the shim connects to it; the agent sends one request with the descriptors of the command's
+standard streams (``request_bytes``), and later ``signal=NUMBER``. The shim sends ``exit CODE`` at the end; before that,
+the child itself may send ``ERRNO WHAT`` if the command cannot be run. A session ends with its connection, so also when
+the agent is killed: SIGHUP, and SIGKILL after ``HANGUP_GRACE_S``. What a command leaves behind in it is killed.
+"""
+
+# ruff: noqa: SIM105  as in the shim
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import termios
+from collections.abc import Callable, Iterable
+
+DOOR = "exec.sock"
+HANGUP_GRACE_S = 5.0
+LONGEST_REQUEST_BYTES = 128 * 1024
+_MOST_DESCRIPTORS = 3
+
+
+class Request:
+    """A command to run.
+
+    Attributes:
+        process: Which of the rank's processes it shares the environment of.
+        variables: Further variables.
+        attends: Whether it is what an interactive rank waits for.
+        streams: Descriptors of its standard streams; one alone is a terminal.
+    """
+
+    def __init__(self, data: bytes, streams: list[int]) -> None:
+        self.argv: list[bytes] = []
+        self.process = 0
+        self.variables: dict[bytes, bytes] = {}
+        self.attends = False
+        self.streams = streams
+        for entry in data.split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name == b"argv":
+                self.argv.append(value)
+            elif name == b"process":
+                self.process = int(value)
+            elif name == b"env":
+                variable, _, content = value.partition(b"=")
+                self.variables[variable] = content
+            elif name == b"attends":
+                self.attends = True
+
+    def connect(self) -> None:
+        """Make the streams those of this process, which leads a session of its own."""
+        terminal = len(self.streams) == 1
+        for target, source in enumerate(self.streams * 3 if terminal else self.streams):
+            os.dup2(source, target)
+        if terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def request_bytes(entries: Iterable[tuple[str, str]]) -> bytes:
+    """Return a request: entries ``argv`` (repeated), ``process``, ``env`` (``NAME=value``, repeated), ``attends``."""
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
+
+
+class Ended:
+    """How a session's command ended."""
+
+    def __init__(self, code: int, *, attended: bool, hung_up: bool) -> None:
+        self.code = code
+        self.attended = attended
+        self.hung_up = hung_up
+
+
+class _Session:
+    def __init__(self, pid: int, connection: socket.socket, *, attends: bool) -> None:
+        self.pid = pid
+        self.connection = connection
+        self.attends = attends
+        self.kill_at = float("inf")
+
+
+class Sessions:
+    """The exec sessions of one rank.
+
+    Args:
+        start: Starts a command, given the request and the descriptor to which it writes why it cannot be run.
+    """
+
+    def __init__(self, start: Callable[[Request, int], int]) -> None:
+        self._start = start
+        self._waiting: list[socket.socket] = []
+        self._sessions: dict[int, _Session] = {}
+        self._is_closed = False
+        self.was_attended = False
+
+    def pids(self) -> list[int]:
+        """Return the commands' processes, each the leader of its own session and group."""
+        return list(self._sessions)
+
+    def look(self, now: float) -> None:
+        """Accept new sessions, and do what the agent asks of the running ones."""
+        self._knock()
+        for connection in self._waiting[:]:
+            self._receive(connection)
+        for session in self._sessions.values():
+            self._listen(session, now)
+            if now >= session.kill_at:
+                _signal_all(session.pid, signal.SIGKILL)
+
+    def hang_up(self, now: float) -> None:
+        """End all sessions, and accept no others: the rank itself is over."""
+        self._is_closed = True
+        for session in self._sessions.values():
+            _hang_up(session, now)
+
+    def exited(self, pid: int, code: int) -> Ended | None:
+        """Note the end of a process; None if it was no session's command."""
+        session = self._sessions.pop(pid, None)
+        if session is None:
+            return None
+        _signal_all(pid, signal.SIGKILL)
+        hung_up = session.kill_at < float("inf")
+        try:
+            session.connection.send(b"exit %d" % code)
+        except OSError:
+            pass
+        session.connection.close()
+        return Ended(code, attended=session.attends, hung_up=hung_up)
+
+    def _knock(self) -> None:
+        if not os.path.exists(DOOR):
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect(DOOR)
+        except OSError:  # left by an agent that was killed, or there are others before us
+            connection.close()
+            return
+        self._waiting.append(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, LONGEST_REQUEST_BYTES, _MOST_DESCRIPTORS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        self._waiting.remove(connection)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        if data and descriptors and not self._is_closed:
+            request = Request(data, descriptors)
+            pid = self._start(request, connection.fileno())
+            self._sessions[pid] = _Session(pid, connection, attends=request.attends)
+            self.was_attended = self.was_attended or request.attends
+        else:
+            connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _listen(self, session: _Session, now: float) -> None:
+        while session.kill_at == float("inf"):
+            try:
+                message = session.connection.recv(256)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                _hang_up(session, now)
+            elif message.startswith(b"signal="):
+                _signal_group(session.pid, int(message[7:]))
+
+
+def _hang_up(session: _Session, now: float) -> None:
+    if session.kill_at == float("inf"):
+        session.kill_at = now + HANGUP_GRACE_S
+        _signal_all(session.pid, signal.SIGHUP)
+        _signal_all(session.pid, signal.SIGCONT)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _signal_all(leader: int, number: int) -> None:
+    """Signal every process of a session, in whichever group a shell has put it."""
+    _signal_group(leader, number)
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if int(fields[3]) == leader and int(fields[2]) != leader:
+                os.kill(pid, number)
+        except (OSError, IndexError, ValueError):
+            continue
