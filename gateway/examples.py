@@ -9,6 +9,7 @@ JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
 PARAMETERS = {
     "job_id": JOB,
     "array_id": "array_01m7x7bdh29b0c6vxjkxnx1000",
+    "session_id": "exec_1_0_8f14e45fceea167a5a36dedd4bea2543",
     "tenant_id": "vision",
     "budget_id": "budget_01m7x7bc3bek0m17yf7jgq3ar1",
     "webhook_id": "webhook_01m7x7bc3bek0m17yf7jgq3ar1",
@@ -38,6 +39,8 @@ _TRAIN: dict[str, Any] = {
 BODIES: dict[str, Any] = {
     "submit_job": _TRAIN,
     "estimate_job": _TRAIN,
+    "run_in_job": {"command": ["nvidia-smi"]},
+    "send_to_command": {"offset": 0, "data": "MSsxCg==", "end": True},
     "submit_jobs": {"jobs": [_TRAIN, {"name": "eval", "command": ["python", "eval.py"]}]},
     "create_tenant": {"id": "vision", "limits": {"max_gpus": 64}},
     "change_tenant": {"limits": {"max_gpus": 128}},
@@ -126,6 +129,9 @@ BODIES: dict[str, Any] = {
 _MADE = {"id": JOB, "name": "resnet50", "state": "queued", "submitted_at": "2026-11-20T19:36:20.770244Z"}
 
 ANSWERS: dict[str, Any] = {
+    "exec_events": 'event: output\ndata: {"type":"output","stream":"stdout","data":"Mgo="}\n\n'
+    'event: exit\ndata: {"type":"exit","code":0}\n\n',
+    "send_to_command": {"offset": 4},
     "submit_job": _MADE,
     "submit_jobs": {"jobs": [_MADE]},
     "get_job_prediction": {

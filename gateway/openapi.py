@@ -11,6 +11,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from gateway.examples import ANSWERS, BODIES, PARAMETERS
 from gateway.routes import EVENTS, JSON, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
+from services.contracts.exec_sessions import ExecEvent
 from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
 from services.contracts.jobs import JobEvent
 from services.contracts.nodes import (
@@ -89,14 +90,12 @@ LOG_HEADERS = {
     LOG_GENERATION_HEADER: "Which of the job's gangs wrote the output.",
     LOG_NODE_HEADER: "On which of the gang's nodes it was written.",
 }
-EVENTS_SCHEMA: Schema = {
-    "type": "string",
-    "description": "Server-sent events. Each has an `id`, which a client sends back as `Last-Event-ID` to continue "
-    "after it, an `event` (`job.submitted`, `job.running`, ...), and as its `data` a `JobEvent` in JSON.",
-    "contentMediaType": EVENTS,
-    "x-event-data": {"$ref": "#/components/schemas/JobEvent"},
+EVENT_STREAMS: dict[type[BaseModel], str] = {
+    JobEvent: "Server-sent events. Each has an `id`, which a client sends back as `Last-Event-ID` to continue after "
+    "it, an `event` (`job.submitted`, `job.running`, ...), and as its `data` a `JobEvent` in JSON.",
+    ExecEvent: "Server-sent events. Each has an `event` (`started`, `output`, `notice`, `exit`), and as its `data` an "
+    "`ExecEvent` in JSON. A stream that ends without `exit` has lost its command.",
 }
-"""A string, as generated clients read it: most of them have no notion of an event stream."""
 TAGS = {
     "jobs": "Submit, inspect and control training jobs.",
     "events": "Follow what happens to jobs.",
@@ -163,9 +162,10 @@ class _Models:
     """The models of all routes, as schemas of one set of components."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
-        wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization"), (JobEvent, "serialization")]
+        wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization")]
         wanted.extend((message, "serialization") for message in MESSAGES.values())
         for route in routes:
+            wanted.extend((model, "serialization") for model in _models_in(route.event))
             wanted.extend((model, "validation") for model in _models_in(route.body))
             wanted.extend((model, "serialization") for model in _models_in(route.answer))
         unique = list(dict.fromkeys(wanted))
@@ -306,7 +306,7 @@ def _header_parameters(route: Route) -> list[Schema]:
 def _responses(route: Route, models: _Models) -> Schema:
     success: Schema = {"description": HTTPStatus(route.status).phrase, "headers": _answer_headers(route)}
     if route.media == EVENTS:
-        success["content"] = {EVENTS: {"schema": EVENTS_SCHEMA, "example": ANSWERS["events"]}}
+        success["content"] = {EVENTS: _event_stream(route, models)}
     elif route.media == TEXT:
         success["content"] = {TEXT: {"schema": {"type": "string"}}}
     elif route.answer is not None:
@@ -326,6 +326,18 @@ def _responses(route: Route, models: _Models) -> Schema:
         else:
             responses[str(status.code)] = {"description": status.meaning}
     return dict(sorted(responses.items()))
+
+
+def _event_stream(route: Route, models: _Models) -> Schema:
+    """Return a string, as generated clients read it: most of them have no notion of an event stream."""
+    assert route.event is not None
+    schema: Schema = {
+        "type": "string",
+        "description": EVENT_STREAMS[route.event],
+        "contentMediaType": EVENTS,
+        "x-event-data": models.schema(route.event, "serialization"),
+    }
+    return {"schema": schema, "example": ANSWERS["events" if route.event is JobEvent else "exec_events"]}
 
 
 def _answer_headers(route: Route) -> Schema:

@@ -93,6 +93,7 @@ def without_async(text: str) -> str:
         (r"\bAsyncClient\b", "Client"),
         (r"\bAsyncBaseTransport\b", "BaseTransport"),
         (r"\bAsyncIterator\b", "Iterator"),
+        (r"\bAsyncSender\b", "Sender"),
         (r"\b__aenter__\b", "__enter__"),
         (r"\b__aexit__\b", "__exit__"),
         (r"\baiter_", "iter_"),

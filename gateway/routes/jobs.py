@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import EVENTS, TEXT, Route, Status, Upstream
-from services.contracts import estimates, jobs, predictions, profiles, queries, reports
+from services.contracts import estimates, exec_sessions, jobs, predictions, profiles, queries, reports
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 _WRONG_STATE = Status(409, "The job's state does not allow it: `invalid_transition`.")
@@ -129,6 +129,7 @@ JOBS = (
         operation="follow_job_events",
         for_projects=True,
         query=queries.EventQuery,
+        event=jobs.JobEvent,
         media=EVENTS,
         headers=("last-event-id",),
         statuses=(Status(204, "The job has ended and the client has seen all its events; it need not reconnect."),),
@@ -144,6 +145,7 @@ JOBS = (
         operation="follow_events",
         for_projects=True,
         query=queries.EventQuery,
+        event=jobs.JobEvent,
         media=EVENTS,
         headers=("last-event-id",),
     ),
@@ -158,6 +160,35 @@ JOBS = (
         for_projects=True,
         query=queries.LogQuery,
         media=TEXT,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{job_id}/exec",
+        Role.USER,
+        Upstream.ADMISSION,
+        "jobs",
+        "Run a command in a running job",
+        "It gets the environment, folder and account of one of the job's processes, on its node. The answer lasts as "
+        "long as the command, and the command as long as the answer: a client that closes it ends the command. A "
+        "client sends input, or an empty one, at least every 30 seconds.",
+        operation="run_in_job",
+        body=exec_sessions.ExecRequest,
+        event=exec_sessions.ExecEvent,
+        media=EVENTS,
+        statuses=(Status(409, "The job does not run: `conflict`."),),
+    ),
+    Route(
+        "PUT",
+        "/v1/jobs/{job_id}/exec/{session_id}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "jobs",
+        "Send input to a command in a running job",
+        "Only the API key that started the command may send. What is sent again counts once.",
+        operation="send_to_command",
+        body=exec_sessions.ExecInput,
+        answer=exec_sessions.ExecInputAnswer,
+        statuses=(Status(409, "Bytes before `offset` are missing: `conflict`."),),
     ),
     Route(
         "GET",

@@ -55,6 +55,7 @@ class Route:
         query: Model of the query parameters; None where the operation takes none.
         body: Model of the JSON body; None where the operation takes none.
         answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
+        event: Model of an event's data, where ``media`` is that of event streams.
         media: Media type of the answer.
         status: Of success.
         headers: Request headers the operation reads, besides the usual ones.
@@ -74,6 +75,7 @@ class Route:
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     answer: AnswerType | None = None
+    event: type[BaseModel] | None = None
     media: str = JSON
     status: int = 200
     headers: tuple[str, ...] = ()

@@ -19,6 +19,8 @@ from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
 from services.admission.commits import Committer
 from services.admission.endpoints import job_routes
+from services.admission.exec_endpoints import exec_routes
+from services.admission.exec_sessions import Exec
 from services.admission.feed import EventFeed
 from services.admission.first_start import ensure_first_admin_patiently, show_secret
 from services.admission.hints import JobHints
@@ -63,7 +65,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         redis = connect(settings.redis_url)
-        session = new_session()
+        session, exec_session = new_session(), new_session(connections=0)
         hints = JobHints(redis)
         jobs = Jobs(engine, hints.give)
         arrays = Arrays(engine, hints.give)
@@ -86,6 +88,15 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         submissions = Submissions(committer, capacity, References(engine), arrays.find)
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
         app.include_router(array_routes(arrays))
+        sessions = Exec(
+            engine,
+            jobs,
+            exec_session,
+            token=settings.service_token,
+            timeout_s=settings.agent_timeout_s,
+            most_per_key=settings.exec_sessions_per_key,
+        )
+        app.include_router(exec_routes(sessions))
         budgets = Budgets(engine, hints.give)
         app.include_router(access_routes(Access(engine)))
         app.include_router(user_routes(Users(engine)))
@@ -110,6 +121,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         finally:
             await end_tasks(tasks)
             await sender.close()
+            await sessions.close()
+            await exec_session.close()
             await session.close()
             await redis.aclose()
             await engine.dispose()

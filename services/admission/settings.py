@@ -75,3 +75,6 @@ class AdmissionSettings(SealingSettings):
     agent_timeout_s: float = Field(
         default=5, gt=0, description="How long a node may take to answer a request for output."
     )
+    exec_sessions_per_key: int = Field(
+        default=20, ge=0, description="Commands in running jobs that one API key may have open at once."
+    )

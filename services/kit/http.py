@@ -73,7 +73,7 @@ class ServiceClient:
                     content = await answer.read()
                     if answer.status < 400:
                         return content
-                    failure = _problem_of(answer.status, content, self._name)
+                    failure = problem_of(answer.status, content, self._name)
                     if answer.status not in RETRIED_STATUS:
                         break
             except (aiohttp.ClientError, TimeoutError, OSError):
@@ -85,7 +85,8 @@ class ServiceClient:
         return answer.model_validate_json(await self.request(method, path, **options))
 
 
-def _problem_of(status: int, content: bytes, name: str) -> ProblemError:
+def problem_of(status: int, content: bytes, name: str) -> ProblemError:
+    """Return the problem that another process answered; 503 of ``name`` if its answer is none."""
     try:
         problem = Problem.model_validate(orjson.loads(content))
     except (orjson.JSONDecodeError, ValidationError):

@@ -25,6 +25,7 @@ from services.admission.access_endpoints import access_routes
 from services.admission.array_endpoints import array_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
+from services.admission.exec_endpoints import exec_routes
 from services.admission.secret_endpoints import secret_routes
 from services.admission.user_endpoints import user_routes
 from services.admission.webhooks.endpoints import webhook_routes
@@ -44,6 +45,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         user_routes(UNUSED),
         webhook_routes(UNUSED),
         secret_routes(UNUSED),
+        exec_routes(UNUSED),
     ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
@@ -52,7 +54,10 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.SIMULATOR: (services.simulator.endpoints.router,),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router,),
 }
-NOT_BEHIND_THE_GATEWAY = {"gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only"}
+NOT_BEHIND_THE_GATEWAY = {
+    "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
+    "gpu_agent/exec_endpoints.py": "an agent is asked by admission and telemetry only",
+}
 
 NOT_PUBLIC = {
     ("POST", "/internal/submissions"): "the gateway sends it submissions in groups",

@@ -130,11 +130,12 @@ class LockedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """One of a job's gangs, and the addresses of its nodes' agents."""
+    """One of a job's gangs: its nodes by node rank, the GPUs on each, and the addresses of their agents."""
 
     id: str
     generation: int
     node_ids: tuple[str, ...]
+    gpus: tuple[int, ...]
     agent_urls: dict[str, str]
 
 
@@ -188,7 +189,8 @@ class JobRepository:
             return None
         node_ids = tuple(share["node_id"] for share in row.shares)
         known = await self._connection.execute(select(nodes.c.id, nodes.c.agent_url).where(nodes.c.id.in_(node_ids)))
-        return Allocated(row.id, row.generation, node_ids, {node.id: node.agent_url for node in known})
+        gpus = tuple(len(share["devices"]) for share in row.shares)
+        return Allocated(row.id, row.generation, node_ids, gpus, {node.id: node.agent_url for node in known})
 
     async def allocation_ended(self, allocation_id: str) -> bool:
         """Return whether the gang has ended."""

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from wattshift.errors import FieldError as FieldError
     from wattshift.errors import UnreachableError as UnreachableError
     from wattshift.errors import WattshiftError as WattshiftError
+    from wattshift.sessions import ExecResult as ExecResult
 
 _HOMES = {
     "ApiError": "wattshift.errors",
     "AsyncClient": "wattshift.aio",
     "Client": "wattshift.client",
+    "ExecResult": "wattshift.sessions",
     "FieldError": "wattshift.errors",
     "UnreachableError": "wattshift.errors",
     "WattshiftError": "wattshift.errors",
@@ -32,6 +34,7 @@ __all__ = [
     "ApiError",
     "AsyncClient",
     "Client",
+    "ExecResult",
     "FieldError",
     "UnreachableError",
     "WattshiftError",

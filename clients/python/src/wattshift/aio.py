@@ -36,6 +36,7 @@ from wattshift._exchange import (
 )
 from wattshift._json import read
 from wattshift.errors import ApiError, UnreachableError
+from wattshift.sessions import AsyncSender, Collector, ExecResult, exec_body, read_event
 
 
 class AsyncClient:
@@ -269,6 +270,47 @@ class AsyncClient:
                     return
                 await asyncio.sleep(FIRST_POLL_S)
 
+    async def exec(
+        self,
+        job: AnyJob,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        rank: int | None = None,
+        node: str | None = None,
+    ) -> ExecResult:
+        """Run a command in a running job, on its node and in its environment; return how it ended and what it wrote.
+
+        Args:
+            job: The job, or its id.
+            command: Program and arguments; they are not given to a shell.
+            stdin: Its standard input.
+            rank: The process of the job whose environment it gets; by default that of rank 0.
+            node: Instead of a rank: the first process on this node.
+
+        Raises:
+            ApiError: The job does not run (``conflict``), or has no such rank or node (``not_found``).
+            UnreachableError: The connection was lost; the command is ended.
+            WattshiftError: It wrote more than 64 MiB.
+        """
+        path, collector = f"/v1/jobs/{id_of(job)}/exec", Collector()
+        session_id = ""
+
+        async def put(body: dict[str, Any]) -> Any:
+            return (await self.request("PUT", f"{path}/{session_id}", json=body)).json()
+
+        async with self.stream(path, method="POST", json=exec_body(command, rank, node, stdin=bool(stdin))) as answer:
+            lines = answer.aiter_lines()
+            async for line in lines:
+                if (event := read_event(line)) and event.type == "started":
+                    session_id = event.session_id
+                    break
+            async with AsyncSender(put, stdin):
+                async for line in lines:
+                    if event := read_event(line):
+                        collector.add(event)
+        return collector.result()
+
     # --- what it took
 
     async def footprint(self, job: AnyJob) -> models.JobFootprintReport:
@@ -372,11 +414,17 @@ class AsyncClient:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Open the answer of a GET that goes on until the server ends it."""
+        """Open an answer that goes on until the server ends it."""
         timeout = httpx.Timeout(10, read=None)
-        given = Request("GET", path, params or {}, headers=headers or {}).arguments
+        given = Request(method, path, params or {}, json, headers=headers or {}).arguments
         try:
             async with self._http.stream(**given, timeout=timeout) as answer:
                 if answer.status_code >= 400:

@@ -35,6 +35,7 @@ from wattshift._exchange import (
 )
 from wattshift._json import read
 from wattshift.errors import ApiError, UnreachableError
+from wattshift.sessions import Collector, ExecResult, Sender, exec_body, read_event
 
 
 class Client:
@@ -267,6 +268,47 @@ class Client:
                     return
                 time.sleep(FIRST_POLL_S)
 
+    def exec(
+        self,
+        job: AnyJob,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        rank: int | None = None,
+        node: str | None = None,
+    ) -> ExecResult:
+        """Run a command in a running job, on its node and in its environment; return how it ended and what it wrote.
+
+        Args:
+            job: The job, or its id.
+            command: Program and arguments; they are not given to a shell.
+            stdin: Its standard input.
+            rank: The process of the job whose environment it gets; by default that of rank 0.
+            node: Instead of a rank: the first process on this node.
+
+        Raises:
+            ApiError: The job does not run (``conflict``), or has no such rank or node (``not_found``).
+            UnreachableError: The connection was lost; the command is ended.
+            WattshiftError: It wrote more than 64 MiB.
+        """
+        path, collector = f"/v1/jobs/{id_of(job)}/exec", Collector()
+        session_id = ""
+
+        def put(body: dict[str, Any]) -> Any:
+            return (self.request("PUT", f"{path}/{session_id}", json=body)).json()
+
+        with self.stream(path, method="POST", json=exec_body(command, rank, node, stdin=bool(stdin))) as answer:
+            lines = answer.iter_lines()
+            for line in lines:
+                if (event := read_event(line)) and event.type == "started":
+                    session_id = event.session_id
+                    break
+            with Sender(put, stdin):
+                for line in lines:
+                    if event := read_event(line):
+                        collector.add(event)
+        return collector.result()
+
     # --- what it took
 
     def footprint(self, job: AnyJob) -> models.JobFootprintReport:
@@ -370,11 +412,17 @@ class Client:
 
     @contextmanager
     def stream(
-        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[httpx.Response]:
-        """Open the answer of a GET that goes on until the server ends it."""
+        """Open an answer that goes on until the server ends it."""
         timeout = httpx.Timeout(10, read=None)
-        given = Request("GET", path, params or {}, headers=headers or {}).arguments
+        given = Request(method, path, params or {}, json, headers=headers or {}).arguments
         try:
             with self._http.stream(**given, timeout=timeout) as answer:
                 if answer.status_code >= 400:

@@ -1,0 +1,291 @@
+"""Commands in running jobs: who may run one, on which node, and the audit of each; the node does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.jobs import Jobs
+from services.admission.repository.audit import write_audit
+from services.admission.repository.jobs import Allocated, JobRepository
+from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.identity import KEY_HEADER, Identity
+from services.contracts.jobs import Job
+from services.contracts.problems import FieldError, ProblemCode
+from services.core.domain.jobs import JobState
+from services.kit.http import problem_of
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found, unavailable
+from services.kit.tasks import end_tasks
+
+log = Log(__name__)
+
+_ID = re.compile(r"exec_(\d{1,9})_(\d{1,5})_[0-9a-f]{32}")
+_LONGEST_EXIT_BYTES = 4_096
+_AUDITED_CHARACTERS = 1_000
+_AUDIT_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The node on which a command runs, beside which gang."""
+
+    url: str
+    node_id: str
+    allocation_id: str
+
+
+class Exec:
+    """Opens sessions and passes their events and input on.
+
+    A session lives as long as the answer that carries its events. Its id names the gang and the node, so that any
+    replica of admission finds where its input goes.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        jobs: Jobs,
+        session: aiohttp.ClientSession,
+        *,
+        token: str,
+        timeout_s: float,
+        most_per_key: int,
+    ) -> None:
+        """Create it.
+
+        Args:
+            engine: Of the database.
+            jobs: Finds jobs for their callers.
+            session: For the agents; its connections must not be limited, as each session has one.
+            token: The service token.
+            timeout_s: How long a node may take to begin an answer.
+            most_per_key: Sessions that one API key may have open in this process.
+        """
+        self._engine = engine
+        self._jobs = jobs
+        self._session = session
+        self._authorization = {"authorization": f"Bearer {token}"}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=SILENCE_S)
+        self._most_per_key = most_per_key
+        self._open: Counter[str] = Counter()
+        self._audits: set[asyncio.Task[None]] = set()
+
+    async def run(self, identity: Identity, job_id: str, request: ExecRequest) -> AsyncIterator[bytes]:
+        """Start a command; return its events.
+
+        Raises:
+            ProblemError: 404 if there is no such job, rank or node, 409 if the job does not run, 429 beyond the limits,
+                503 if the node does not answer.
+        """
+        job = await self._jobs.get(identity, job_id)
+        if job.state is not JobState.RUNNING:
+            detail = f"Job {job.name} is {job.state}; a command runs in a running job."
+            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+        if self._open[identity.key_id] >= self._most_per_key:
+            most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
+        found = await self._allocation(job_id, job.generation)
+        index, rank = _share(found, request)
+        place = _place(found, index)
+        session_id = f"exec_{found.generation}_{index}_{secrets.token_hex(16)}"
+        request = request.model_copy(update={"rank": rank, "node": None})
+        self._open[identity.key_id] += 1
+        began_at = time.monotonic()
+        try:
+            await self._audit_start(identity, job, place, request, session_id)
+            answer = await self._ask_node(identity, place, session_id, request)
+        except BaseException as error:
+            self._close(identity, job, session_id, began_at, None, f"not started: {error!r}"[:_AUDITED_CHARACTERS])
+            raise
+        events = self._events(identity, job, session_id, began_at, answer)
+        await anext(events)  # from here on it cleans up after itself, even if nobody takes an event
+        return events
+
+    async def send(self, identity: Identity, job_id: str, session_id: str, given: ExecInput) -> ExecInputAnswer:
+        """Pass input to a command.
+
+        Raises:
+            ProblemError: 404 if the caller has no such session, 409 if input before this is missing, 503 if the node
+                does not answer.
+        """
+        parts = _ID.fullmatch(session_id)
+        if parts is None:
+            raise not_found("session, or it has ended")
+        await self._jobs.get(identity, job_id)
+        place = _place(await self._allocation(job_id, int(parts[1])), int(parts[2]))
+        try:
+            async with self._session.put(
+                f"{place.url}/v1/exec/{session_id}",
+                data=given.model_dump_json(exclude_defaults=True),
+                headers=self._headers(identity),
+                timeout=self._timeout,
+            ) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise unavailable(f"Node {place.node_id}") from error
+        if answer.status != 200:
+            raise problem_of(answer.status, content, f"Node {place.node_id}")
+        return ExecInputAnswer.model_validate_json(content)
+
+    async def close(self) -> None:
+        """Finish what is still to be written to the audit log."""
+        if self._audits:
+            await asyncio.wait(self._audits, timeout=_AUDIT_PATIENCE_S)
+        await end_tasks(self._audits)
+
+    async def _allocation(self, job_id: str, generation: int) -> Allocated:
+        async with self._engine.connect() as connection:
+            found = await JobRepository(connection).allocation(job_id, generation)
+        if found is None:
+            raise not_found("session, or it has ended")
+        return found
+
+    async def _ask_node(
+        self, identity: Identity, place: _Place, session_id: str, request: ExecRequest
+    ) -> aiohttp.ClientResponse:
+        try:
+            answer = await self._session.post(
+                f"{place.url}/v1/allocations/{place.allocation_id}/exec/{session_id}",
+                data=request.model_dump_json(exclude_none=True),
+                headers=self._headers(identity),
+                timeout=self._streamed,
+            )
+            if answer.status != 200:
+                async with answer:
+                    content = await answer.read()
+                if answer.status == 404:  # its own 404s are 409s here: the rank was found to be there
+                    raise ProblemError(
+                        409, ProblemCode.CONFLICT, f"The agent of node {place.node_id} is too old for this."
+                    )
+                raise problem_of(answer.status, content, f"Node {place.node_id}")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise unavailable(f"Node {place.node_id}") from error
+        return answer
+
+    def _headers(self, identity: Identity) -> dict[str, str]:
+        return {**self._authorization, "content-type": "application/json", KEY_HEADER: identity.key_id}
+
+    async def _events(
+        self, identity: Identity, job: Job, session_id: str, began_at: float, answer: aiohttp.ClientResponse
+    ) -> AsyncIterator[bytes]:
+        last = b""
+        try:
+            yield b""
+            async for piece in answer.content.iter_any():
+                last = (last + piece)[-_LONGEST_EXIT_BYTES:]
+                yield piece
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("exec.broke_off", job_id=job.id, error=repr(error))
+        finally:
+            answer.close()
+            ended = _exit_in(last)
+            why = "the connection was lost" if ended is None else ended.detail or ""
+            self._close(identity, job, session_id, began_at, None if ended is None else ended.code, why)
+
+    # --- the audit
+
+    async def _audit_start(
+        self, identity: Identity, job: Job, place: _Place, request: ExecRequest, session_id: str
+    ) -> None:
+        async with self._engine.begin() as connection:
+            await write_audit(
+                *(connection, identity, "job.exec", job.id),
+                tenant=job.tenant_id,
+                node=place.node_id,
+                command=" ".join(request.command)[:_AUDITED_CHARACTERS],
+                terminal=request.terminal is not None,
+                session=_public(session_id),
+            )
+
+    def _close(
+        self, identity: Identity, job: Job, session_id: str, began_at: float, code: int | None, detail: str
+    ) -> None:
+        """Count a session as closed, and write its end down; in a task, as its request may have been cancelled."""
+        self._open[identity.key_id] -= 1
+        if not self._open[identity.key_id]:
+            del self._open[identity.key_id]
+        duration_s = round(time.monotonic() - began_at, 3)
+
+        async def write() -> None:
+            async with self._engine.begin() as connection:
+                await write_audit(
+                    *(connection, identity, "job.exec_ended", job.id),
+                    tenant=job.tenant_id,
+                    session=_public(session_id),
+                    exit_code=code,
+                    detail=detail,
+                    duration_s=duration_s,
+                )
+
+        self._spawn(write())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._audits.add(task)
+        task.add_done_callback(self._audited)
+
+    def _audited(self, task: asyncio.Task[None]) -> None:
+        self._audits.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("exec.end_not_audited", error=repr(error))
+
+
+def _share(found: Allocated, request: ExecRequest) -> tuple[int, int]:
+    """Return the number of the node in the gang, and the rank whose environment the command gets.
+
+    Raises:
+        ProblemError: 404 if the gang has no such rank or node.
+    """
+    firsts = [sum(found.gpus[:index]) for index in range(len(found.gpus))]
+    if request.node is not None:
+        if request.node not in found.node_ids:
+            _refuse("node", f"It runs on {', '.join(found.node_ids)}.", f"The job does not run on node {request.node}.")
+        index = found.node_ids.index(request.node)
+        return index, firsts[index]
+    rank = request.rank or 0
+    if rank >= sum(found.gpus):
+        _refuse("rank", f"Its ranks are 0 to {sum(found.gpus) - 1}.", f"The job has no rank {rank}.")
+    index = max(index for index, first in enumerate(firsts) if first <= rank)
+    return index, rank
+
+
+def _refuse(field: str, hint: str, detail: str) -> None:
+    errors = [FieldError(pointer=f"/{field}", detail=hint)]
+    raise ProblemError(404, ProblemCode.NOT_FOUND, f"{detail} {hint}", errors=errors)
+
+
+def _place(found: Allocated, index: int) -> _Place:
+    if index >= len(found.node_ids):
+        raise not_found("session, or it has ended")
+    node_id = found.node_ids[index]
+    url = found.agent_urls.get(node_id)
+    if url is None:
+        raise unavailable(f"Node {node_id}")
+    return _Place(url.rstrip("/"), node_id, found.id)
+
+
+def _public(session_id: str) -> str:
+    """Return the part of a session's id that may be shown: who knows all of it and has the key can type into it."""
+    return session_id[:-24]
+
+
+def _exit_in(last: bytes) -> ExecEvent | None:
+    """Return the exit that a stream ended with, if it did."""
+    head, found, data = last.rpartition(b"event: exit\ndata: ")
+    if not found or (head and not head.endswith(b"\n")):
+        return None
+    try:
+        return ExecEvent.model_validate_json(data)
+    except ValueError:
+        return None
