@@ -172,6 +172,7 @@ JOBS = (
         "long as the command, and the command as long as the answer: a client that closes it ends the command. A "
         "client sends input, or an empty one, at least every 30 seconds.",
         operation="run_in_job",
+        for_projects=True,
         body=exec_sessions.ExecRequest,
         event=exec_sessions.ExecEvent,
         media=EVENTS,
@@ -186,6 +187,7 @@ JOBS = (
         "Send input to a command in a running job",
         "Only the API key that started the command may send. What is sent again counts once.",
         operation="send_to_command",
+        for_projects=True,
         body=exec_sessions.ExecInput,
         answer=exec_sessions.ExecInputAnswer,
         statuses=(Status(409, "Bytes before `offset` are missing: `conflict`."),),

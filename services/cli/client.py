@@ -123,10 +123,17 @@ class Gateway:
         return items
 
     @contextmanager
-    def stream(self, path: str, **params: Any) -> Iterator[httpx.Response]:
+    def stream(self, path: str, *, method: str = "GET", json: Any = None, **params: Any) -> Iterator[httpx.Response]:
         """Open an answer that continues until the server ends it."""
-        with _for_the_user(self.url), self._client.stream(path, params=params) as answer:
+        with (
+            _for_the_user(self.url),
+            self._client.stream(path, method=method, json=json, params=params) as answer,
+        ):
             yield answer
+
+    def put(self, path: str, body: Any) -> Any:
+        """Return the JSON of a PUT, with the client's own errors: for requests that nobody waits for."""
+        return self._client.request("PUT", path, json=body).json()
 
     def _send(
         self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]

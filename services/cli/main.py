@@ -15,6 +15,7 @@ from services.cli import (
     clusters,
     demo,
     endpoints,
+    exec,
     export,
     fit,
     jobs,
@@ -40,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, jobs, cluster, clusters, access, users, budgets, secrets, report, serving),
+    *(local, jobs, exec, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:

@@ -1,0 +1,153 @@
+"""This end of a command that runs elsewhere: its streams, and the terminal in which it is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from services.cli.client import EXIT_UNAVAILABLE, CliError, Gateway
+from wattshift.sessions import Sender, SessionEvent, read_event
+
+EXIT_LOST = 255
+"""As ssh: the connection was lost, so that nobody knows how the command ended."""
+
+_PIECE_BYTES = 64 * 1024
+_ABANDON_AFTER = 3
+"""So many Ctrl-C end the waiting for a command that ignores them."""
+
+
+class LostError(CliError):
+    """A session broke off before its command's end."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection to the command was lost; the command is being ended", EXIT_LOST)
+
+
+def run_session(
+    gateway: Gateway, job_id: str, body: dict[str, Any], *, on_started: Callable[[], None] = lambda: None
+) -> tuple[int, str]:
+    """Run a command in a job with this process's streams; return its exit status, and why if not of itself.
+
+    Args:
+        gateway: Where the job is.
+        job_id: The job.
+        body: The request; with a ``terminal``, this process's terminal is passed through.
+        on_started: Called once the command runs.
+
+    Raises:
+        CliError: The command cannot be run.
+        LostError: The connection broke off.
+    """
+    path = f"/v1/jobs/{job_id}/exec"
+    ended: SessionEvent | None = None
+    with _lost_once_started() as has_started, gateway.stream(path, method="POST", json=body) as answer:
+        lines = answer.iter_lines()
+        started = next((event for event in map(read_event, lines) if event), None)
+        if started is None:
+            raise LostError
+        has_started.set()
+        on_started()
+        where = f"{path}/{started.session_id}"
+        with Sender(lambda given: gateway.put(where, given)) as sender:
+            session = _in_terminal if body.get("terminal") else _with_signals
+            with session(sender):
+                if body.get("stdin"):
+                    threading.Thread(target=_pass_stdin, args=(sender,), daemon=True).start()
+                ended = _print_events(lines, "\r\n" if body.get("terminal") else "\n")
+    if ended is None:
+        raise LostError
+    return ended.code, ended.detail
+
+
+def terminal_size() -> dict[str, int]:
+    """Return the size of this process's terminal."""
+    size = shutil.get_terminal_size()
+    return {"rows": max(size.lines, 1), "columns": max(size.columns, 1)}
+
+
+@contextmanager
+def _lost_once_started() -> Iterator[threading.Event]:
+    """Say of a connection that breaks off after the event is set that the command is lost."""
+    has_started = threading.Event()
+    try:
+        yield has_started
+    except CliError as error:
+        if has_started.is_set() and error.exit_code == EXIT_UNAVAILABLE:
+            raise LostError from error
+        raise
+
+
+def _print_events(lines: Iterator[str], newline: str) -> SessionEvent | None:
+    """Print what a command writes; return its exit, None if the stream breaks off."""
+    for line in lines:
+        if (event := read_event(line)) is None:
+            continue
+        if event.type == "output":
+            _write_all(1 if event.stream == "stdout" else 2, event.data)
+        elif event.type == "notice":
+            _write_all(2, f"{newline}wattshift: {event.detail}{newline}".encode())
+        elif event.type == "exit":
+            return event
+    return None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _pass_stdin(sender: Sender) -> None:
+    while data := os.read(0, _PIECE_BYTES):
+        sender.feed(data)
+    sender.end()
+
+
+@contextmanager
+def _with_signals(sender: Sender) -> Iterator[None]:
+    """Pass Ctrl-C on to a command without a terminal; repeated, it ends the waiting."""
+    pressed = 0
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed >= _ABANDON_AFTER:
+            raise KeyboardInterrupt
+        sender.signal("INT")
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _in_terminal(sender: Sender) -> Iterator[None]:
+    """Pass every key to the command, and the terminal's size as it changes; restore the terminal afterwards."""
+
+    def resized(_: int, __: FrameType | None) -> None:
+        size = terminal_size()
+        sender.resize(size["rows"], size["columns"])
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    kept = termios.tcgetattr(0)
+    before = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, resized)}
+    before |= {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is not lost
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, kept)
+        for number, handler in before.items():
+            signal.signal(number, handler)
