@@ -139,7 +139,7 @@ class Gateway:
         self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]
     ) -> httpx.Response:
         is_submission = "idempotency-key" in (headers or {})
-        content = body.model_dump_json() if isinstance(body, BaseModel) else None
+        content = body.model_dump_json(exclude_unset=True) if isinstance(body, BaseModel) else None
         with _for_the_user(self.url):
             return self._client.request(
                 method,

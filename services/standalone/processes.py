@@ -160,6 +160,16 @@ def first_account(environment: Mapping[str, str]) -> str:
         return ""
 
 
+def accounts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that say as which accounts jobs run.
+
+    An installation that root starts by ``sudo`` runs no job as root, unless a user has that account.
+    """
+    first = first_account(environment)
+    by_sudo = os.geteuid() == 0 and first not in ("", "root")
+    return {"ADMISSION_FIRST_ACCOUNT": first} | ({"GPU_AGENT_RUN_AS": first} if by_sudo else {})
+
+
 def zones_of(nodes: Iterable[Node], environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the grid zones of `nodes`, the installation's own first."""
     own = environment.get("WATTSHIFT_ZONE") or SharedSettings.model_fields["zone"].default

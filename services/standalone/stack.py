@@ -198,7 +198,7 @@ class Stack:
             "WATTSHIFT_NODE_JOIN_TOKEN": self.folder.secret("node-join-token"),
             "WATTSHIFT_SECRETS_KEY": self.environment.get("WATTSHIFT_SECRETS_KEY") or self.folder.secret("secrets-key"),
             "WATTSHIFT_SUPERVISED": "1",
-            "ADMISSION_FIRST_ACCOUNT": processes.first_account(self.environment),
+            **processes.accounts(self.environment),
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -99,3 +99,17 @@ FOOTPRINT = {"energy_j": 7_200.0, "carbon_gco2": 1.0}
 )
 def test_the_end_of_a_job_is_a_sentence(job: dict[str, object], says: str) -> None:
     assert ended_words({"name": "a", "footprint": FOOTPRINT, **job}).startswith(says)
+
+
+def test_a_key_of_a_user_and_a_project_submits_to_it_and_lists_its_users_jobs(
+    run: Run, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.call("POST", "/v1/tenants/default/users", body={"name": "ida"})
+    submitted(run, "others", "--label", "user=ida", "--project", "fish")
+    key = gateway.call("POST", "/v1/keys", body={"tenant_id": "default", "user": "ida", "project": "birds"})
+    monkeypatch.setenv("WATTSHIFT_API_KEY", key["secret"])
+    mine = submitted(run, "own")
+    with pytest.raises(CliError, match="limited to the project birds"):
+        submitted(run, "wrong", "--project", "fish")
+
+    assert [(job["id"], job["project"]) for job in json.loads(run("jobs", "--mine", "--json"))] == [(mine, "birds")]

@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from services.standalone.processes import first_account
+from services.standalone.processes import accounts, first_account
 
 
 def test_it_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +23,8 @@ def test_of_root_it_is_the_one_that_called_sudo(monkeypatch: pytest.MonkeyPatch)
     assert first_account({"SUDO_USER": "nobody"}) == "nobody"
     assert first_account({"SUDO_USER": "no-such-account"}) == ""
     assert first_account({}) == "root"
+    assert accounts({"SUDO_USER": "nobody"}) == {"ADMISSION_FIRST_ACCOUNT": "nobody", "GPU_AGENT_RUN_AS": "nobody"}
+    assert accounts({}) == {"ADMISSION_FIRST_ACCOUNT": "root"}
 
 
 def test_an_operators_own_choice_comes_first() -> None:
