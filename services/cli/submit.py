@@ -16,6 +16,7 @@ import typer.core
 from services.cli import following, output
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
 from services.cli.estimate import show_estimates
+from services.cli.names import job_or_array
 from services.cli.output import console
 from services.cli.reach import blocking_folder
 from services.cli.scripts import Script, read_script
@@ -267,6 +268,7 @@ def submit(
     gateway = Gateway()
     check_folders(gateway, specs)
     if test_only:
+        check_dependencies(gateway, specs)
         show_estimates(gateway, specs, as_json=as_json)
         return
     if follow and len(specs) == 1 and specs[0].array is not None:
@@ -358,6 +360,19 @@ def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
         if is_on_this_machine(gateway):
             raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
         print(f"wattshift: working folder {folder} {what} on this machine; nodes must have it", file=sys.stderr)
+
+
+def check_dependencies(gateway: Gateway, specs: list[JobSpec]) -> None:
+    """Check that the jobs exist that others wait for; those of the same submission are not looked for.
+
+    Raises:
+        CliError: One does not, or its name is ambiguous.
+    """
+    own = {spec.name for spec in specs} if len(specs) > 1 else set[str]()
+    words = [word for spec in specs if spec.after for _, word in spec.after.references()]
+    for word in dict.fromkeys(words):
+        if isinstance(word, str) and word not in own:
+            job_or_array(gateway, word)
 
 
 def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -> None:

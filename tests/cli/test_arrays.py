@@ -78,6 +78,11 @@ def test_dependencies_are_named_by_name_and_kept_by_id(run: Run, gateway: Gatewa
     assert (after["ok"], after["any"]) == ([sweep], [prepare])
 
 
+def test_a_test_finds_that_a_dependency_does_not_exist(run: Run) -> None:
+    with pytest.raises(CliError, match="there is no job 'nobody-here'"):
+        run("submit", "--test-only", "--after", "any:nobody-here", "--", "true")
+
+
 def test_a_file_of_jobs_names_its_own(run: Run, gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "chain.yaml"
     file.write_text(
