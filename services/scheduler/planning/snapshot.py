@@ -95,6 +95,7 @@ async def read_rows(
     """
     found = await gates(connection)
     left_out = withheld(found.jobs, found.limits, found.needs)
+    closed = {each.id for each in left_out}
     rows = await snapshots.cluster(
         connection,
         min_profile_s=settings.min_profile_s,
@@ -102,7 +103,7 @@ async def read_rows(
         node_standby_w=settings.node_standby_w,
         node_boot_w=settings.node_boot_w,
         with_unpredicted=with_unpredicted,
-        withheld=[each.id for each in left_out],
+        of_gated=[row.id for row in found.rows if row.id not in closed] if closed else None,
     )
     return rows, found.unexplained(left_out)
 

@@ -56,7 +56,7 @@ SELECT j.id, j.tenant_id, j.state,
         WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
 """
 JOBS = f"{_JOBS} ORDER BY j.id"
-JOBS_WITHOUT = f"{_JOBS} AND NOT EXISTS (SELECT FROM unnest($1::text[]) AS w(id) WHERE w.id = j.id) ORDER BY j.id"
+JOBS_OF_OPEN_GATES = f"{_JOBS} AND (NOT j.gated OR j.id = ANY($1::text[])) ORDER BY j.id"
 # Jobs beyond their project's budget are not there to be started; admission holds them and says why.
 
 SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
@@ -246,7 +246,7 @@ async def cluster(
     node_standby_w: float,
     node_boot_w: float,
     with_unpredicted: bool,
-    withheld: Sequence[str] = (),
+    of_gated: Sequence[str] | None = None,
 ) -> ClusterRows:
     """Return the live state.
 
@@ -256,12 +256,12 @@ async def cluster(
         node_min_on_s: How long a node must have been on before plans may power it down.
         node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
         with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
-        withheld: Jobs to leave out: they must not start yet.
+        of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all.
     """
-    if withheld:
-        jobs = await fetch_rows(connection, JobRow, JOBS_WITHOUT, list(withheld))
-    else:
+    if of_gated is None:
         jobs = await fetch_rows(connection, JobRow, JOBS)
+    else:
+        jobs = await fetch_rows(connection, JobRow, JOBS_OF_OPEN_GATES, list(of_gated))
     return ClusterRows(
         state=await rounds.state(connection),
         jobs=jobs,
