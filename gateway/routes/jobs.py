@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import EVENTS, TEXT, Route, Status, Upstream
-from services.contracts import estimates, exec_sessions, jobs, predictions, profiles, queries, reports
+from services.contracts import estimates, exec_sessions, explanations, jobs, predictions, profiles, queries, reports
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 _WRONG_STATE = Status(409, "The job's state does not allow it: `invalid_transition`.")
@@ -202,6 +202,19 @@ JOBS = (
         operation="get_job_profile",
         for_projects=True,
         answer=profiles.JobProfile,
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{job_id}/explain",
+        Role.USER,
+        Upstream.SCHEDULER,
+        "jobs",
+        "Explain why a job waits, how it runs, or what happened to it",
+        "Nothing is changed, and nothing is reserved. What other policies would do with the job is simulated in the "
+        "background: `under_policies` is `pending` until it is there.",
+        operation="explain_job",
+        for_projects=True,
+        answer=explanations.Explanation,
     ),
     Route(
         "GET",

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from services.cli import arrays, output
 from services.cli.client import CliError, Gateway
+from services.cli.explain import explain
 from services.cli.following import STREAM, follow, interruptible
 from services.cli.names import array_id, ids_of, is_array, job_id, job_or_array, path_of
 from services.cli.output import console
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command(cls=SubmitCommand)(submit)
     app.command("jobs")(list_jobs)
     app.command("job")(show_job)
+    app.command()(explain)
     app.command()(logs)
     for command in ("cancel", "hold", "release"):
         app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))

@@ -12,6 +12,9 @@ from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 
 MAX_POLICIES = 20
 HISTORY = "history"
+LIVE = "live"
+"""The present queue, nodes and forecast; a format of files, too, but not one that requests may name."""
+_NOT_WITH_LIVE = ("cluster", "start", "days", "recipe", "signal", "forecast", "predictor", "round_minutes")
 FILE_OPTIONS = ("jobs", "carbon", "forecast")
 
 Words = Annotated[Text, StringConstraints(min_length=1, max_length=1_000)]
@@ -101,11 +104,11 @@ class TrainingRequest(TrainingOptions):
 
     jobs: Word | InlineFile = Field(
         description="A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this "
-        "cluster."
+        "cluster, or `live` (for operators) for those that wait and run on it now."
     )
     carbon: Word | InlineFile = Field(
         description="A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of "
-        "`/v1/carbon/zones`, with its measured intensities."
+        "`/v1/carbon/zones`, with its measured intensities; with `live` also `live`."
     )
     forecast: Literal["perfect", "persistence", "issued"] | InlineFile = Field(
         default="perfect",
@@ -119,6 +122,16 @@ class TrainingRequest(TrainingOptions):
             raise ValueError("jobs 'history' needs start and days")
         if self.jobs == HISTORY and self.format is not None:
             raise ValueError("format goes with a file")
+        return self
+
+    @model_validator(mode="after")
+    def _live_is_all_live(self) -> Self:
+        if (self.jobs == LIVE) != (self.carbon == LIVE):
+            raise ValueError("jobs 'live' and carbon 'live' go together")
+        if self.format == LIVE:
+            raise ValueError("format 'live' is no format of a file")
+        if self.jobs == LIVE and (given := [name for name in _NOT_WITH_LIVE if name in self.model_fields_set]):
+            raise ValueError(f"{given[0]} does not go with jobs 'live', which have their own")
         return self
 
 
@@ -160,7 +173,7 @@ class Simulation(SimulationSummary):
     result: dict[str, Any] | list[dict[str, Any]] | None = Field(
         default=None,
         description="What `wattshift simulate training --json` prints: an object, or a list of objects for several "
-        "policies.",
+        "policies. Of jobs `live`, an object with `job_ids`, and per policy the start, end and emissions of each job.",
     )
 
 

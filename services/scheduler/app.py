@@ -19,10 +19,12 @@ from services.kit.policies import load_policies
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.scheduler import endpoints
+from services.scheduler import endpoints, explaining_endpoints
+from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns
+from services.scheduler.planning.live_view import LiveView
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -55,7 +57,10 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.database = database
             app.state.redis = redis
             app.state.service = SchedulerService(database)
-            app.state.dry_runs = DryRuns(database, settings, carbon, hook)
+            view = LiveView(database, settings, carbon, hook)
+            app.state.dry_runs = DryRuns(view)
+            simulator = ServiceClient(session, settings.simulator_url, "The simulator", token=settings.service_token)
+            app.state.explanations = Explanations(database, view, carbon, simulator)
             loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())
             yield
             await end_tasks([loop])
@@ -69,6 +74,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     app.state.settings = settings
     app.state.power_hook = hook
     app.include_router(endpoints.router)
+    app.include_router(explaining_endpoints.router)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
 

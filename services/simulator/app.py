@@ -21,7 +21,8 @@ from services.kit.policies import load_policies
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.simulator import endpoints
+from services.simulator import comparison_endpoints, endpoints
+from services.simulator.comparisons import Comparisons
 from services.simulator.queue import QUEUE, TASK, simulator_celery
 from services.simulator.repository import SimulationRepository
 from services.simulator.service import SimulatorService
@@ -51,12 +52,25 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
                 return ServiceClient(session, url, name, token=token, timeout_s=timeout_s)
 
             sources = ServiceSources(
-                client(settings.telemetry_url, "Telemetry"), client(settings.carbon_url, "The carbon service")
+                client(settings.telemetry_url, "Telemetry"),
+                client(settings.carbon_url, "The carbon service"),
+                client(settings.scheduler_url, "The scheduler"),
             )
             app.state.simulator = SimulatorService(work_queue, repository, sources, settings)
+            one_at_a_time = SimulatorService(
+                WorkQueue("simulation", repository, queue, max_pending_per_tenant=1), repository, sources, settings
+            )
+            comparisons = Comparisons(
+                repository,
+                one_at_a_time,
+                max_age_s=settings.comparison_max_age_s,
+                min_age_s=settings.comparison_min_age_s,
+            )
+            app.state.comparisons = comparisons
             sweeping = asyncio.create_task(Sweeper("simulation", repository, queue, settings).run())
             yield
             await end_tasks([sweeping])
+            await comparisons.close()
         await redis.aclose()
         await engine.dispose()
 
@@ -72,6 +86,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
     )
     app.include_router(endpoints.router)
+    app.include_router(comparison_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

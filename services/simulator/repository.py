@@ -20,6 +20,11 @@ _FORGET_INPUTS = text("""
     AND NOT EXISTS (SELECT FROM simulations s WHERE s.inputs @> ARRAY[i.sha256])
 """)
 
+_FORGET_OLDER = text("""
+    DELETE FROM simulations WHERE tenant_id = :tenant_id AND state NOT IN ('queued', 'running')
+    AND id NOT IN (SELECT id FROM simulations WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT :keep)
+""")
+
 _SUMMARY = (
     *(simulations.c[name] for name in ("done", "total", "run_s")),
     simulations.c.problem["policy"].label("policies"),
@@ -45,6 +50,10 @@ class SimulationRepository(WorkRepository):
         query = select(inputs.c.sha256, inputs.c.content).where(inputs.c.sha256.in_(hashes))
         async with self._engine.connect() as connection:
             return {row.sha256: gzip.decompress(row.content) for row in await connection.execute(query)}
+
+    async def forget_older(self, tenant_id: str, *, keep: int) -> None:
+        """Delete a tenant's runs that have ended, except for the newest."""
+        await self._change(_FORGET_OLDER.bindparams(tenant_id=tenant_id, keep=keep))
 
     async def forget_ended(self, keep_days: float) -> int:
         """Delete runs that ended ``keep_days`` ago or earlier, and files that no run uses; return how many runs."""

@@ -15,6 +15,7 @@ from services.contracts.schema import NAME_PATTERN
 from services.contracts.simulations import (
     FILE_OPTIONS,
     HISTORY,
+    LIVE,
     InlineFile,
     Simulation,
     SimulationList,
@@ -120,6 +121,8 @@ class SimulatorService:
         terms = request.model_dump(mode="json", exclude=set(FILE_OPTIONS))
         if request.jobs == HISTORY:
             terms["format"] = HISTORY_FORMAT
+        if request.jobs == LIVE:
+            terms["format"] = LIVE
         files = {name: contents[name].stored if name in contents else getattr(request, name) for name in FILE_OPTIONS}
         problem = TrainingProblem.model_validate({**terms, **files})
         async with self._reading:
@@ -141,10 +144,14 @@ class SimulatorService:
                     found[option] = await asyncio.to_thread(unpack, value, self._settings.max_file_bytes)
                 except DomainError as error:
                     raise OptionError(option, str(error)) from error
+        if request.jobs == LIVE:
+            if not caller.is_operator:
+                raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator may simulate the present queue.")
+            return {"jobs": await self._sources.live(caller)}
         if request.jobs == HISTORY:
             found |= await self._past(request, caller, wants_grid="carbon" not in found)
         elif isinstance(request.jobs, str) and request.jobs not in BUNDLED_JOBS:
-            known = ", ".join((*BUNDLED_JOBS, HISTORY))
+            known = ", ".join((*BUNDLED_JOBS, HISTORY, LIVE))
             raise OptionError("jobs", f"there is no job trace {request.jobs!r}; known: {known}, or a file's content")
         if "carbon" not in found and request.carbon not in BUNDLED_ZONES:
             known = ", ".join(BUNDLED_ZONES)
@@ -186,7 +193,8 @@ class SimulatorService:
             limits = self._settings
             if jobs > limits.max_jobs:
                 raise OptionError("jobs", f"{jobs} jobs are more than a run may have ({limits.max_jobs}); set days")
-            self._check_days(float(submitted_s[-1] - submitted_s[0]) / DAY_S)
+            if run.live is None:
+                self._check_days(float(submitted_s[-1] - submitted_s[0]) / DAY_S)
             if run.cluster.gpus > limits.max_gpus:
                 detail = f"{run.cluster.gpus} GPUs are more than a run may have ({limits.max_gpus})"
                 raise OptionError("cluster", detail)

@@ -23,3 +23,9 @@ class SimulatorSettings(WorkSettings):
     max_file_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Of an inline file, unpacked.")
     max_run_s: float = Field(default=3_600, ge=1, description="A run that takes longer is stopped and fails.")
     source_timeout_s: float = Field(default=15, gt=0, description="For a page of history or intensities.")
+    comparison_max_age_s: float = Field(
+        default=300, gt=0, description="An older simulation of the present queue is renewed when somebody asks for it."
+    )
+    comparison_min_age_s: float = Field(
+        default=15, ge=0, description="A younger one is not, even for a job that it does not know."
+    )

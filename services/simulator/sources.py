@@ -9,6 +9,7 @@ from services.contracts.carbon import IntensityHistory
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.contracts.reports import PastJobs
+from services.contracts.simulations import LIVE
 from services.core.domain.carbon import Signal
 from services.kit.http import ServiceClient
 from services.kit.identity import identity_headers
@@ -41,13 +42,22 @@ class Sources(Protocol):
         """
         ...
 
+    async def live(self, caller: Identity) -> Content:
+        """Return the live queue and cluster.
+
+        Raises:
+            ProblemError: 503 while the scheduler does not answer.
+        """
+        ...
+
 
 class ServiceSources:
     """Reads by HTTP."""
 
-    def __init__(self, telemetry: ServiceClient, carbon: ServiceClient) -> None:
+    def __init__(self, telemetry: ServiceClient, carbon: ServiceClient, scheduler: ServiceClient) -> None:
         self._telemetry = telemetry
         self._carbon = carbon
+        self._scheduler = scheduler
 
     async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
         """Return the jobs in the format `wattshift`, as JSON lines."""
@@ -86,6 +96,10 @@ class ServiceSources:
             if page.next_cursor is None:
                 return Content(zone, "\n".join(lines).encode())
             params["cursor"] = page.next_cursor
+
+    async def live(self, caller: Identity) -> Content:
+        """Return the scheduler's ``LiveState``, as JSON."""
+        return Content(LIVE, await self._scheduler.request("GET", "/internal/live", headers=identity_headers(caller)))
 
 
 def _period(start_s: float, end_s: float) -> dict[str, str]:

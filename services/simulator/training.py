@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from services.contracts.simulations import FILE_OPTIONS, TrainingOptions, TrainingProblem
+from services.contracts.simulations import FILE_OPTIONS, LIVE, TrainingOptions, TrainingProblem
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.policies.parameters import accepted_names
@@ -21,6 +21,7 @@ from services.core.policies.registry import POLICIES, build_policy, policy_name
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.files import Content, on_disk
+from services.simulator.live import LiveRun, live_document, parameters_of, read_live
 from services.simulator.predictors import predictor_of
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers import read_carbon, read_jobs
@@ -58,6 +59,17 @@ class TrainingRun:
     trace: CarbonTrace
     engine: EngineOptions
     predictor: Predictor | None
+    live: LiveRun | None = None
+
+    def answer(self, report: Progress) -> dict[str, Any] | list[dict[str, Any]]:
+        """Run it, and return the results as JSON values."""
+        if self.live is not None:
+            return live_document(self.live, self.parameters, report)
+        results: list[SimulationResult] = []
+        for result in self.results(report):
+            results.append(result)
+            report(result.policy, result.completed, result.jobs)
+        return self.document(results)
 
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
@@ -90,6 +102,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         OptionError: an option, or a file it names, is invalid.
     """
     parameters = _parameters(options)
+    if options.format == LIVE:
+        return _prepare_live(options, inputs, parameters)
     with _of("cluster"):
         cluster = ClusterSpec.parse(options.cluster)
     if options.placement not in PLACERS:
@@ -121,6 +135,15 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
     return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor)
+
+
+def _prepare_live(options: TrainingOptions, inputs: Inputs, parameters: dict[str, dict[str, Any]]) -> TrainingRun:
+    with _of("jobs"):
+        live = read_live(Path(inputs.jobs))
+    with _of("placement"):
+        live = replace(live, engine=replace(live.engine, seed=options.seed, placement=options.placement))
+    given = parameters_of(live, parameters)
+    return TrainingRun(options, given, live.workload, live.cluster, live.trace, live.engine, None, live)
 
 
 @contextmanager

@@ -35,9 +35,7 @@ def simulation_worker(
             worker.progress = {"done": sum(ended.values())}
 
         with opened(problem, contents) as run:
-            results = list(run.results(report))
-            worker.progress = {"done": sum(result.completed for result in results)}
-            return run.document(results)
+            return run.answer(report)
 
     return Worker(
         "simulation",

@@ -242,11 +242,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Equal nodes."""
+    """Equal nodes; those that are not ``schedulable`` keep what runs on them, and get nothing new."""
 
     count: int
     gpus: int
     model: GpuModel
+    schedulable: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ import carbon_service.carbon_aware
 import carbon_service.endpoints
 import optimizer_service.endpoints
 import services.scheduler.endpoints
+import services.scheduler.explaining_endpoints
 import services.serving.endpoints
 import services.serving.routing_endpoints
+import services.simulator.comparison_endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
@@ -50,8 +52,8 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
     Upstream.SERVING: (services.serving.endpoints.router, services.serving.routing_endpoints.router),
-    Upstream.SCHEDULER: (services.scheduler.endpoints.router,),
-    Upstream.SIMULATOR: (services.simulator.endpoints.router,),
+    Upstream.SCHEDULER: (services.scheduler.endpoints.router, services.scheduler.explaining_endpoints.router),
+    Upstream.SIMULATOR: (services.simulator.endpoints.router, services.simulator.comparison_endpoints.router),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router,),
 }
 NOT_BEHIND_THE_GATEWAY = {
@@ -64,6 +66,8 @@ NOT_PUBLIC = {
     ("POST", "/internal/keys/resolve"): "the gateway and the router ask it whose key a hash is",
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
     ("POST", "/internal/routing/held"): "routers say what they hold at servers that drain",
+    ("GET", "/internal/live"): "the simulator asks the scheduler for the queue",
+    ("GET", "/internal/comparisons/{job_id}"): "the scheduler asks the simulator what it has of a job",
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with the join token",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/energy"): "nodes ask telemetry directly, with their own token",

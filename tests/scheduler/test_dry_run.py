@@ -19,6 +19,7 @@ from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
 from services.scheduler.planning.dry_run import DryRuns
+from services.scheduler.planning.live_view import LiveView
 from services.scheduler.power.hooks import NoHook
 from tests.scheduler.world import World, a_world
 from tests.support.builders import hourly_curve
@@ -47,7 +48,7 @@ async def answer(world: World, **spec: Any) -> httpx.Response:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(endpoints.router)
-    app.state.dry_runs = DryRuns(world.database, world.settings, world.scheduler._carbon, NoHook())
+    app.state.dry_runs = DryRuns(LiveView(world.database, world.settings, world.scheduler._carbon, NoHook()))
     identity = Identity(tenant_id="default", role=Role.USER, key_id="key-1")
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)

@@ -50,6 +50,8 @@ class PolicyEntry:
         keeps_queue: Whether it keeps its own queue of those that wait: a simulation then tells it who is new there,
             rather than who may start.
         tunes_batch: Whether it takes jobs to tune their batch size to the gang they get.
+        orders: Whether jobs wait in one order, whose first that fits starts when GPUs come free; False where GPUs are
+            shared out anew at every round, so that no job is ahead of another.
     """
 
     summary: str
@@ -62,6 +64,7 @@ class PolicyEntry:
     waits_by: tuple[str, ...] = ()
     keeps_queue: bool = False
     tunes_batch: bool = False
+    orders: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=AfsConfig,
         build=Afs,
         elastic=True,
+        orders=False,
     ),
     "ecovisor": PolicyEntry(
         summary="Jobs start in order of submission, and only in the greenest tenth of the hours.",
@@ -149,6 +153,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=PolluxConfig,
         build=Pollux,
         elastic=True,
+        orders=False,
         tunes_batch=True,
     ),
     "powerflow": PolicyEntry(
@@ -158,6 +163,7 @@ POLICIES: dict[str, PolicyEntry] = {
         config=PowerflowConfig,
         build=Powerflow,
         elastic=True,
+        orders=False,
         replans=True,
     ),
     "sjf": PolicyEntry(

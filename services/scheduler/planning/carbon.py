@@ -7,16 +7,21 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 
-from services.contracts.carbon import IntensityOutlook
+from services.contracts.carbon import IntensityHistory, IntensityOutlook
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
 log = Log(__name__)
+
+PAGE_POINTS, MOST_PAGES = 10_000, 4
+LEAST_COVERED = 0.9
+"""A mean over the past is unknown where intensities are known for less than this share of it."""
 
 
 class CarbonWatch:
@@ -38,6 +43,7 @@ class CarbonWatch:
         self._default = default_gco2_per_kwh
         self._known: dict[str, CarbonOutlook] = {}
         self._asked_s: dict[str, float] = {}
+        self._made_at: dict[str, datetime | None] = {}
 
     async def outlooks(self, zones: Iterable[str], now_s: float) -> tuple[CarbonOutlook, ...]:
         """Return the grids of the zones around ``now_s``, in order of their names; without zones the default one's.
@@ -73,4 +79,35 @@ class CarbonWatch:
         answer = await self._client.call(
             "GET", f"/v1/carbon/{zone}/outlook", IntensityOutlook, params=window, attempts=1, timeout_s=2
         )
+        self._made_at[zone] = answer.forecast_generated_at
         return answer.as_domain()
+
+    def forecast_made_at(self, zone: str) -> datetime | None:
+        """Return when the forecast that is in use was made; None if that is unknown."""
+        return self._made_at.get(zone)
+
+    async def past_mean(self, zone: str, signal: str, start_s: float, end_s: float) -> float | None:
+        """Return the mean intensity of a zone over past seconds, weighted by time, gCO2/kWh; None if unknown."""
+        if end_s <= start_s:
+            return None
+        period = {
+            name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in (("start", start_s), ("end", end_s))
+        }
+        params: dict[str, str | int] = {**period, "signal": signal, "limit": PAGE_POINTS}
+        total = seconds = 0.0
+        for _ in range(MOST_PAGES):
+            try:
+                page = await self._client.call(
+                    "GET", f"/v1/carbon/{zone}/history", IntensityHistory, params=params, attempts=1, timeout_s=2
+                )
+            except ProblemError as error:
+                log.warning("carbon.history_unknown", zone=zone, error=error.detail)
+                return None
+            for point in page.points:
+                within = min(point.end_at.timestamp(), end_s) - max(point.start_at.timestamp(), start_s)
+                total += point.gco2_per_kwh * max(within, 0.0)
+                seconds += max(within, 0.0)
+            if page.next_cursor is None:
+                return total / seconds if seconds >= LEAST_COVERED * (end_s - start_s) else None
+            params["cursor"] = page.next_cursor
+        return None

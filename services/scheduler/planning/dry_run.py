@@ -7,8 +7,9 @@ on forecasts, and on lengths and powers that may be unknown: the answer says whi
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,25 +18,15 @@ import numpy as np
 from services.contracts.estimates import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
 from services.core.cycle.plan import Hold, Reason, Start
-from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.registry import build_policy
 from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
-from services.db.database import Database
-from services.scheduler.learning.curves import KnownCurves, read_curves
-from services.scheduler.learning.predicting import Predicting
-from services.scheduler.planning.carbon import CarbonWatch
-from services.scheduler.planning.cluster import Cluster
-from services.scheduler.planning.snapshot import read_rows, snapshot_of
-from services.scheduler.power.hooks import PowerHook
+from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.reasons import SENTENCES
-from services.scheduler.repository import snapshots
 from services.scheduler.repository.predictions import Predictions
-from services.scheduler.repository.snapshots import ClusterRows, JobRow, SpecRow
-from services.scheduler.settings import SchedulerSettings
+from services.scheduler.repository.snapshots import JobRow, SpecRow
 
 DRAFT = JobId("job_zzzzzzzzzzzzzzzzzzzzzzzzzz")
 """Sorts behind every job that was submitted."""
@@ -64,40 +55,24 @@ class Power:
 class DryRuns:
     """Answers what would become of a job."""
 
-    def __init__(self, database: Database, settings: SchedulerSettings, carbon: CarbonWatch, hook: PowerHook) -> None:
-        self._database = database
-        self._settings = settings
-        self._carbon = carbon
-        self._hook = hook
-        self._predicting = Predicting(database)
-        self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
 
     async def estimate(self, spec: JobSpec, tenant_id: str) -> StartEstimate:
         """Return what the policy would do with the job now, and what it would emit now and at the greenest time.
 
         Raises:
-            PolicyConfigError: The stored policy cannot be built.
             PlanError: The policy's plan for this state is not valid.
         """
-        outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
-        await self._predicting.refresh()
-        async with self._database.transaction("repeatable_read", readonly=True) as connection:
-            rows, _ = await read_rows(connection, self._settings, with_unpredicted=True)
-        document = spec.model_dump(mode="json", exclude_none=True)
-        predictions = self._predicting.predict([*rows.unpredicted, SpecRow(DRAFT, tenant_id, document)])
-        rows = replace(rows, jobs=[*rows.jobs, draft_row(spec, tenant_id, rows.state.now_s)])
-        return await asyncio.to_thread(self._round, rows, outlooks, predictions, spec)
+        row = SpecRow(DRAFT, tenant_id, spec.model_dump(mode="json", exclude_none=True))
+        live = await self._view.read((draft_row(spec, tenant_id, time.time()), row))
+        return await asyncio.to_thread(self._round, live, spec)
 
-    def _round(
-        self, rows: ClusterRows, outlooks: tuple[CarbonOutlook, ...], predictions: Predictions, spec: JobSpec
-    ) -> StartEstimate:
-        cluster = Cluster.of(rows, self._hook.covers)
-        snapshot = snapshot_of(rows, cluster, Trigger.PASSIVE, outlooks, self._settings, self._curves, predictions)
-        policy = build_policy(rows.state.policy, rows.state.parameters)
-        memory = policy.load(rows.state.memory) if rows.state.memory else policy.initial()
-        plan = run_cycle(policy, snapshot, memory).plan
-        action = next((each for each in plan.actions if each.job_id == DRAFT and isinstance(each, Start | Hold)), None)
-        return estimate_of(rows.state.policy, snapshot, action, spec, rows, predictions)
+    def _round(self, live: Live, spec: JobSpec) -> StartEstimate:
+        dry = self._view.round(live, Trigger.PASSIVE)
+        actions = dry.plan.actions
+        action = next((each for each in actions if each.job_id == DRAFT and isinstance(each, Start | Hold)), None)
+        return estimate_of(live.rows.state.policy, dry.snapshot, action, spec, live.predictions)
 
 
 def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
@@ -144,7 +119,6 @@ def estimate_of(
     snapshot: Snapshot,
     action: Start | Hold | None,
     spec: JobSpec,
-    rows: ClusterRows,
     predictions: Predictions,
 ) -> StartEstimate:
     """Return the estimate that a round's action on the draft makes."""
@@ -157,9 +131,10 @@ def estimate_of(
     reason = None if start else hold.reason if hold else Reason.WAITING_FOR_ROUND
     length = _length(spec, predictions, gpus)
     on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)
-    power = None if on is None else _power(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
+    power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
     outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
-    now, greenest = _emissions(snapshot.now_s, outlook, length, power, spec)
+    latest_s = latest_start_s(spec, snapshot.now_s, length)
+    now, greenest = emissions(snapshot.now_s, outlook, length, power, latest_s)
     expected_s = hold.expected_start_s if hold else None
     return StartEstimate(
         policy=policy,
@@ -198,7 +173,8 @@ def _length(spec: JobSpec, predictions: Predictions, gpus: int) -> Length:
     return Length(None, None, "Length: unknown, so that emissions are per hour; --time would limit it.")
 
 
-def _power(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
+def power_of(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
+    """Return what a gang of a job draws on a GPU model (by index): as measured of its kind, or as is usual."""
     row = int(snapshot.jobs.control_curve[job])
     table = snapshot.gangs[row].get(gpu_model) if 0 <= row < len(snapshot.gangs) else None
     if table is not None:
@@ -209,12 +185,22 @@ def _power(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpe
     return Power(watts, "typical", f"Power: {watts / gpus:.0f} W per GPU, as is usual for the model, without the host.")
 
 
-def _emissions(
-    now_s: float, outlook: CarbonOutlook | None, length: Length, power: Power | None, spec: JobSpec
-) -> tuple[EmissionEstimate | None, EmissionEstimate | None]:
-    """Return what a run emits that begins now, and one that begins at the greenest time that the job allows.
+def latest_start_s(spec: JobSpec, submitted_s: float, length: Length) -> float:
+    """Return when a job must begin at the latest, by its deadline and its flexibility; UTC seconds, inf: any time."""
+    latest_s = math.inf
+    if spec.deadline is not None:
+        latest_s = spec.deadline.timestamp() - (length.seconds or 0.0)
+    if spec.flexibility_s is not None:
+        latest_s = min(latest_s, submitted_s + spec.flexibility_s)
+    return latest_s
 
-    The forecast, the deadline and the flexibility end the search; without a flexibility the job may wait.
+
+def emissions(
+    now_s: float, outlook: CarbonOutlook | None, length: Length, power: Power | None, latest_s: float
+) -> tuple[EmissionEstimate | None, EmissionEstimate | None]:
+    """Return what a run emits that begins now, and one that begins at the greenest time until ``latest_s``.
+
+    The forecast ends the search, too. The latter is None where the forecast does not cover a run from now on.
     """
     if outlook is None:
         return None, None
@@ -232,12 +218,8 @@ def _emissions(
             carbon_gco2=None if per_hour is None or length.seconds is None else per_hour * length.seconds / HOUR_S,
         )
 
-    edges, latest_s = outlook.curve.edges_s, outlook.curve.end_s - window_s
-    if spec.deadline is not None:
-        latest_s = min(latest_s, spec.deadline.timestamp() - (length.seconds or 0.0))
-    if spec.flexibility_s is not None:
-        latest_s = min(latest_s, now_s + spec.flexibility_s)
-    starts = np.append(now_s, edges[(edges > now_s) & (edges <= latest_s)])
+    edges, last_s = outlook.curve.edges_s, min(outlook.curve.end_s - window_s, latest_s)
+    starts = np.append(now_s, edges[(edges > now_s) & (edges <= last_s)])
     known = now_s + window_s <= outlook.curve.end_s
     greenest = float(starts[int(np.argmin(outlook.curve.means(starts, window_s)))])
     return starting(now_s), starting(greenest) if known else None

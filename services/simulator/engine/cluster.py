@@ -41,8 +41,8 @@ class Nodes:
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
         self._all_gpus = np.array(self.gpus, dtype=np.int64)
         self._all_models = np.array(self.model, dtype=np.int64)
-        self._schedulable = np.ones(len(groups), dtype=np.bool_)
-        self._none_asleep = ~self._schedulable
+        self._schedulable = np.array([group.schedulable for group in groups], dtype=np.bool_)
+        self._none_asleep = np.zeros(len(groups), dtype=np.bool_)
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
         self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable)
         self._table: NodeTable | None = None

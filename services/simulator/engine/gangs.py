@@ -66,22 +66,24 @@ class Gangs:
         self._foresight = foresight
         self._tunes = tunes
 
-    def start(self, start: Start) -> None:
-        """Start a gang."""
+    def start(self, start: Start, *, since_s: float | None = None) -> None:
+        """Start a gang; with ``since_s`` one that has held its GPUs since then, and goes on without a delay."""
         live, now_s = self._live, self.now_s
         slot = live.slot[start.job_id]
         placement = start.placement
         gpus = placement.gpus
-        self._waiting.remove(slot)
+        if since_s is None:
+            self._waiting.remove(slot)
         model, awake_at_s = self._nodes.take(placement, now_s, self._options.boot_s)
         ints = live.ints
         row = ints.item(IntRow.ROW, slot)
         stage, stages = self._stage_of(slot, model)
         run = self._behaviours.run(ints.item(IntRow.CURVE, slot), model, placement, stage=stage)
-        run_from = awake_at_s + run.restart_s
+        run_from = awake_at_s + run.restart_s if since_s is None else now_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
-        column[FloatRow.SINCE] = column[FloatRow.ACCOUNTED] = now_s
+        column[FloatRow.SINCE] = now_s if since_s is None else since_s
+        column[FloatRow.ACCOUNTED] = now_s
         column[FloatRow.GRID] = self.integral
         column[FloatRow.RUN_FROM : FloatRow.KEPT + 1] = (
             run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency, run_from, column[FloatRow.SET_DONE],

@@ -14,6 +14,7 @@ from services.core.cycle.snapshot import RUNNING, STARTING, JobTable
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.simulator.engine.beginning import Beginning
 from services.simulator.workload import Workload
 
 
@@ -167,6 +168,19 @@ class LiveJobs:
         self.slot[job_id] = slot
         self.count += 1
         return slot
+
+    def resume(self, slot: int, row: int, beginning: Beginning) -> None:
+        """Give a job that just arrived what it has had and done before the run began."""
+        column = self.floats[:, slot]
+        done, attained = float(beginning.progress[row]), float(beginning.attained_gpu_s[row])
+        energy_j, carbon = float(beginning.energy_j[row]), float(beginning.carbon_gco2[row])
+        column[FloatRow.SINCE] = beginning.since_s[row]
+        column[FloatRow.ATTAINED : FloatRow.CARBON + 1] = (attained, energy_j, carbon)
+        column[FloatRow.SET_ATTAINED : FloatRow.SET_DONE + 1] = (
+            attained, energy_j, carbon, energy_j, done * column[FloatRow.WORK],
+        )  # fmt: skip
+        column[FloatRow.PROGRESS], column[FloatRow.KEPT] = done, done * column[FloatRow.WORK]
+        column[FloatRow.REMAINING] = column[FloatRow.PREDICTED] * (1.0 - done)
 
     def leave(self, slot: int) -> None:
         """Drop the job in a slot; the last job takes its place."""

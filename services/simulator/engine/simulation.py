@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Control, Plan, Preempt, Start
+from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
 from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
@@ -27,6 +27,7 @@ from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine.above import AboveLimit
+from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import (
     Behaviours,
     GangTables,
@@ -65,10 +66,12 @@ def simulate(
     options: EngineOptions | None = None,
     predictor: Predictor | None = None,
     progress: Progress | None = None,
+    beginning: Beginning | None = None,
 ) -> SimulationResult:
     """Run a workload on a cluster under a policy, and return the result.
 
-    ``predictor`` tells policies how long jobs will take; None: the workload does.
+    ``predictor`` tells policies how long jobs will take; None: the workload does. With a ``beginning`` the run goes on
+    from a cluster at work, and reports progress at every active round.
 
     Raises:
         DomainError: a predictor for a workload of which nothing recurs.
@@ -76,7 +79,7 @@ def simulate(
         PlanError: the policy broke an invariant of the cluster: a bug in it.
     """
     built = build_policy(policy, parameters or {})
-    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions(), predictor)
+    simulation = Simulation(built, workload, cluster, trace, options or EngineOptions(), predictor, beginning)
     return simulation.run(dict(parameters or {}), progress)
 
 
@@ -91,8 +94,10 @@ class Simulation:
         trace: CarbonTrace,
         options: EngineOptions,
         predictor: Predictor | None = None,
+        beginning: Beginning | None = None,
     ) -> None:
         self.policy = policy
+        self._beginning = beginning
         entry = POLICIES.get(policy.name)
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
@@ -139,7 +144,8 @@ class Simulation:
             foresight=self._foresight,
             tunes=tunes,
         )
-        self.gangs.now_s = self._began_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
+        first_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
+        self.gangs.now_s = self._began_s = first_s if beginning is None else beginning.now_s
         self.gangs.integral = self.grid.integral(self._began_s)
         self._look_again_s = math.inf
         self._peak_w = 0.0
@@ -162,7 +168,10 @@ class Simulation:
         submitted: list[float] = self.workload.submitted_s[self._arrivals].tolist()
         until_s = math.inf if self.options.until_s is None else self.options.until_s
         last_start_s, arrived, reported = self.gangs.now_s, 0, 0
-        self._next_active_s = self.gangs.now_s
+        self._next_active_s, report_rounds = self.gangs.now_s, 48
+        if self._beginning is not None:
+            submitted = self._take_over(self._beginning)
+            self._next_active_s, report_rounds = self._beginning.next_active_s, 1
         self._plan_failures()
         self._idle(range(len(self.nodes.ids)))
         while self.live.count or arrived < len(submitted):
@@ -190,7 +199,7 @@ class Simulation:
                 elif self.live.count and time_s - last_start_s > STALLED_S and arrived == len(submitted):
                     break
                 if progress is not None and self.active_rounds >= reported:
-                    reported = self.active_rounds + 48
+                    reported = self.active_rounds + report_rounds
                     progress(self.recorder.completed, len(self.workload))
             elif self.gangs.learned or (changed and (self._replans or self._may_start())):
                 self._passive()
@@ -203,8 +212,19 @@ class Simulation:
         for row in rows:
             self._waiting.add(self._arrive(row))
 
+    def _take_over(self, beginning: Beginning) -> list[float]:
+        """Put the gangs that run already on their devices; return when the other jobs arrive, UTC seconds."""
+        for row in [row for row in self._arrivals if row in beginning.held]:
+            self._arrive(row)
+            start = Start(self.recorder.ids[row], beginning.held[row], Reason.IN_ORDER)
+            self.gangs.start(start, since_s=float(beginning.since_s[row]))
+        self._arrivals = [row for row in self._arrivals if row not in beginning.held]
+        return np.maximum(self.workload.submitted_s[self._arrivals], beginning.now_s).tolist()
+
     def _arrive(self, row: int) -> int:
         slot = self.live.arrive(row)
+        if self._beginning is not None:
+            self.live.resume(slot, row, self._beginning)
         if self._foresight is not None:
             share = self._foresight.at_arrival(row, self.gangs.now_s)
             self.live.floats[FloatRow.PREDICTED : FloatRow.REMAINING + 1, slot] *= share

@@ -164,6 +164,13 @@ class AsyncClient:
         async for item in self._items("/v1/jobs", params, limit):
             yield read(models.Job, item)
 
+    async def explain(self, job: AnyJob) -> models.Explanation:
+        """Return why a job waits, how it runs, or what happened to it.
+
+        ``under_policies`` is what every policy would do with it; while its status is ``pending``, ask again.
+        """
+        return read(models.Explanation, (await self.request("GET", f"/v1/jobs/{id_of(job)}/explain")).json())
+
     async def wait(self, job: AnyJob, *, timeout_s: float | None = None) -> models.Job:
         """Return a job once it has ended.
 

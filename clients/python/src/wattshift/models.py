@@ -43,6 +43,25 @@ class After:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AskedGpus:
+    """The GPUs that the job asks for, and those of the cluster that would do.
+
+    Attributes:
+        suitable: GPUs on nodes that suit the job, drained nodes not counted.
+        free: Those of them that are free now.
+        drained: Further GPUs on suitable nodes that take no new work.
+    """
+
+    min: int
+    max: int
+    model: str | None = None
+    memory_gib: float | None = None
+    suitable: int
+    free: int
+    drained: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CarbonAccounts:
     """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown.
 
@@ -124,6 +143,78 @@ class DeviceReading:
     power_limit_w: float | None = None
     locked_clock_mhz: int | None = None
     enforced_limit_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmissionEstimate:
+    """What one run would emit if it began at a given time. Figures are null where they cannot be known.
+
+    Attributes:
+        intensity_gco2_per_kwh: Mean forecast intensity while the job runs.
+        carbon_gco2: Of the whole run; null if its length is unknown.
+    """
+
+    starts_at: datetime
+    zone: str
+    signal: str
+    intensity_gco2_per_kwh: float
+    carbon_gco2_per_hour: float | None = None
+    carbon_gco2: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedExplanation:
+    """What came of a job. Times are sums over all its gangs.
+
+    Attributes:
+        waited_s: From submission to its end without GPUs.
+        held_gpus_s: Time in which it held GPUs.
+    """
+
+    exit_code: int | None = None
+    waited_s: float
+    held_gpus_s: float
+    starts: int
+    preemptions: int
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state.
+
+    Attributes:
+        reason: Stable code of why the job waits or how it ended.
+        detail: The reason in words.
+        summary: The answer in one or two sentences.
+        policy: The policy in force.
+        footprint: Used and emitted so far.
+        baseline_gco2: What the same energy would have emitted at the mean intensity of its zones from submission
+            to its end; null while it has not ended, or if that mean is unknown.
+        story: What happened, oldest first.
+        story_left_out: How many events in the middle of a long story are left out.
+        under_policies: Of a job that the scheduler has in its queue or on GPUs.
+        assumptions: What the figures rest on, in sentences.
+    """
+
+    job_id: str
+    name: str
+    state: str
+    reason: str | None = None
+    detail: str | None = None
+    summary: str
+    as_of: datetime
+    policy: str
+    submitted_at: datetime
+    waiting: WaitingExplanation | None = None
+    running: RunningExplanation | None = None
+    ended: EndedExplanation | None = None
+    footprint: JobFootprint | None = None
+    baseline_gco2: float | None = None
+    story: list[StoryLine]
+    story_left_out: int = 0
+    under_policies: PolicyComparison | None = None
+    assumptions: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +306,23 @@ class GpuRequest:
     step: int = 1
     model: str | None = None
     memory_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridForecast:
+    """The forecast that the emissions rest on.
+
+    Attributes:
+        stale: Whether its newest value is older than it should be.
+        made_at: When the forecast was made; null if that is unknown.
+        known_until: End of the forecast.
+    """
+
+    zone: str
+    signal: str
+    stale: bool
+    made_at: datetime | None = None
+    known_until: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +420,19 @@ class Job:
     warnings: list[str] = field(default_factory=list[str])
     array_id: str | None = None
     array_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAhead:
+    """A waiting job that comes before this one.
+
+    Attributes:
+        gpus: Size of its smallest gang.
+    """
+
+    job_id: str
+    name: str
+    gpus: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,6 +643,38 @@ class JobSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthEstimate:
+    """How long the job still runs once it starts, on the gang in question. Figures are null where unknown.
+
+    Attributes:
+        low_s: 10th percentile of earlier runs like it.
+        high_s: 90th percentile of earlier runs like it.
+        source: The job's own progress, earlier runs like it, or the longest run that it allows.
+    """
+
+    seconds: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextStep:
+    """What the next active round would do to a running job, by a round on the present state.
+
+    Attributes:
+        at: When that round is due.
+        gpus: Size of its gang if it comes back resized.
+    """
+
+    action: str
+    at: datetime | None = None
+    reason: str | None = None
+    detail: str
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """A node as shown to operators."""
 
@@ -584,6 +737,42 @@ class ParallelLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PolicyComparison:
+    """The present queue under every policy, simulated in the background from one snapshot for all who ask.
+
+    Attributes:
+        as_of: Time of the snapshot.
+        detail: Why it is pending or failed.
+    """
+
+    status: str
+    as_of: datetime | None = None
+    items: list[PolicyOutcome] = field(default_factory=list["PolicyOutcome"])
+    detail: str | None = None
+    assumptions: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOutcome:
+    """What would become of the job under a policy, if no further job were submitted.
+
+    Attributes:
+        starts_at: When it next gets GPUs; null: not within the horizon.
+        waits_s: From the time of the snapshot to that start.
+        carbon_gco2: Emissions from the snapshot to the end, without PUE.
+        failure: Why there is no answer for this policy.
+    """
+
+    policy: str
+    in_force: bool = False
+    starts_at: datetime | None = None
+    ends_at: datetime | None = None
+    waits_s: float | None = None
+    carbon_gco2: float | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """How the job reports its progress.
 
@@ -594,6 +783,50 @@ class Progress:
 
     source: str = "file"
     pattern: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePlace:
+    """A waiting job's place in the order in which the policy starts jobs, by a round on the present state.
+
+    Jobs that the caller may not see are counted, and never named.
+
+    Attributes:
+        position: 1 for the first. Null: the policy does not rank the job now, or has no such order.
+        waiting_jobs: Jobs that wait now, of all users, this one included.
+        ahead: Waiting jobs that come before it; null as `position`.
+        ahead_gpus: GPUs that the smallest gangs of those take together.
+        hidden_ahead: How many of those the caller may not see.
+        first: The first of those that the caller may see.
+    """
+
+    position: int | None = None
+    waiting_jobs: int
+    ahead: int | None = None
+    ahead_gpus: int | None = None
+    hidden_ahead: int = 0
+    first: list[JobAhead] = field(default_factory=list["JobAhead"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningExplanation:
+    """Where and how a job runs, and what comes next.
+
+    Attributes:
+        why: Why it has this size, power limit and clock, in sentences.
+        expected_end_at: Null if the job's length is unknown.
+        next: Null while the job is being stopped.
+    """
+
+    since: datetime
+    gpus: int
+    placement: list[Share]
+    why: list[str]
+    power_limit_w: float | None = None
+    clock_mhz: int | None = None
+    expected_end_at: datetime | None = None
+    length: LengthEstimate | None = None
+    next: NextStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -642,7 +875,8 @@ class Simulation:
         attempts: How often a worker started it; more than once after a crash.
         run_s: Wall-clock time of the simulation.
         result: What `wattshift simulate training --json` prints: an object, or a list of objects for several
-            policies.
+            policies. Of jobs `live`, an object with `job_ids`, and per policy the start, end and emissions of
+            each job.
     """
 
     id: str
@@ -736,6 +970,19 @@ class StoredFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoryLine:
+    """Something that happened to the job, in one sentence.
+
+    Attributes:
+        reason: Stable code of the reason, where the event has one.
+    """
+
+    at: datetime
+    text: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmittedBatch:
     """The answer to a batch, with the jobs in the order of the request."""
 
@@ -817,6 +1064,34 @@ class TrainingProblem:
     jobs: str | StoredFile
     carbon: str | StoredFile
     forecast: str | StoredFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingExplanation:
+    """Why a job waits, when it may start, and what it would emit.
+
+    Attributes:
+        starts_now: Whether a round on the present state would start it.
+        place: Null where the job is not before the policy: held, or waiting for something else.
+        expected_start_at: Null if unknown.
+        expected_start_from: The policy's own plan, or the simulation of the present queue.
+        power_w: Draw of the smallest gang, without PUE.
+        now: If it began now.
+        greenest: If it began at the greenest time that the forecast knows and the job's deadline and flexibility
+            allow.
+    """
+
+    since: datetime
+    starts_now: bool
+    place: QueuePlace | None = None
+    gpus: AskedGpus
+    expected_start_at: datetime | None = None
+    expected_start_from: str | None = None
+    length: LengthEstimate | None = None
+    power_w: float | None = None
+    now: EmissionEstimate | None = None
+    greenest: EmissionEstimate | None = None
+    forecast: GridForecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1095,9 +1370,9 @@ class TrainingRequestFields(TypedDict, total=False):
         predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
             `median-of-all`, learned from jobs that have ended.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
-            cluster.
+            cluster, or `live` (for operators) for those that wait and run on it now.
         carbon: A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of
-            `/v1/carbon/zones`, with its measured intensities.
+            `/v1/carbon/zones`, with its measured intensities; with `live` also `live`.
         forecast: The forecasts that policies get. `issued` stands for the recorded forecasts of bundled zones; a
             file holds other recorded ones.
     """

@@ -1,0 +1,229 @@
+"""``wattshift explain``: why a job waits, how it runs, or what happened to it, on one page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.names import job_id
+from services.cli.output import console
+
+POLL_S = 1.0
+
+
+def explain(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
+    ],
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it is known what the other policies would do with the job.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Explain why a job waits, how it runs, or what happened to it."""
+    gateway = Gateway()
+    path = f"/v1/jobs/{job_id(gateway, job)}/explain"
+    found = gateway.get(path)
+    while wait and (found["under_policies"] or {}).get("status") == "pending":
+        time.sleep(POLL_S)
+        found = gateway.get(path)
+    if as_json:
+        output.print_json(found)
+        return
+    for line in explanation_lines(found, datetime.now(UTC)):
+        console.print(line, soft_wrap=True)
+
+
+def explanation_lines(found: dict[str, Any], now: datetime, zone: tzinfo | None = None) -> list[str]:
+    """Return an explanation as lines; times are shown in ``zone``, by default that of this machine."""
+    return [*Page(found, now, zone).lines()]
+
+
+class Page:
+    """An explanation on its way to a terminal."""
+
+    def __init__(self, found: dict[str, Any], now: datetime, zone: tzinfo | None) -> None:
+        self._found = found
+        self._now = now
+        self._zone = zone
+
+    def lines(self) -> Iterator[str]:
+        """Yield the page, from the answer to its grounds."""
+        found = self._found
+        yield f"[bold]{found['name']}[/] ({found['job_id']}) is {output.state(found['state'])}."
+        yield f"  {escape(found['summary'])}"
+        if found["waiting"]:
+            yield from self._waiting(found["waiting"])
+        if found["running"]:
+            yield from self._running(found["running"])
+        if found["ended"]:
+            yield from self._ended(found["ended"])
+        if found["footprint"]["energy_j"] > 0:
+            yield from self._footprint()
+        yield from self._story()
+        if found["under_policies"]:
+            yield from self._policies(found["under_policies"])
+        for sentence in found["assumptions"]:
+            yield f"  [dim]{escape(sentence)}[/]"
+
+    def _waiting(self, waiting: dict[str, Any]) -> Iterator[str]:
+        asked, place = waiting["gpus"], waiting["place"]
+        size = str(asked["min"]) if asked["min"] == asked["max"] else f"{asked['min']} to {asked['max']}"
+        gpus = "GPU" if size == "1" else "GPUs"
+        kind = f" of model {asked['model']}" if asked["model"] else ""
+        kind += f" with {asked['memory_gib']:g} GiB" if asked["memory_gib"] else ""
+        drained = f", {asked['drained']} more on drained nodes" if asked["drained"] else ""
+        free = f"{asked['free']} of {asked['suitable']} suitable GPUs are free{drained}"
+        yield f"  asks for: {size} {gpus}{kind}; {free}"
+        if place and place["ahead"]:
+            jobs = "1 job that asks" if place["ahead"] == 1 else f"{place['ahead']} jobs that ask"
+            named = [f"{each['name']} ({each['gpus']})" for each in place["first"]]
+            more = place["ahead"] - place["hidden_ahead"] - len(named)
+            named += [f"{more} more"] if more else []
+            named += [f"{place['hidden_ahead']} of others"] if place["hidden_ahead"] else []
+            yield f"  ahead of it: {jobs} for {place['ahead_gpus']} GPUs: {', '.join(named)}"
+        yield f"  may start: {self._expected(waiting)}"
+        yield from self._length(waiting["length"])
+        forecast = waiting["forecast"]
+        for label, key in (("if it began now", "now"), ("in the greenest window", "greenest")):
+            yield f"  {label}: {self._emission(waiting[key], waiting['length'])}"
+        if forecast:
+            made = f"made {self._ago(forecast['made_at'])}" if forecast["made_at"] else "of unknown age"
+            stale = ", stale: its newest value is older than it should be" if forecast["stale"] else ""
+            until = self._time(forecast["known_until"])
+            yield f"  forecast: {forecast['zone']}, {forecast['signal']}, {made}, known until {until}{stale}"
+
+    def _expected(self, waiting: dict[str, Any]) -> str:
+        at = waiting["expected_start_at"]
+        if waiting["starts_now"]:
+            return "at the next round, within seconds"
+        if at is None:
+            comparison = self._found["under_policies"] or {}
+            return "not known yet; the queue is being simulated" if comparison.get("status") == "pending" else "unknown"
+        sure = {
+            "policy": "planned by the policy, if GPUs are free by then",
+            "simulation": "by a simulation of the queue if nothing unforeseen happens",
+        }[waiting["expected_start_from"]]
+        return f"{self._time(at)}, {sure}"
+
+    def _length(self, length: dict[str, Any]) -> Iterator[str]:
+        if length["seconds"] is not None:
+            between = ""
+            if length["low_s"] is not None and length["high_s"] is not None:
+                low, high = output.duration(length["low_s"]), output.duration(length["high_s"])
+                between = f", 8 of 10 between {low} and {high}"
+            yield f"  length: {output.duration(length['seconds'])}{between}"
+
+    def _emission(self, emission: dict[str, Any] | None, length: dict[str, Any]) -> str:
+        if emission is None:
+            return "unknown"
+        intensity = f"at {emission['intensity_gco2_per_kwh']:.0f} gCO2/kWh in {emission['zone']}"
+        at = output.instant(emission["starts_at"])
+        when = f", from {self._time(emission['starts_at'])}" if at and (at - self._now).total_seconds() > 60 else ""
+        total, per_hour = emission["carbon_gco2"], emission["carbon_gco2_per_hour"]
+        if total is None:
+            return f"{output.carbon(per_hour)} CO2 per hour {intensity}{when}" if per_hour is not None else "unknown"
+        between = ""
+        if length["seconds"] and length["low_s"] is not None and length["high_s"] is not None:
+            low, high = (output.carbon(total * length[key] / length["seconds"]) for key in ("low_s", "high_s"))
+            between = f" ({low} to {high})"
+        return f"{output.carbon(total)} CO2{between} {intensity}{when}"
+
+    def _running(self, running: dict[str, Any]) -> Iterator[str]:
+        where = ", ".join(f"{share['node_id']}{share['devices']}" for share in running["placement"])
+        yield f"  since: {self._time(running['since'])}, on {where}"
+        for sentence in running["why"]:
+            yield f"  why: {escape(sentence)}"
+        yield from self._length(running["length"])
+        end = running["expected_end_at"]
+        yield f"  ends: {self._time(end)}, if it goes on like this" if end else "  ends: unknown"
+        if following := running["next"]:
+            what = "it would be stopped" if following["action"] == "stop" else "it would run on"
+            size = f" and restarted on {following['gpus']} GPUs" if following["gpus"] else ""
+            when = f" ({self._time(following['at'])})" if following["at"] else ""
+            yield f"  next round{when}: {what}{size}. {following['detail']}"
+
+    def _ended(self, ended: dict[str, Any]) -> Iterator[str]:
+        never = "none, as it never ran" if not ended["starts"] else "unknown"
+        status = never if ended["exit_code"] is None else str(ended["exit_code"])
+        starts = "once" if ended["starts"] == 1 else f"{ended['starts']} times"
+        stops = f"preempted: {ended['preemptions']}; restarted after failures: {ended['restarts']}"
+        yield f"  exit status: {status}"
+        yield f"  waited {output.duration(ended['waited_s'])}; held GPUs for {output.duration(ended['held_gpus_s'])}"
+        if ended["starts"]:
+            yield f"  started {starts}; {stops}"
+
+    def _footprint(self) -> Iterator[str]:
+        footprint, mean = self._found["footprint"], self._found["baseline_gco2"]
+        used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2"
+        share = footprint["estimated_energy_j"] / footprint["energy_j"]
+        estimated = f", {share:.0%} of the energy estimated" if share >= 0.005 else ""
+        yield f"  used: {used} with PUE, {output.duration(footprint['gpu_s'])} of GPU time{estimated}"
+        if mean is not None:
+            share = f"; the job emitted {footprint['carbon_gco2'] / mean:.0%} of that" if mean > 0 else ""
+            yield f"  same work at mean intensity: {output.carbon(mean)} CO2{share}"
+
+    def _story(self) -> Iterator[str]:
+        lines, left_out = self._found["story"], self._found["story_left_out"]
+        if not lines:
+            return
+        yield "  what happened:"
+        for at, line in enumerate(lines):
+            if left_out and at == len(lines) // 2:
+                yield f"    ... {left_out} more events ..."
+            yield f"    {self._clock(line['at'])}  {escape(line['text'])}"
+
+    def _policies(self, comparison: dict[str, Any]) -> Iterator[str]:
+        if comparison["status"] != "ready":
+            yield f"  under other policies: {comparison['status']}. {comparison['detail'] or ''}".rstrip()
+        if not comparison["items"]:
+            return
+        yield f"  under each policy, if no further job came (queue as of {self._time(comparison['as_of'])}):"
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for item in sorted(comparison["items"], key=lambda item: item["ends_at"] or "9"):
+            name = f"{item['policy']} (in force)" if item["in_force"] else item["policy"]
+            groups.setdefault(self._outcome(item), []).append(name)
+        rows = [("starts", "waits", "ends", "CO2", "policy")]
+        rows += [(*outcome, ", ".join(names)) for outcome, names in groups.items()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield escape("    " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        for sentence in comparison["assumptions"]:
+            yield f"    [dim]{sentence}[/]"
+
+    def _outcome(self, item: dict[str, Any]) -> tuple[str, ...]:
+        """Return what becomes of the job under a policy, as cells; policies of the same outcome share a line."""
+        if item["failure"]:
+            return item["failure"], "", "", ""
+        starts, ends, waits_s, carbon = (item[key] for key in ("starts_at", "ends_at", "waits_s", "carbon_gco2"))
+        return (
+            "later" if starts is None else self._clock(starts) if waits_s else "now",
+            "-" if waits_s is None else output.duration(waits_s),
+            self._clock(ends) if ends else "-",
+            "-" if carbon is None else output.carbon(carbon),
+        )
+
+    def _local(self, text: str) -> datetime:
+        return datetime.fromisoformat(text).astimezone(self._zone)
+
+    def _clock(self, text: str) -> str:
+        at = self._local(text)
+        return f"{at:%d %b %H:%M:%S} {at.tzname()}"
+
+    def _time(self, text: str) -> str:
+        """Return a time of day with its zone, the day unless it is today, and how far off it is."""
+        at, today = self._local(text), self._now.astimezone(self._zone)
+        day = "" if at.date() == today.date() else f"{at:%a %d %b} "
+        ahead_s = (at - self._now).total_seconds()
+        away = f"in {output.duration(ahead_s)}" if ahead_s > 0 else f"{output.duration(-ahead_s)} ago"
+        return f"{day}{at:%H:%M} {at.tzname()} ({away})"
+
+    def _ago(self, text: str) -> str:
+        return f"{output.duration((self._now - self._local(text)).total_seconds())} ago"

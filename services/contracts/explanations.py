@@ -1,0 +1,198 @@
+"""Why a job waits, what it does, or what happened to it, with the figures behind each answer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from services.contracts.estimates import EmissionEstimate
+from services.contracts.jobs import JobFootprint, Share
+from services.contracts.schema import Instant, Message
+from services.core.domain.jobs import JobState
+
+
+class StoryLine(Message):
+    """Something that happened to the job, in one sentence."""
+
+    at: Instant
+    text: str
+    reason: str | None = Field(default=None, description="Stable code of the reason, where the event has one.")
+
+
+class JobAhead(Message):
+    """A waiting job that comes before this one."""
+
+    job_id: str
+    name: str
+    gpus: int = Field(description="Size of its smallest gang.")
+
+
+class QueuePlace(Message):
+    """A waiting job's place in the order in which the policy starts jobs, by a round on the present state.
+
+    Jobs that the caller may not see are counted, and never named.
+    """
+
+    position: int | None = Field(
+        default=None, description="1 for the first. Null: the policy does not rank the job now, or has no such order."
+    )
+    waiting_jobs: int = Field(description="Jobs that wait now, of all users, this one included.")
+    ahead: int | None = Field(default=None, description="Waiting jobs that come before it; null as `position`.")
+    ahead_gpus: int | None = Field(default=None, description="GPUs that the smallest gangs of those take together.")
+    hidden_ahead: int = Field(default=0, description="How many of those the caller may not see.")
+    first: list[JobAhead] = Field(
+        default_factory=list[JobAhead], description="The first of those that the caller may see."
+    )
+
+
+class AskedGpus(Message):
+    """The GPUs that the job asks for, and those of the cluster that would do."""
+
+    min: int
+    max: int
+    model: str | None = None
+    memory_gib: float | None = None
+    suitable: int = Field(description="GPUs on nodes that suit the job, drained nodes not counted.")
+    free: int = Field(description="Those of them that are free now.")
+    drained: int = Field(description="Further GPUs on suitable nodes that take no new work.")
+
+
+class LengthEstimate(Message):
+    """How long the job still runs once it starts, on the gang in question. Figures are null where unknown."""
+
+    seconds: float | None = None
+    low_s: float | None = Field(default=None, description="10th percentile of earlier runs like it.")
+    high_s: float | None = Field(default=None, description="90th percentile of earlier runs like it.")
+    source: Literal["progress", "prediction", "time_limit"] | None = Field(
+        default=None, description="The job's own progress, earlier runs like it, or the longest run that it allows."
+    )
+
+
+class GridForecast(Message):
+    """The forecast that the emissions rest on."""
+
+    zone: str
+    signal: str
+    stale: bool = Field(description="Whether its newest value is older than it should be.")
+    made_at: Instant | None = Field(default=None, description="When the forecast was made; null if that is unknown.")
+    known_until: Instant = Field(description="End of the forecast.")
+
+
+class WaitingExplanation(Message):
+    """Why a job waits, when it may start, and what it would emit."""
+
+    since: Instant
+    starts_now: bool = Field(description="Whether a round on the present state would start it.")
+    place: QueuePlace | None = Field(
+        default=None, description="Null where the job is not before the policy: held, or waiting for something else."
+    )
+    gpus: AskedGpus
+    expected_start_at: Instant | None = Field(default=None, description="Null if unknown.")
+    expected_start_from: Literal["policy", "simulation"] | None = Field(
+        default=None, description="The policy's own plan, or the simulation of the present queue."
+    )
+    length: LengthEstimate = LengthEstimate()
+    power_w: float | None = Field(default=None, description="Draw of the smallest gang, without PUE.")
+    now: EmissionEstimate | None = Field(default=None, description="If it began now.")
+    greenest: EmissionEstimate | None = Field(
+        default=None,
+        description="If it began at the greenest time that the forecast knows and the job's deadline and flexibility "
+        "allow.",
+    )
+    forecast: GridForecast | None = None
+
+
+class NextStep(Message):
+    """What the next active round would do to a running job, by a round on the present state."""
+
+    action: Literal["keep", "stop"]
+    at: Instant | None = Field(default=None, description="When that round is due.")
+    reason: str | None = None
+    detail: str
+    gpus: int | None = Field(default=None, description="Size of its gang if it comes back resized.")
+
+
+class RunningExplanation(Message):
+    """Where and how a job runs, and what comes next."""
+
+    since: Instant
+    gpus: int
+    placement: list[Share]
+    why: list[str] = Field(description="Why it has this size, power limit and clock, in sentences.")
+    power_limit_w: float | None = None
+    clock_mhz: int | None = None
+    expected_end_at: Instant | None = Field(default=None, description="Null if the job's length is unknown.")
+    length: LengthEstimate = LengthEstimate()
+    next: NextStep | None = Field(default=None, description="Null while the job is being stopped.")
+
+
+class EndedExplanation(Message):
+    """What came of a job. Times are sums over all its gangs."""
+
+    exit_code: int | None = None
+    waited_s: float = Field(description="From submission to its end without GPUs.")
+    held_gpus_s: float = Field(description="Time in which it held GPUs.")
+    starts: int
+    preemptions: int
+    restarts: int
+
+
+class Outcome(StrEnum):
+    """Whether the other policies' part is there."""
+
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class PolicyOutcome(Message):
+    """What would become of the job under a policy, if no further job were submitted."""
+
+    policy: str
+    in_force: bool = False
+    starts_at: Instant | None = Field(default=None, description="When it next gets GPUs; null: not within the horizon.")
+    ends_at: Instant | None = None
+    waits_s: float | None = Field(default=None, description="From the time of the snapshot to that start.")
+    carbon_gco2: float | None = Field(default=None, description="Emissions from the snapshot to the end, without PUE.")
+    failure: str | None = Field(default=None, description="Why there is no answer for this policy.")
+
+
+class PolicyComparison(Message):
+    """The present queue under every policy, simulated in the background from one snapshot for all who ask."""
+
+    status: Outcome
+    as_of: Instant | None = Field(default=None, description="Time of the snapshot.")
+    items: list[PolicyOutcome] = Field(default_factory=list[PolicyOutcome])
+    detail: str | None = Field(default=None, description="Why it is pending or failed.")
+    assumptions: list[str] = Field(default_factory=list[str])
+
+
+class Explanation(Message):
+    """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state."""
+
+    job_id: str
+    name: str
+    state: JobState
+    reason: str | None = Field(default=None, description="Stable code of why the job waits or how it ended.")
+    detail: str | None = Field(default=None, description="The reason in words.")
+    summary: str = Field(description="The answer in one or two sentences.")
+    as_of: Instant
+    policy: str = Field(description="The policy in force.")
+    submitted_at: Instant
+    waiting: WaitingExplanation | None = None
+    running: RunningExplanation | None = None
+    ended: EndedExplanation | None = None
+    footprint: JobFootprint = Field(default=JobFootprint(), description="Used and emitted so far.")
+    baseline_gco2: float | None = Field(
+        default=None,
+        description="What the same energy would have emitted at the mean intensity of its zones from submission to its "
+        "end; null while it has not ended, or if that mean is unknown.",
+    )
+    story: list[StoryLine] = Field(description="What happened, oldest first.")
+    story_left_out: int = Field(default=0, description="How many events in the middle of a long story are left out.")
+    under_policies: PolicyComparison | None = Field(
+        default=None, description="Of a job that the scheduler has in its queue or on GPUs."
+    )
+    assumptions: list[str] = Field(default_factory=list[str], description="What the figures rest on, in sentences.")

@@ -1,0 +1,84 @@
+"""The live queue and cluster as the scheduler hands them to the what-if service."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.contracts.jobs import Share
+from services.contracts.schema import Message
+from services.core.domain.signal import Signal
+
+
+class LiveKind(Message):
+    """A kind of node: its GPU model and the draw of an idle device with its share of the host."""
+
+    gpu_model: str
+    idle_w: float
+
+
+class LiveNode(Message):
+    """A node without the devices of service instances, which no policy gives away."""
+
+    kind: int = Field(ge=0, description="Index into the kinds.")
+    gpus: int = Field(ge=1)
+    takes_work: bool = Field(description="False while it is drained.")
+
+
+class LiveRates(Message):
+    """Speed, in units of the smallest gang's, and draw of each GPU, by the sizes of the profile."""
+
+    speed: list[float]
+    power_w: list[float]
+
+
+class LiveProfile(Message):
+    """How some jobs run, on the kinds of nodes that they may use."""
+
+    gpus: list[int] = Field(description="Gang sizes, ascending.")
+    rates: dict[int, LiveRates] = Field(description="By index of the kind of node.")
+
+
+class LiveJob(Message):
+    """A job that waits or holds GPUs. Times are UTC seconds."""
+
+    id: str
+    tenant: str
+    submitted_s: float
+    since_s: float = Field(description="Since when it waits, or has held its GPUs.")
+    profile: int = Field(ge=0, description="Index into the profiles.")
+    min_gpus: int
+    max_gpus: int
+    step_gpus: int
+    priority: int
+    preemptible: bool
+    deadline_s: float | None
+    work_s: float = Field(gt=0, description="All its work, in seconds on its smallest gang.")
+    progress: float = Field(ge=0, le=1, description="Share of it that is done.")
+    length_from: Literal["progress", "prediction", "time_limit", "assumed"]
+    attained_gpu_s: float
+    energy_j: float
+    carbon_gco2: float
+    gang: list[Share] | None = Field(description="Its devices; a node is named by its index. Null while it waits.")
+
+
+class LiveState(Message):
+    """What a simulation of the present queue begins with."""
+
+    at_s: float = Field(description="Time of the snapshot, UTC seconds.")
+    next_active_s: float = Field(description="When the next active round is due.")
+    round_interval_s: float
+    policy: str = Field(description="The policy in force.")
+    parameters: dict[str, Any]
+    zone: str
+    signal: Signal
+    stale: bool
+    times_s: list[float] = Field(description="When each step of the intensity begins.")
+    intensity_gco2_per_kwh: list[float]
+    end_s: float
+    kinds: list[LiveKind]
+    nodes: list[LiveNode]
+    profiles: list[LiveProfile]
+    jobs: list[LiveJob]
+    notes: list[str] = Field(description="What was assumed or left out, in sentences.")

@@ -1,0 +1,46 @@
+"""The order in which jobs wait, read off a round's plan.
+
+``reconcile`` fills free devices in rank order: the gangs it starts come first, and those it leaves waiting follow in
+rank order, ahead of the jobs that the policy did not rank at all. So when GPUs come free, the first job of this order
+that fits them is the next one to start, as long as the policy ranks alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.core.cycle.plan import Hold, Plan, Reason, Start
+from services.core.domain.ids import JobId
+
+UNRANKED = frozenset({Reason.GREENER_HOURS, Reason.SHORTER_FIRST})
+"""Why jobs wait that a policy leaves out of its ranking for now."""
+
+
+@dataclass(frozen=True)
+class QueueOrder:
+    """The jobs that wait.
+
+    Attributes:
+        ranked: Best first; a job that the round would start stands in it, too.
+        unranked: Those that the policy does not want to start yet, whatever is free.
+    """
+
+    ranked: tuple[JobId, ...]
+    unranked: tuple[JobId, ...]
+
+    def ahead_of(self, job_id: JobId) -> tuple[JobId, ...] | None:
+        """Return the jobs that come before one; None if it is not ranked."""
+        try:
+            return self.ranked[: self.ranked.index(job_id)]
+        except ValueError:
+            return None
+
+
+def queue_order(plan: Plan) -> QueueOrder:
+    """Return the order in which a plan, made with reasons, has its waiting jobs."""
+    ranked: list[JobId] = [action.job_id for action in plan.actions if isinstance(action, Start)]
+    unranked: list[JobId] = []
+    for action in plan.actions:
+        if isinstance(action, Hold):
+            (unranked if action.reason in UNRANKED else ranked).append(action.job_id)
+    return QueueOrder(tuple(ranked), tuple(unranked))

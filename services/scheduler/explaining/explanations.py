@@ -1,0 +1,319 @@
+"""The use case: put together what is known of one job. It reads, and takes part in no round."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from services.contracts.explanations import (
+    EndedExplanation,
+    Explanation,
+    JobAhead,
+    Outcome,
+    PolicyComparison,
+    QueuePlace,
+    RunningExplanation,
+)
+from services.contracts.identity import Identity
+from services.contracts.jobs import JobFootprint, JobSpec
+from services.contracts.live import LiveState
+from services.core.cycle.snapshot import Trigger
+from services.core.domain.ids import JobId
+from services.core.domain.jobs import JobState
+from services.db.database import Database
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+from services.scheduler.explaining.lengths import remaining
+from services.scheduler.explaining.running import how_it_runs, next_step
+from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
+from services.scheduler.explaining.waiting import Place, WhyItWaits, why_it_waits
+from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.dry_run import DRAFT, draft_row
+from services.scheduler.planning.live_state import live_state
+from services.scheduler.planning.live_view import Live, LiveView
+from services.scheduler.repository import explanations, rounds
+from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
+from services.scheduler.repository.snapshots import SpecRow
+
+log = Log(__name__)
+
+SHOWN_AHEAD = 5
+COMPARISON_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the database says of a job, beside the snapshot."""
+
+    row: ExplainedRow
+    spec: JobSpec
+    gang: GangRow | None
+    events: list[EventRow]
+    held_s: float
+    by_zone: list[ZoneEnergyRow]
+    policy: str
+
+
+class Explanations:
+    """Explains jobs."""
+
+    def __init__(self, database: Database, view: LiveView, carbon: CarbonWatch, simulator: ServiceClient) -> None:
+        self._database = database
+        self._view = view
+        self._carbon = carbon
+        self._simulator = simulator
+
+    async def explain(self, caller: Identity, job_id: str) -> Explanation:
+        """Explain a job that the caller may see.
+
+        Raises:
+            ProblemError: 404 where there is none.
+        """
+        facts = await self._facts(caller, job_id)
+        state = JobState(facts.row.state)
+        if state.is_final:
+            return await self._ended(facts, state)
+        if state.holds_gpus and facts.gang is not None:
+            return await self._running(facts, facts.gang, state)
+        return await self._waiting(facts, state, caller)
+
+    async def live_state(self) -> LiveState:
+        """Return the live queue and cluster for the what-if service."""
+        live = await self._view.read()
+        async with self._database.connection() as connection:
+            limits_s = await explanations.time_limits_s(connection)
+            queued = await explanations.queued(connection)
+        return await asyncio.to_thread(live_state, self._view, live, limits_s, queued)
+
+    async def _facts(self, caller: Identity, job_id: str) -> Facts:
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+            row = await explanations.explained(connection, job_id)
+            if row is None or not caller.sees(row.tenant_id, row.project):
+                raise not_found("job")
+            policy = await rounds.active_policy(connection)
+            return Facts(
+                row=row,
+                spec=JobSpec.model_validate(row.spec),
+                gang=await explanations.gang(connection, job_id),
+                events=await explanations.story(connection, job_id),
+                held_s=await explanations.held_s(connection, job_id),
+                by_zone=await explanations.energy_by_zone(connection, job_id) if row.ended_at else [],
+                policy="" if policy is None else policy.policy,
+            )
+
+    async def _waiting(self, facts: Facts, state: JobState, caller: Identity) -> Explanation:
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
+        seen = any(row.id == facts.row.id for row in live.rows.jobs)
+        why = await asyncio.to_thread(self._why, facts, live, seen_by_policy=seen)
+        waiting, reason, detail = why.explanation, why.reason or facts.row.reason, why.detail
+        if detail is None:
+            detail = facts.row.detail or sentence(facts.row.reason) or None
+        if state is JobState.HELD and facts.row.reason in (None, "held"):
+            detail = "It is on hold: it waits until it is released."
+        expected_at = waiting.expected_start_at
+        if seen and expected_at is None:
+            own = next((each for each in comparison.items if each.in_force), None)
+            if own is not None and own.starts_at is not None:
+                waiting = waiting.model_copy(
+                    update={"expected_start_at": own.starts_at, "expected_start_from": "simulation"}
+                )
+        if waiting.forecast is not None:
+            made_at = self._carbon.forecast_made_at(waiting.forecast.zone)
+            waiting = waiting.model_copy(update={"forecast": waiting.forecast.model_copy(update={"made_at": made_at})})
+        place = None if why.place is None else await self._named(why.place, caller, live)
+        waiting = waiting.model_copy(update={"place": place})
+        summary = " ".join(filter(None, (_place_words(place), detail))) or "It waits."
+        return self._explanation(
+            facts,
+            state,
+            reason=reason,
+            detail=detail,
+            summary=summary,
+            waiting=waiting,
+            under_policies=comparison if seen else None,
+            assumptions=why.assumptions,
+        )
+
+    def _why(self, facts: Facts, live: Live, *, seen_by_policy: bool) -> WhyItWaits:
+        row, spec = facts.row, facts.spec
+        job_id = JobId(row.id) if seen_by_policy else DRAFT
+        if not seen_by_policy:
+            draft = draft_row(spec, row.tenant_id, live.rows.state.now_s)
+            live = replace(live, rows=replace(live.rows, jobs=[*live.rows.jobs, draft]))
+        return why_it_waits(
+            self._view.round(live, Trigger.PASSIVE),
+            job_id,
+            spec,
+            self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec)),
+            row.queued_at or row.submitted_at,
+            row.submitted_at.timestamp(),
+            seen_by_policy=seen_by_policy,
+        )
+
+    async def _named(self, place: Place, caller: Identity, live: Live) -> QueuePlace:
+        if place.ahead is None:
+            return QueuePlace(waiting_jobs=place.waiting_jobs)
+        rows = {row.id: row for row in live.rows.jobs}
+        visible = [each for each in place.ahead if caller.is_operator or rows[each].tenant_id == caller.tenant_id]
+        async with self._database.connection() as connection:
+            if caller.project is not None:
+                own = await explanations.of_project(connection, visible, caller.project)
+                visible = [each for each in visible if each in own]
+            named = await explanations.names(connection, visible[:SHOWN_AHEAD])
+        first = [
+            JobAhead(job_id=each, name=named[each], gpus=rows[each].min_gpus)
+            for each in visible[:SHOWN_AHEAD]
+            if each in named
+        ]
+        return QueuePlace(
+            position=len(place.ahead) + 1,
+            waiting_jobs=place.waiting_jobs,
+            ahead=len(place.ahead),
+            ahead_gpus=place.ahead_gpus,
+            hidden_ahead=len(place.ahead) - len(visible),
+            first=first,
+        )
+
+    async def _running(self, facts: Facts, gang: GangRow, state: JobState) -> Explanation:
+        live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
+        run, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
+        does = {JobState.STARTING: "It starts", JobState.RUNNING: "It runs"}.get(state, "It is being stopped")
+        where = ", ".join(dict.fromkeys(share["node_id"] for share in gang.shares))
+        detail = facts.row.detail or sentence(facts.row.reason)
+        then = detail if state is JobState.PREEMPTING else run.next.detail if run.next else ""
+        return self._explanation(
+            facts,
+            state,
+            reason=facts.row.reason,
+            detail=detail,
+            summary=f"{does} on {gpus_words(gang.gpus)} of {where}. {then}".strip(),
+            running=run,
+            under_policies=comparison,
+            assumptions=assumptions,
+        )
+
+    def _run(self, facts: Facts, gang: GangRow, state: JobState, live: Live) -> tuple[RunningExplanation, list[str]]:
+        row, spec = facts.row, facts.spec
+        job_id, now_s = JobId(row.id), live.rows.state.now_s
+        dry = self._view.round(live, Trigger.ACTIVE)
+        if job_id not in dry.snapshot.jobs.index:  # it ended meanwhile, or is a service instance, which no policy sees
+            return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), []
+        predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
+        left = remaining(dry.snapshot, dry.snapshot.jobs.index[job_id], gang.gpus, spec, predicted)
+        run = how_it_runs(gang, spec, facts.events, left, now_s, facts.policy)
+        if state is not JobState.PREEMPTING:
+            last_s = live.rows.state.last_active_s
+            due_s = now_s if last_s is None else last_s + self._view.settings.round_interval_s
+            following = next_step(dry, job_id, due_s, run.expected_end_at, preemptible=spec.preemptible)
+            run = run.model_copy(update={"next": following})
+        words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
+        return run, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
+
+    async def _ended(self, facts: Facts, state: JobState) -> Explanation:
+        row = facts.row
+        ended_at = row.ended_at or row.submitted_at
+        total_s = (ended_at - row.submitted_at).total_seconds()
+        ended = EndedExplanation(
+            exit_code=row.exit_code,
+            waited_s=max(total_s - facts.held_s, 0.0),
+            held_gpus_s=facts.held_s,
+            starts=row.generation,
+            preemptions=row.preemptions,
+            restarts=row.restarts,
+        )
+        detail = row.detail or sentence(row.reason) or None
+        ended_how = "was cancelled" if state is JobState.CANCELLED else state.value
+        took = f"after {length_words(total_s)}, of which it waited {length_words(ended.waited_s)}"
+        baseline = await self._baseline(facts, ended_at)
+        said = (
+            []
+            if baseline is None
+            else ["Mean intensity: from submission to end, by zone, weighted by time; energy and PUE are the same."]
+        )
+        return self._explanation(
+            facts,
+            state,
+            reason=row.reason,
+            detail=detail,
+            summary=f"It {ended_how} {took}. {detail or ''}".strip(),
+            ended=ended,
+            baseline_gco2=baseline,
+            assumptions=said,
+        )
+
+    async def _baseline(self, facts: Facts, ended_at: datetime) -> float | None:
+        """Return the job's energy at the mean intensity of its zones, gCO2; None where any of these is unknown."""
+        start_s, end_s = facts.row.submitted_at.timestamp(), ended_at.timestamp()
+        if not facts.by_zone or not all(part.one_signal for part in facts.by_zone):
+            return None
+        means = [await self._carbon.past_mean(part.zone, part.signal, start_s, end_s) for part in facts.by_zone]
+        known = [part.kwh * mean for part, mean in zip(facts.by_zone, means, strict=True) if mean is not None]
+        return sum(known) if len(known) == len(means) else None
+
+    async def _comparison(self, job_id: str) -> PolicyComparison:
+        """Return what the what-if service has; it may be down, which takes nothing from the rest of the answer."""
+        try:
+            return await self._simulator.call(
+                "GET",
+                f"/internal/comparisons/{job_id}",
+                PolicyComparison,
+                attempts=1,
+                timeout_s=COMPARISON_TIMEOUT_S,
+            )
+        except (ProblemError, ValidationError) as error:
+            log.warning("comparison.unknown", job=job_id, error=str(error))
+            detail = "The what-if service does not answer right now; ask again."
+            return PolicyComparison(status=Outcome.PENDING, detail=detail)
+
+    def _explanation(
+        self,
+        facts: Facts,
+        state: JobState,
+        *,
+        summary: str,
+        reason: str | None,
+        detail: str | None,
+        **parts: object,
+    ) -> Explanation:
+        row = facts.row
+        lines, left_out = story_of(facts.events, row.submitted_at)
+        footprint = JobFootprint(
+            energy_j=row.energy_j,
+            gpu_energy_j=row.gpu_energy_j,
+            carbon_gco2=row.carbon_gco2,
+            gpu_s=row.gpu_s,
+            estimated_energy_j=row.estimated_energy_j,
+        )
+        return Explanation.model_validate(
+            {
+                "job_id": row.id,
+                "name": row.name,
+                "state": state,
+                "reason": reason,
+                "detail": detail,
+                "summary": summary,
+                "as_of": datetime.fromtimestamp(time.time(), UTC),
+                "policy": facts.policy,
+                "submitted_at": row.submitted_at,
+                "footprint": footprint,
+                "story": lines,
+                "story_left_out": left_out,
+                **parts,
+            }
+        )
+
+
+def _place_words(place: QueuePlace | None) -> str:
+    if place is None:
+        return ""
+    if place.position is None:
+        others = place.waiting_jobs - 1
+        return f"{others} other {'job waits' if others == 1 else 'jobs wait'}, too." if others else ""
+    if place.waiting_jobs == 1:
+        return "It is the only job that waits."
+    return f"It is number {place.position} of the {place.waiting_jobs} jobs that wait."

@@ -1,0 +1,119 @@
+"""A job's events as dated sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from services.contracts.explanations import StoryLine
+from services.scheduler.ingest.gangs import EndReason
+from services.scheduler.reasons import SENTENCES
+from services.scheduler.repository.explanations import EventRow
+
+PLANNED = {reason.value: words for reason, words in SENTENCES.items()}
+ENDINGS: dict[str, str] = {
+    EndReason.FINISHED: "All its processes exited with status 0.",
+    EndReason.FAILED: "One of its processes failed.",
+    EndReason.CANCELLED: "Its owner cancelled it.",
+    EndReason.HELD: "Its owner put it on hold.",
+    EndReason.PREEMPTED: "It was stopped with its grace period, and continues from its checkpoint.",
+    EndReason.NODE_LOST: "A node it ran on was lost; it continues from its checkpoint.",
+    EndReason.START_FAILED: "Its processes did not start.",
+    EndReason.TIME_LIMIT: "It reached its time limit.",
+}
+
+
+def sentence(code: str | None) -> str:
+    """Return what a reason code means; an unknown one, of another release or of a later room, as plain words."""
+    if not code:
+        return ""
+    return PLANNED.get(code) or ENDINGS.get(code) or f"{code.replace('_', ' ').capitalize()}."
+
+
+def length_words(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    left, parts = max(0, round(seconds)), list[str]()
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def gpus_words(gpus: int) -> str:
+    """Return a number of GPUs."""
+    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+class Narrator:
+    """Tells events in order; it remembers since when the job waited or held GPUs."""
+
+    def __init__(self, submitted_at: datetime) -> None:
+        self._submitted_at = submitted_at
+        self._since = submitted_at
+        self._told: dict[str, Callable[[EventRow], str]] = {
+            "submitted": lambda _: "Submitted.",
+            "starting": self._starting,
+            "running": lambda event: f"Its processes run, {self._after(event)} later.",
+            "preempting": lambda event: f"Asked to stop after {self._after(event)}. {sentence(_code(event))}",
+            "queued": self._queued,
+            "held": lambda event: f"On hold. {sentence(_code(event))}",
+            "hold_requested": lambda _: "A hold was asked for.",
+            "hold_withdrawn": lambda _: "The hold was withdrawn.",
+            "cancel_requested": lambda _: "Its cancellation was asked for.",
+            "set": self._set,
+            "profiling": lambda _: "Its speed and power are measured at several power limits or clocks.",
+            "succeeded": lambda event: f"Succeeded, {self._in_all(event)} after its submission.",
+            "failed": self._failed,
+            "cancelled": lambda event: f"Cancelled, {self._in_all(event)} after its submission.",
+        }
+
+    def line(self, event: EventRow) -> StoryLine:
+        """Return an event in a sentence; an event of a type that is not known here, by its type and its reason."""
+        kind = event.type.removeprefix("job.")
+        code = _code(event)
+        tell = self._told.get(kind)
+        text = tell(event) if tell else f"{kind.replace('_', ' ').replace('.', ' ').capitalize()}. {sentence(code)}"
+        if kind in ("starting", "queued", "held"):
+            self._since = event.at
+        return StoryLine(at=event.at, text=text.strip(), reason=code)
+
+    def _after(self, event: EventRow) -> str:
+        return length_words((event.at - self._since).total_seconds())
+
+    def _in_all(self, event: EventRow) -> str:
+        return length_words((event.at - self._submitted_at).total_seconds())
+
+    def _starting(self, event: EventRow) -> str:
+        gpus = event.data.get("gpus")
+        got = f"Got {gpus_words(gpus)}" if isinstance(gpus, int) else "Got its GPUs"
+        return f"{got} after waiting {self._after(event)}. {sentence(_code(event))}"
+
+    def _queued(self, event: EventRow) -> str:
+        code = _code(event)
+        return f"Waits again. {sentence(code)}" if code else "Released; it waits for GPUs."
+
+    def _set(self, event: EventRow) -> str:
+        limit_w, clock_mhz = event.data.get("power_limit_w"), event.data.get("clock_mhz")
+        values = [f"power limit {limit_w:g} W"] if limit_w is not None else []
+        values += [f"clock {clock_mhz} MHz"] if clock_mhz is not None else []
+        words = " and ".join(values) or "default power limit and clock"
+        return f"Set to {words}. {sentence(_code(event))}"
+
+    def _failed(self, event: EventRow) -> str:
+        status = event.data.get("exit_code")
+        how = "Failed" if status is None else f"Failed with exit status {status}"
+        return f"{how}, {self._in_all(event)} after its submission. {sentence(_code(event))}"
+
+
+def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[StoryLine], int]:
+    """Return a job's events in sentences, oldest first, and how many of a long story are left out."""
+    narrator = Narrator(submitted_at)
+    lines = [narrator.line(event) for event in events]
+    return lines, events[-1].of - len(events) if events else 0
+
+
+def _code(event: EventRow) -> str | None:
+    reason: Any = event.data.get("reason")
+    return reason if isinstance(reason, str) else None

@@ -1,0 +1,245 @@
+"""The live state for the what-if service: the queue, the gangs that hold GPUs, the nodes and the forecast.
+
+What is not known of a job is assumed, and the notes say of how many. The engine has one grid: of a cluster in several
+zones it gets that of the zone with the most GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from services.contracts.jobs import Share
+from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveState
+from services.core.cycle.snapshot import PREEMPTING, Snapshot, Trigger
+from services.core.domain.ids import NodeId
+from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
+from services.scheduler.explaining.lengths import LEAST_PROGRESS
+from services.scheduler.planning.live_view import Live, LiveView
+from services.scheduler.planning.service_instances import holds_devices
+from services.scheduler.repository.snapshots import JobRow
+
+LengthSource = Literal["progress", "prediction", "time_limit", "assumed"]
+
+ASSUMED_GPU_S = 3_600.0
+"""Length of a job of which nothing is known, where nothing is known of any job, GPU seconds."""
+LEAST_LEFT = 0.1
+"""A job that has run for as long as predicted, or longer, is taken to need this share of it still."""
+POWER_STEP_W = 5.0
+"""Measured powers are rounded to this, so that jobs share profiles."""
+
+
+@dataclass
+class Profiles:
+    """The profiles that were needed so far, each once."""
+
+    snapshot: Snapshot
+    found: list[LiveProfile] = field(default_factory=list[LiveProfile])
+    index: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
+
+    def of(self, job: int) -> int | None:
+        """Return the index of a job's profile; None if it may run on no kind of node that there is."""
+        jobs = self.snapshot.jobs
+        kinds: tuple[int, ...] = tuple(np.flatnonzero(jobs.eligible[job]).tolist())
+        if not kinds:
+            return None
+        power_w = float(jobs.gpu_power_w[job])
+        own_w = round(power_w / POWER_STEP_W) * POWER_STEP_W if power_w > POWER_STEP_W else None
+        smallest, largest, curve = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.control_curve))
+        key = (kinds, smallest, largest, curve, own_w)
+        if key not in self.index:
+            self.index[key] = len(self.found)
+            self.found.append(self._made(kinds, smallest, largest, curve, own_w))
+        return self.index[key]
+
+    def _made(
+        self, kinds: tuple[int, ...], smallest: int, largest: int, curve: int, own_w: float | None
+    ) -> LiveProfile:
+        doublings = [1 << at for at in range(largest.bit_length())]
+        sizes = np.array(sorted({smallest, largest, *doublings}), dtype=np.int64)
+        rates: dict[int, LiveRates] = {}
+        for kind in kinds:
+            table = self.snapshot.gangs[curve].get(kind) if 0 <= curve < len(self.snapshot.gangs) else None
+            if table is not None:
+                speed, power_w = table.at(sizes)
+                reference = float(table.at(np.array([smallest]))[0][0, -1])
+                rates[kind] = LiveRates(
+                    speed=(speed[:, -1] / reference).tolist(), power_w=(power_w[:, -1] / sizes).tolist()
+                )
+            else:
+                board, family = board_of(self.snapshot.gpu_models[kind]), family_of(ANY_FAMILY)
+                typical_w = board.idle_w + family.demand * (board.peak_w - board.idle_w)
+                rates[kind] = LiveRates(speed=(sizes / smallest).tolist(), power_w=[own_w or typical_w] * sizes.size)
+        return LiveProfile(gpus=sizes.tolist(), rates=rates)
+
+
+def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], queued: int) -> LiveState:
+    """Return the state of a moment; it takes long with many jobs, so call it in a thread.
+
+    Args:
+        view: Makes the snapshot.
+        live: The rows of the moment.
+        time_limits_s: Of the jobs that have one.
+        queued: How many jobs are queued, those included that are in no row: they must not start yet.
+    """
+    snapshot = view.snapshot(live, Trigger.PASSIVE)
+    rows = {row.id: row for row in live.rows.jobs}
+    nodes, served = _nodes(live.rows.jobs, snapshot)
+    profiles, jobs, notes = Profiles(snapshot), list[LiveJob](), list[str]()
+    mean_gpu_s = _mean_length(rows.values())
+    nowhere = 0
+    for at, job_id in enumerate(snapshot.jobs.ids):
+        row = rows[job_id]
+        if row.service is not None or row.leaves:
+            continue
+        profile = profiles.of(at)
+        if profile is None:
+            nowhere += 1
+            continue
+        jobs.append(_job(snapshot, at, row, profile, time_limits_s.get(job_id), mean_gpu_s, served))
+    zone = _zone(snapshot)
+    outlook, settings, state = snapshot.outlooks[zone], view.settings, live.rows.state
+    if assumed := sum(job.length_from == "assumed" for job in jobs):
+        of = f"the mean of those that are, {mean_gpu_s:.0f} GPU seconds" if mean_gpu_s else "one GPU hour each"
+        notes.append(f"The lengths of {assumed} of {len(jobs)} jobs are unknown: {of} is assumed.")
+    if nowhere:
+        notes.append(f"{nowhere} jobs are left out: no node has the GPUs that they ask for.")
+    if (withheld := queued - sum(row.state == "queued" for row in live.rows.jobs)) > 0:
+        notes.append(
+            f"{withheld} jobs are left out that wait for other things than GPUs, such as other jobs or a budget."
+        )
+    if len(snapshot.outlooks) > 1:
+        notes.append(f"The cluster spans {len(snapshot.outlooks)} zones; all nodes are taken to be in {outlook.zone}.")
+    if outlook.stale:
+        notes.append(f"The forecast of {outlook.zone} is stale.")
+    return LiveState(
+        at_s=snapshot.now_s,
+        next_active_s=max(snapshot.next_active_s, snapshot.now_s),
+        round_interval_s=settings.round_interval_s,
+        policy=state.policy,
+        parameters=state.parameters,
+        zone=outlook.zone,
+        signal=outlook.signal,
+        stale=outlook.stale,
+        times_s=outlook.curve.times_s.tolist(),
+        intensity_gco2_per_kwh=outlook.curve.intensity_gco2_per_kwh.tolist(),
+        end_s=outlook.curve.end_s,
+        kinds=[
+            LiveKind(gpu_model=name, idle_w=float(idle_w))
+            for name, idle_w in zip(snapshot.gpu_models, snapshot.idle_w.tolist(), strict=True)
+        ],
+        nodes=nodes,
+        profiles=profiles.found,
+        jobs=jobs,
+        notes=notes,
+    )
+
+
+def _nodes(rows: Sequence[JobRow], snapshot: Snapshot) -> tuple[list[LiveNode], dict[tuple[str, int], tuple[int, int]]]:
+    """Return the nodes, and for each device that jobs may have its node's index and its own place there."""
+    services = {
+        (share["node_id"], device)
+        for row in rows
+        if holds_devices(row)
+        for share in row.shares or ()
+        for device in share["devices"]
+    }
+    held: dict[NodeId, set[int]] = {}
+    for placement in snapshot.jobs.placements:
+        for share in () if placement is None else placement.shares:
+            held.setdefault(share.node_id, set()).update(share.devices)
+    made: list[LiveNode] = []
+    served: dict[tuple[str, int], tuple[int, int]] = {}
+    table = snapshot.nodes
+    for at, node_id in enumerate(table.ids):
+        devices = held.get(node_id, set()).union(table.free_devices[at])
+        mine = [each for device in sorted(devices) if (each := (str(node_id), device)) not in services]
+        if not mine:
+            continue
+        served |= {device: (len(made), place) for place, device in enumerate(mine)}
+        made.append(LiveNode(kind=int(table.gpu_model[at]), gpus=len(mine), takes_work=bool(table.schedulable[at])))
+    return made, served
+
+
+def _job(
+    snapshot: Snapshot,
+    at: int,
+    row: JobRow,
+    profile: int,
+    time_limit_s: float | None,
+    mean_gpu_s: float | None,
+    served: Mapping[tuple[str, int], tuple[int, int]],
+) -> LiveJob:
+    jobs = snapshot.jobs
+    smallest, attained = int(jobs.min_gpus[at]), float(jobs.attained_gpu_s[at])
+    left_gpu_s, source = _left(row, float(jobs.progress[at]), attained, smallest, time_limit_s, mean_gpu_s)
+    placement = jobs.placements[at] if jobs.phase[at] != PREEMPTING else None
+    gang: list[Share] | None = None
+    if placement is not None:
+        by_node: dict[int, list[int]] = {}
+        for share in placement.shares:
+            for device in share.devices:
+                found = served.get((str(share.node_id), device))
+                if found is not None:  # its node is lost, and the gang with it
+                    by_node.setdefault(found[0], []).append(found[1])
+        gang = [Share(node_id=str(node), devices=devices) for node, devices in by_node.items()]
+        if sum(len(share.devices) for share in gang) < placement.gpus:
+            gang = None
+    return LiveJob(
+        id=row.id,
+        tenant=row.tenant_id,
+        submitted_s=row.submitted_s,
+        since_s=float(jobs.waiting_since_s[at]),
+        profile=profile,
+        min_gpus=smallest,
+        max_gpus=int(jobs.max_gpus[at]),
+        step_gpus=int(jobs.step_gpus[at]),
+        priority=row.priority,
+        preemptible=row.preemptible,
+        deadline_s=None if row.deadline_s == float("inf") else row.deadline_s,
+        work_s=(attained + left_gpu_s) / smallest,
+        progress=attained / (attained + left_gpu_s),
+        length_from=source,
+        attained_gpu_s=attained,
+        energy_j=row.energy_j,
+        carbon_gco2=row.carbon_gco2,
+        gang=gang,
+    )
+
+
+def _left(
+    row: JobRow,
+    progress: float,
+    attained_gpu_s: float,
+    smallest: int,
+    time_limit_s: float | None,
+    mean_gpu_s: float | None,
+) -> tuple[float, LengthSource]:
+    """Return what a job still needs, GPU seconds above 0, and how that is known."""
+    if progress >= LEAST_PROGRESS and attained_gpu_s > 0:
+        left = attained_gpu_s * (1.0 - progress) / progress
+        source: LengthSource = "progress"
+    elif row.predicted_gpu_s:
+        left = max(row.predicted_gpu_s - attained_gpu_s, LEAST_LEFT * row.predicted_gpu_s)
+        source = "prediction"
+    elif time_limit_s is not None:
+        return max(time_limit_s * smallest - attained_gpu_s, LEAST_LEFT * time_limit_s * smallest), "time_limit"
+    else:
+        whole = mean_gpu_s or ASSUMED_GPU_S
+        return max(whole - attained_gpu_s, LEAST_LEFT * whole), "assumed"
+    return max(left if time_limit_s is None else min(left, time_limit_s * smallest), 1.0), source
+
+
+def _mean_length(rows: Iterable[JobRow]) -> float | None:
+    """Return the mean predicted length of the jobs that have one, GPU seconds."""
+    known = [row.predicted_gpu_s for row in rows if row.predicted_gpu_s]
+    return sum(known) / len(known) if known else None
+
+
+def _zone(snapshot: Snapshot) -> int:
+    """Return the index of the outlook of the zone with the most GPUs."""
+    nodes = snapshot.nodes
+    return int(np.argmax(np.bincount(nodes.zone, nodes.gpus, len(snapshot.outlooks)))) if len(nodes) else 0

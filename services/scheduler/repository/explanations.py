@@ -1,0 +1,163 @@
+"""What explanations of single jobs are made of, beside the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository.documents import Json, StoredShare
+
+EXPLAINED = """
+SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec, j.submitted_at, j.queued_at,
+       j.ended_at, j.expected_start_at, j.exit_code, j.generation, j.preemptions, j.restarts,
+       coalesce(f.energy_j, 0) AS energy_j, coalesce(f.gpu_energy_j, 0) AS gpu_energy_j,
+       coalesce(f.carbon_gco2, 0) AS carbon_gco2, coalesce(f.gpu_s, 0) AS gpu_s,
+       coalesce(f.estimated_energy_j, 0) AS estimated_energy_j
+  FROM jobs j LEFT JOIN job_footprints f ON f.job_id = j.id WHERE j.id = $1
+"""
+
+GANG = """
+SELECT gpus, shares, started_at, running_at, power_limit_w, clock_mhz
+  FROM allocations WHERE job_id = $1 AND state <> 'ended'
+"""
+
+HELD_S = """
+SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - started_at)), 0)::float8
+  FROM allocations WHERE job_id = $1
+"""
+
+STORY_ENDS = 100
+"""So many events of a job are read from the beginning of its story, and so many from its end."""
+
+STORY = f"""
+WITH story AS (
+    SELECT at, type, data, row_number() OVER (ORDER BY transaction_id, sequence) AS nth, count(*) OVER () AS of
+      FROM job_events WHERE job_id = $1
+)
+SELECT at, type, data, nth, of FROM story WHERE nth <= {STORY_ENDS} OR nth > of - {STORY_ENDS} ORDER BY nth
+"""
+
+ENERGY_BY_ZONE = """
+SELECT zone, sum(energy_j) / 3.6e6 AS kwh, count(DISTINCT signal) = 1 AS one_signal, min(signal) AS signal FROM (
+    SELECT zone, signal, (gpu_energy_j + cpu_energy_j + static_energy_j) * pue AS energy_j
+      FROM energy_usages WHERE job_id = $1
+    UNION ALL
+    SELECT zone, signal, energy_j * pue FROM energy_days WHERE job_id = $1
+) l GROUP BY zone ORDER BY zone
+"""
+
+NAMES = "SELECT id, name FROM jobs WHERE id = ANY($1::text[])"
+
+OF_PROJECT = "SELECT id FROM jobs WHERE id = ANY($1::text[]) AND project = $2"
+
+QUEUED = "SELECT count(*) FROM jobs WHERE state = 'queued'"
+
+
+TIME_LIMITS = """
+SELECT id, (spec ->> 'time_limit_s')::float8 AS time_limit_s FROM jobs
+ WHERE state IN ('queued', 'starting', 'running', 'preempting') AND spec ->> 'time_limit_s' IS NOT NULL
+"""
+
+
+class ExplainedRow(NamedTuple):
+    """A job in any state, with its sums of the ledger."""
+
+    id: str
+    tenant_id: str
+    project: str
+    name: str
+    state: str
+    reason: str | None
+    detail: str | None
+    spec: Json
+    submitted_at: datetime
+    queued_at: datetime | None
+    ended_at: datetime | None
+    expected_start_at: datetime | None
+    exit_code: int | None
+    generation: int
+    preemptions: int
+    restarts: int
+    energy_j: float
+    gpu_energy_j: float
+    carbon_gco2: float
+    gpu_s: float
+    estimated_energy_j: float
+
+
+class GangRow(NamedTuple):
+    """The devices that a job holds, and the controls that are set on them."""
+
+    gpus: int
+    shares: list[StoredShare]
+    started_at: datetime
+    running_at: datetime | None
+    power_limit_w: float | None
+    clock_mhz: int | None
+
+
+class EventRow(NamedTuple):
+    """An event: the ``nth`` of ``of``."""
+
+    at: datetime
+    type: str
+    data: Json
+    nth: int
+    of: int
+
+
+class ZoneEnergyRow(NamedTuple):
+    """A job's facility energy in one zone; ``signal`` is one of those by which it was charged."""
+
+    zone: str
+    kwh: float
+    one_signal: bool
+    signal: str
+
+
+async def explained(connection: Connection, job_id: str) -> ExplainedRow | None:
+    """Return a job, None without such a job."""
+    return await fetch_row(connection, ExplainedRow, EXPLAINED, job_id)
+
+
+async def gang(connection: Connection, job_id: str) -> GangRow | None:
+    """Return the gang that a job has now."""
+    return await fetch_row(connection, GangRow, GANG, job_id)
+
+
+async def held_s(connection: Connection, job_id: str) -> float:
+    """Return for how long a job has held GPUs, all its gangs together, seconds."""
+    return await connection.fetchval(HELD_S, job_id)
+
+
+async def story(connection: Connection, job_id: str) -> list[EventRow]:
+    """Return a job's events in order, of a long story the beginning and the end."""
+    return await fetch_rows(connection, EventRow, STORY, job_id)
+
+
+async def energy_by_zone(connection: Connection, job_id: str) -> list[ZoneEnergyRow]:
+    """Return the energy that a job has used, times PUE, by grid zone."""
+    return await fetch_rows(connection, ZoneEnergyRow, ENERGY_BY_ZONE, job_id)
+
+
+async def names(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
+    """Return what jobs are called, by their ids."""
+    return {record["id"]: record["name"] for record in await connection.fetch(NAMES, list(job_ids))}
+
+
+async def of_project(connection: Connection, job_ids: Sequence[str], project: str) -> set[str]:
+    """Return those of the jobs that belong to a project."""
+    return {record["id"] for record in await connection.fetch(OF_PROJECT, list(job_ids), project)}
+
+
+async def queued(connection: Connection) -> int:
+    """Return how many jobs are queued, those included that must not start yet."""
+    return await connection.fetchval(QUEUED)
+
+
+async def time_limits_s(connection: Connection) -> dict[str, float]:
+    """Return the time limits of the live jobs that have one, seconds."""
+    return {record["id"]: record["time_limit_s"] for record in await connection.fetch(TIME_LIMITS)}

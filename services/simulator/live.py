@@ -1,0 +1,206 @@
+"""The present queue as a what-if run: every policy goes on from the live state, and says when each job runs.
+
+A policy that takes too long, or fails, costs only its own answer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from services.contracts.live import LiveJob, LiveProfile, LiveState
+from services.core.domain.arrays import Floats, Ints
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.errors import DomainError, WattshiftError
+from services.core.domain.gpus import GpuModel, gpu_model, likeliest_gpu_model
+from services.core.domain.ids import NodeId
+from services.core.domain.placement import NodeShare, Placement
+from services.core.policies.registry import POLICIES
+from services.simulator.engine import Beginning, EngineOptions, SimulationResult, simulate
+from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, JobProfile, NodeGroup, Workload
+
+HOUR_S = 3_600.0
+HORIZON_S = 14 * 86_400.0
+LONGEST_S = 20.0
+"""Most wall-clock time for one policy."""
+ANY_BOARD = "A100-SXM4-40GB"
+
+Report = Callable[[str, int, int], None]
+
+
+class TooLongError(DomainError):
+    """A policy took longer than it may."""
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A live state, as the engine takes it."""
+
+    state: LiveState
+    workload: Workload
+    cluster: ClusterSpec
+    trace: CarbonTrace
+    beginning: Beginning
+    engine: EngineOptions
+
+
+def read_live(path: Path) -> LiveRun:
+    """Return the run that a live state makes.
+
+    Raises:
+        DomainError: It is not a live state, or nothing waits or runs in it.
+    """
+    try:
+        state = LiveState.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DomainError(f"this is not a live state: {error.error_count()} fields are wrong") from error
+    if not state.jobs:
+        raise DomainError("no job waits or runs here now")
+    if not state.nodes:
+        raise DomainError("no node is up now")
+    names = [f"{kind.gpu_model}#{at}" for at, kind in enumerate(state.kinds)]
+    boards = [
+        replace(likeliest_gpu_model(kind.gpu_model) or gpu_model(ANY_BOARD), name=name, idle_w=kind.idle_w)
+        for kind, name in zip(state.kinds, names, strict=True)
+    ]
+    jobs = sorted(state.jobs, key=lambda job: (job.submitted_s, job.id))
+    engine = EngineOptions(round_interval_s=state.round_interval_s, host_idle_w=0.0, until_s=state.at_s + HORIZON_S)
+    trace = CarbonTrace(state.zone, state.signal, _curve(state))
+    return LiveRun(
+        state, _workload(state, jobs, names), _cluster(state, boards), trace, _beginning(state, jobs), engine
+    )
+
+
+def parameters_of(run: LiveRun, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return each policy's parameters: of the one in force those of the installation, unless a request sets some."""
+    found = {name: dict(parameters) for name, parameters in chosen.items()}
+    if run.state.policy in found:
+        found[run.state.policy] = {**run.state.parameters, **found[run.state.policy]}
+    return found
+
+
+def live_document(run: LiveRun, parameters: Mapping[str, Mapping[str, Any]], report: Report) -> dict[str, Any]:
+    """Return what becomes of every job under each policy, as JSON values.
+
+    Times are UTC seconds, rounded; emissions are gCO2 from the beginning on, without PUE. The columns of ``jobs`` are
+    in the order of ``job_ids``, null where it does not happen within the horizon.
+    """
+    state = run.state
+    return {
+        "as_of_s": state.at_s,
+        "horizon_s": HORIZON_S,
+        "policy_in_force": state.policy,
+        "zone": state.zone,
+        "notes": state.notes,
+        "job_ids": list(run.workload.ids),
+        "policies": [_outcome(run, name, given, report) for name, given in parameters.items()],
+    }
+
+
+def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    until_s = time.perf_counter() + LONGEST_S
+
+    def progress(done: int, total: int) -> None:
+        report(name, done, total)
+        if time.perf_counter() > until_s:
+            raise TooLongError(f"it took longer than {LONGEST_S:g} s")
+
+    try:
+        result = simulate(
+            name,
+            run.workload,
+            run.cluster,
+            run.trace,
+            parameters=parameters,
+            options=replace(run.engine, rigid=not POLICIES[name].elastic and "gang" not in parameters),
+            progress=progress,
+            beginning=run.beginning,
+        )
+    except WattshiftError as error:
+        return {"policy": name, "failure": str(error)}
+    report(name, result.completed, result.jobs)
+    return {"policy": name, "summary": result.summary(), "jobs": _columns(run, result)}
+
+
+def _columns(run: LiveRun, result: SimulationResult) -> dict[str, list[float | None]]:
+    columns = result.columns
+    carbon = np.where(np.isfinite(columns.ended_s), columns.carbon_gco2, np.nan)
+    return {
+        "starts_at_s": _rounded(columns.started_s, 0),
+        "ends_at_s": _rounded(columns.ended_s, 0),
+        "carbon_gco2": _rounded(carbon, 3),
+    }
+
+
+def _rounded(column: Floats, digits: int) -> list[float | None]:
+    return [round(value, digits) if math.isfinite(value) else None for value in column.tolist()]
+
+
+def _curve(state: LiveState) -> CarbonCurve:
+    """Return the intensities in steps of an hour or less: the engine goes on with the last day's steps."""
+    known = CarbonCurve(np.array(state.times_s), np.array(state.intensity_gco2_per_kwh), state.end_s)
+    times_s = np.union1d(known.times_s, np.arange(known.start_s, known.end_s, HOUR_S))
+    return CarbonCurve(times_s, np.array([known.at(time_s) for time_s in times_s.tolist()]), known.end_s)
+
+
+def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Workload:
+    def ints(values: list[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    smallest = ints([job.min_gpus for job in jobs])
+    return Workload(
+        ids=tuple(job.id for job in jobs),
+        tenants=tuple(job.tenant for job in jobs),
+        submitted_s=np.array([job.submitted_s for job in jobs]),
+        work_s=np.array([job.work_s for job in jobs]),
+        requested_gpus=smallest,
+        min_gpus=smallest,
+        max_gpus=ints([job.max_gpus for job in jobs]),
+        step_gpus=ints([job.step_gpus for job in jobs]),
+        profile=ints([job.profile for job in jobs]),
+        profiles=tuple(_profile(at, each, names) for at, each in enumerate(state.profiles)),
+        priority=ints([job.priority for job in jobs]),
+        preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
+        deadline_s=np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs]),
+        name="live",
+        notes=tuple(state.notes),
+    )
+
+
+def _profile(at: int, profile: LiveProfile, names: list[str]) -> JobProfile:
+    sizes = np.array(profile.gpus, dtype=np.int64)
+    true = {
+        names[kind]: Behaviour(sizes, np.array(rates.speed), np.array(rates.power_w))
+        for kind, rates in profile.rates.items()
+    }
+    return JobProfile(f"profile {at}", true)
+
+
+def _cluster(state: LiveState, boards: list[GpuModel]) -> ClusterSpec:
+    groups = (NodeGroup(1, node.gpus, boards[node.kind], node.takes_work) for node in state.nodes)
+    return ClusterSpec(tuple(groups))
+
+
+def _beginning(state: LiveState, jobs: list[LiveJob]) -> Beginning:
+    held = {
+        row: Placement(tuple(NodeShare(NodeId(f"n{share.node_id}"), tuple(share.devices)) for share in job.gang))
+        for row, job in enumerate(jobs)
+        if job.gang
+    }
+    return Beginning(
+        now_s=state.at_s,
+        next_active_s=state.next_active_s,
+        held=held,
+        since_s=np.array([min(job.since_s, state.at_s) for job in jobs]),
+        progress=np.array([job.progress for job in jobs]),
+        attained_gpu_s=np.array([job.attained_gpu_s for job in jobs]),
+        energy_j=np.array([job.energy_j for job in jobs]),
+        carbon_gco2=np.array([job.carbon_gco2 for job in jobs]),
+    )

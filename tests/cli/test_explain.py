@@ -1,0 +1,166 @@
+"""What ``wattshift explain`` says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from services.cli import explain as command
+from services.cli.explain import explanation_lines
+from services.contracts.explanations import Explanation
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
+CET = timezone(timedelta(hours=1), "CET")
+
+_COMMON: dict[str, Any] = {"job_id": JOB, "name": "train", "as_of": "2026-03-01T12:00:00Z", "policy": "green"}
+_COMMON |= {"submitted_at": "2026-03-01T11:00:00Z", "story": [{"at": "2026-03-01T11:00:00Z", "text": "Submitted."}]}
+_EMISSION = {"zone": "DE", "signal": "average_direct", "carbon_gco2_per_hour": 240.0}
+_WAITING: dict[str, Any] = {
+    "since": "2026-03-01T11:00:00Z",
+    "starts_now": False,
+    "place": {
+        **{"position": 4, "waiting_jobs": 6, "ahead": 3, "ahead_gpus": 9, "hidden_ahead": 1},
+        "first": [{"job_id": JOB, "name": "first", "gpus": 4}],
+    },
+    "gpus": {"min": 2, "max": 8, "model": "A100", "suitable": 8, "free": 1, "drained": 4},
+    "length": {"seconds": 7_200, "low_s": 3_600, "high_s": 10_800, "source": "prediction"},
+    "now": _EMISSION | {"starts_at": "2026-03-01T12:00:00Z", "intensity_gco2_per_kwh": 400, "carbon_gco2": 480.0},
+    "greenest": _EMISSION | {"starts_at": "2026-03-02T03:00:00Z", "intensity_gco2_per_kwh": 50, "carbon_gco2": 60.0},
+    "forecast": {
+        **{"zone": "DE", "signal": "average_direct", "stale": True},
+        **{"made_at": "2026-03-01T11:30:00Z", "known_until": "2026-03-03T12:00:00Z"},
+    },
+}
+_UNDER: dict[str, Any] = {
+    "status": "ready",
+    "as_of": "2026-03-01T11:59:00Z",
+    "items": [
+        {"policy": "fifo", "starts_at": "2026-03-01T13:00:00Z", "ends_at": "2026-03-01T15:00:00Z", "waits_s": 3_660}
+        | {"carbon_gco2": 470.0},
+        {"policy": "sjf", "starts_at": "2026-03-01T13:00:00Z", "ends_at": "2026-03-01T15:00:00Z", "waits_s": 3_660}
+        | {"carbon_gco2": 470.0},
+        {"policy": "green", "in_force": True},
+        {"policy": "pollux", "failure": "took too long"},
+    ],
+    "assumptions": ["No further job comes."],
+}
+
+
+def lines(**parts: Any) -> list[str]:
+    found = Explanation.model_validate({**_COMMON, **parts}).model_dump(mode="json")
+    return explanation_lines(found, NOW, CET)
+
+
+def test_a_waiting_job_has_a_page_of_short_lines() -> None:
+    shown = lines(
+        state="queued", summary="It is number 4 of the 6 jobs that wait.", waiting=_WAITING, under_policies=_UNDER
+    )
+
+    assert shown == [
+        f"[bold]train[/] ({JOB}) is [blue]queued[/].",
+        "  It is number 4 of the 6 jobs that wait.",
+        "  asks for: 2 to 8 GPUs of model A100; 1 of 8 suitable GPUs are free, 4 more on drained nodes",
+        "  ahead of it: 3 jobs that ask for 9 GPUs: first (4), 1 more, 1 of others",
+        "  may start: unknown",
+        "  length: 2 h, 8 of 10 between 1 h and 3 h",
+        "  if it began now: 480.00 g CO2 (240.00 g to 720.00 g) at 400 gCO2/kWh in DE",
+        "  in the greenest window: 60.00 g CO2 (30.00 g to 90.00 g) at 50 gCO2/kWh in DE, "
+        "from Mon 02 Mar 04:00 CET (in 15 h)",
+        "  forecast: DE, average_direct, made 30 min ago, known until Tue 03 Mar 13:00 CET (in 2 d), "
+        "stale: its newest value is older than it should be",
+        "  what happened:",
+        "    01 Mar 12:00:00 CET  Submitted.",
+        "  under each policy, if no further job came (queue as of 12:59 CET (1 min ago)):",
+        "    starts               waits      ends                 CO2       policy",
+        "    01 Mar 14:00:00 CET  1 h 1 min  01 Mar 16:00:00 CET  470.00 g  fifo, sjf",
+        "    later                -          -                    -         green (in force)",
+        "    took too long                                                  pollux",
+        "    [dim]No further job comes.[/]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ({"starts_now": True}, "  may start: at the next round, within seconds"),
+        (
+            {"expected_start_at": "2026-03-01T14:00:00Z", "expected_start_from": "policy"},
+            "  may start: 15:00 CET (in 2 h), planned by the policy, if GPUs are free by then",
+        ),
+        (
+            {"expected_start_at": "2026-03-01T14:00:00Z", "expected_start_from": "simulation"},
+            "  may start: 15:00 CET (in 2 h), by a simulation of the queue if nothing unforeseen happens",
+        ),
+    ],
+)
+def test_how_sure_a_start_is(parts: dict[str, Any], line: str) -> None:
+    assert line in lines(state="queued", summary="It waits.", waiting=_WAITING | parts)
+
+
+def test_an_emission_of_unknown_length_is_one_per_hour() -> None:
+    unknown = {"length": {}, "now": _WAITING["now"] | {"carbon_gco2": None}, "greenest": None}
+
+    shown = lines(state="queued", summary="It waits.", waiting=_WAITING | unknown)
+
+    assert "  if it began now: 240.00 g CO2 per hour at 400 gCO2/kWh in DE" in shown
+    assert "  in the greenest window: unknown" in shown
+
+
+def test_a_running_job_says_what_the_next_round_does() -> None:
+    following = {
+        "action": "stop",
+        "at": "2026-03-01T12:30:00Z",
+        "reason": "scale_out",
+        "detail": "It grows.",
+        "gpus": 4,
+    }
+    running = {"since": "2026-03-01T11:10:00Z", "gpus": 2, "placement": [{"node_id": "n1", "devices": [0, 1]}]}
+    running |= {"why": ["2 GPUs."], "expected_end_at": None, "next": following}
+
+    shown = lines(state="running", summary="It runs.", running=running)
+
+    assert "  since: 12:10 CET (50 min ago), on n1[0, 1]" in shown
+    assert "  ends: unknown" in shown
+    assert "  next round (13:30 CET (in 30 min)): it would be stopped and restarted on 4 GPUs. It grows." in shown
+
+
+def test_an_ended_job_is_set_beside_the_mean_intensity() -> None:
+    ended = {"exit_code": 0, "waited_s": 600, "held_gpus_s": 3_000, "starts": 2, "preemptions": 1, "restarts": 0}
+    footprint = {"energy_j": 3.6e6, "gpu_energy_j": 3e6, "carbon_gco2": 90.0, "gpu_s": 6_000}
+
+    shown = lines(state="succeeded", summary="Done.", ended=ended, footprint=footprint, baseline_gco2=120.0)
+
+    assert "  exit status: 0" in shown
+    assert "  waited 10 min; held GPUs for 50 min" in shown
+    assert "  started 2 times; preempted: 1; restarted after failures: 0" in shown
+    assert "  used: 1.000 kWh, 90.00 g CO2 with PUE, 1 h 40 min of GPU time" in shown
+    assert "  same work at mean intensity: 120.00 g CO2; the job emitted 75% of that" in shown
+
+
+def test_what_users_wrote_is_no_markup() -> None:
+    assert "  It says \\[red]stop." in lines(state="held", summary="It says [red]stop.")
+
+
+def test_wait_asks_until_the_policies_part_is_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pending = {**_UNDER, "status": "pending", "items": []}
+    parts = [
+        Explanation.model_validate({**_COMMON, "state": "queued", "summary": "It waits.", "under_policies": under})
+        for under in (pending, pending, _UNDER)
+    ]
+    answers = [each.model_dump(mode="json") for each in parts]
+
+    class Stub:
+        def get(self, path: str) -> Any:
+            assert path == f"/v1/jobs/{JOB}/explain"
+            return answers.pop(0)
+
+    monkeypatch.setattr(command, "Gateway", Stub)
+    monkeypatch.setattr(command, "POLL_S", 0.0)
+
+    command.explain(JOB, wait=True, as_json=False)
+
+    assert not answers
+    assert "pollux" in capsys.readouterr().out

@@ -1,0 +1,347 @@
+"""Why a job waits, how it runs, and what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from services.contracts.explanations import Explanation
+from services.contracts.identity import Identity, Role
+from services.core.cycle.snapshot import Trigger
+from services.kit.http import ServiceClient, new_session
+from services.kit.identity import identity_headers
+from services.kit.problems import install_problem_handlers
+from services.scheduler import explaining_endpoints
+from services.scheduler.explaining.explanations import Explanations
+from services.scheduler.planning.live_view import LiveView
+from services.scheduler.power.hooks import NoHook
+from tests.scheduler.test_dry_run import HOUR_S, set_grid
+from tests.scheduler.world import World, a_world
+from tests.support.servers import fresh_database
+
+
+async def answer(
+    world: World, job_id: str, *, tenant: str = "default", role: Role = Role.USER, project: str | None = None
+) -> httpx.Response:
+    """Return the answer of an installation whose what-if service is down."""
+    app = FastAPI()
+    install_problem_handlers(app)
+    app.include_router(explaining_endpoints.router)
+    carbon = world.scheduler._carbon
+    await world.scheduler.prepare()
+    async with new_session() as session:
+        app.state.explanations = Explanations(
+            world.database,
+            LiveView(world.database, world.settings, carbon, NoHook()),
+            carbon,
+            ServiceClient(session, "http://127.0.0.1:1", "The simulator"),
+        )
+        identity = Identity(tenant_id=tenant, role=role, key_id="key-1", project=project)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
+        ) as client:
+            return await client.get(f"/v1/jobs/{job_id}/explain")
+
+
+async def explain(world: World, job_id: str, **caller: Any) -> Explanation:
+    found = await answer(world, job_id, **caller)
+    assert found.status_code == 200, found.text
+    return Explanation.model_validate_json(found.content)
+
+
+async def renamed(world: World, job_id: str, **columns: str) -> str:
+    for column, value in columns.items():
+        await world.fetch(f"UPDATE jobs SET {column} = $2 WHERE id = $1 RETURNING 1", job_id, value)
+    return job_id
+
+
+async def happened(world: World, job_id: str, event: str, data: Mapping[str, Any] | None = None) -> None:
+    await world.fetch(
+        "INSERT INTO job_events (job_id, tenant_id, type, data) VALUES ($1, 'default', $2, $3) RETURNING 1",
+        job_id,
+        event,
+        dict(data or {}),
+    )
+
+
+async def test_a_waiting_job_is_told_its_place_and_who_is_ahead(world: World) -> None:
+    await world.node("n1")
+    await world.running(4)
+    first = await renamed(world, await world.job(2), name="first")
+    await renamed(world, await world.job(1), tenant_id="other", name="secret")
+    job = await world.job(3)
+    await world.scheduler.hold(Trigger.PASSIVE)
+
+    found = await explain(world, job)
+
+    assert (found.state, found.reason, found.policy) == ("queued", "not_enough_free_gpus", "fifo")
+    assert found.waiting is not None
+    place = found.waiting.place
+    assert place is not None
+    assert (place.position, place.waiting_jobs, place.ahead, place.ahead_gpus, place.hidden_ahead) == (3, 3, 2, 3, 1)
+    assert [(each.job_id, each.name, each.gpus) for each in place.first] == [(first, "first", 2)]
+    assert "secret" not in found.model_dump_json()
+    assert (found.waiting.gpus.min, found.waiting.gpus.suitable, found.waiting.gpus.free) == (3, 4, 0)
+    assert found.summary.startswith("It is number 3 of the 3 jobs that wait.")
+    operator = await explain(world, job, tenant="ops", role=Role.OPERATOR)
+    assert operator.waiting is not None
+    assert operator.waiting.place is not None
+    assert [each.name for each in operator.waiting.place.first] == ["first", "secret"]
+
+
+async def test_a_key_of_a_project_is_told_of_that_project_alone(world: World) -> None:
+    await world.node("n1")
+    await world.running(4)
+    await renamed(world, await world.job(1), name="elsewhere")
+    mine = await renamed(world, await world.job(1), name="mine", project="vision")
+    job = await renamed(world, await world.job(1), project="vision")
+
+    found = await explain(world, job, project="vision")
+
+    assert found.waiting is not None
+    assert found.waiting.place is not None
+    assert (found.waiting.place.ahead, found.waiting.place.hidden_ahead) == (2, 1)
+    assert [each.job_id for each in found.waiting.place.first] == [mine]
+    assert (await answer(world, job, project="speech")).status_code == 404
+
+
+async def test_explaining_changes_nothing(world: World) -> None:
+    await world.node("n1")
+    job = await world.job(2)
+
+    found = await explain(world, job)
+
+    assert found.waiting is not None
+    assert found.waiting.starts_now
+    assert found.waiting.place is not None
+    assert found.waiting.place.position == 1
+    assert await world.state(job) == "queued"
+    assert await world.claims() == 0
+
+
+async def test_drained_nodes_are_counted_apart(world: World) -> None:
+    await world.node("n1")
+    await world.node("n2", gpus=2)
+    await world.fetch("UPDATE nodes SET draining = true WHERE id = 'n1' RETURNING 1")
+    job = await world.job(3)
+
+    found = await explain(world, job)
+
+    assert found.waiting is not None
+    assert (found.waiting.gpus.suitable, found.waiting.gpus.drained) == (2, 4)
+
+
+async def test_it_tells_what_a_start_emits_now_and_in_the_greenest_window_that_is_left(world: World) -> None:
+    await world.node("n1")
+    await world.running(4)
+    begin_s = set_grid(world)
+    free, bound = [await world.job(1, time_limit_s=HOUR_S, **more) for more in ({}, {"flexibility_s": HOUR_S})]
+
+    found, tight = await explain(world, free), await explain(world, bound)
+
+    assert found.waiting is not None
+    assert found.waiting.now is not None
+    assert found.waiting.greenest is not None
+    assert found.waiting.now.intensity_gco2_per_kwh == pytest.approx(400)
+    assert found.waiting.greenest.starts_at.timestamp() == begin_s + 5 * HOUR_S
+    assert found.waiting.power_w is not None
+    assert found.waiting.greenest.carbon_gco2 == pytest.approx(found.waiting.power_w / 1_000 * 50)
+    assert found.waiting.length.source == "time_limit"
+    assert found.waiting.forecast is not None
+    assert not found.waiting.forecast.stale
+    assert any("PUE is not included" in sentence for sentence in found.assumptions)
+    # The hours that the job allows are counted from its submission; the green ones come later.
+    assert tight.waiting is not None
+    assert tight.waiting.greenest is not None
+    assert tight.waiting.greenest.intensity_gco2_per_kwh == pytest.approx(400)
+
+
+async def test_a_forecast_that_is_stale_is_said_to_be(world: World) -> None:
+    await world.node("n1")
+
+    found = await explain(world, await world.job(1))
+
+    assert found.waiting is not None
+    assert found.waiting.forecast is not None
+    assert found.waiting.forecast.stale
+    assert any("stale" in sentence for sentence in found.assumptions)
+
+
+async def test_a_policy_that_plans_a_start_says_when(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="gaia") as world:
+        await world.node("n1")
+        begin_s = set_grid(world)
+        job = await world.job(1, flexibility_s=12 * HOUR_S)
+        await world.scheduler.turn()
+
+        found = await explain(world, job)
+
+        assert found.reason == "greener_hours"
+        assert found.waiting is not None
+        assert found.waiting.expected_start_from == "policy"
+        assert found.waiting.expected_start_at is not None
+        assert found.waiting.expected_start_at.timestamp() > begin_s + HOUR_S
+        assert found.waiting.place is not None
+        assert found.waiting.place.position is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "detail", "said"),
+    [
+        ("held", "held", None, "on hold"),
+        ("held", "budget", "The budget of 5 kWh is used up.", "The budget of 5 kWh is used up."),
+        ("held", "some_later_reason", None, "Some later reason."),
+    ],
+)
+async def test_a_job_that_no_policy_sees_says_why_by_its_own_reason(
+    world: World, state: str, reason: str, detail: str | None, said: str
+) -> None:
+    await world.node("n1")
+    job = await world.job(1, time_limit_s=60)
+    await world.fetch(
+        "UPDATE jobs SET state = $2, reason = $3, detail = $4 WHERE id = $1 RETURNING 1", job, state, reason, detail
+    )
+
+    found = await explain(world, job)
+
+    assert (found.state, found.reason) == (state, reason)
+    assert found.detail is not None
+    assert said in found.detail
+    assert found.waiting is not None
+    assert found.waiting.place is None
+    assert found.waiting.now is not None  # what it would emit can be told all the same
+    assert found.under_policies is None
+
+
+async def test_a_running_job_is_told_where_why_and_what_comes_next(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="las") as world:
+        await world.node("n1")
+        job = await world.running(4)
+        await world.fetch("UPDATE jobs SET attained_gpu_s = 1e6 WHERE id = $1 RETURNING 1", job)
+
+        alone = await explain(world, job)
+        await world.job(4)
+        outranked = await explain(world, job)
+
+        assert alone.running is not None
+        assert (alone.state, alone.running.gpus) == ("running", 4)
+        assert [share.node_id for share in alone.running.placement] == ["n1"]
+        assert alone.running.why[0] == "4 GPUs: the one size that it asks for."
+        assert alone.running.next is not None
+        assert (alone.running.next.action, alone.running.next.reason) == ("keep", None)
+        assert outranked.running is not None
+        assert outranked.running.next is not None
+        assert (outranked.running.next.action, outranked.running.next.reason) == ("stop", "outranked")
+        assert await world.state(job) == "running"
+
+
+async def test_the_end_of_a_running_job_is_expected_by_its_own_progress(world: World) -> None:
+    await world.node("n1")
+    job = await world.running(2, work={"total": 100, "unit": "steps"})
+    await world.fetch("INSERT INTO job_progress (job_id, done, updated_at) VALUES ($1, 25, now()) RETURNING 1", job)
+    await world.fetch("UPDATE jobs SET attained_gpu_s = 2000 WHERE id = $1 RETURNING 1", job)
+
+    found = await explain(world, job)
+
+    assert found.running is not None
+    assert found.running.length.source == "progress"
+    assert found.running.length.seconds == pytest.approx(3_000, rel=0.02)
+    assert found.running.expected_end_at is not None
+    left_s = (found.running.expected_end_at - found.as_of).total_seconds()
+    assert left_s == pytest.approx(found.running.length.seconds, abs=5)
+
+
+async def test_an_ended_job_has_a_story_with_a_sum(world: World) -> None:
+    await world.node("n1")
+    job = await world.job(2)
+    await happened(world, job, "job.submitted")
+    await world.scheduler.turn()
+    await world.report(await world.allocation(job), "running")
+    await world.scheduler.turn()
+    await world.exits(job, exit_code=3)
+    await happened(world, job, "job.something_new", {"reason": "of_a_later_release"})
+
+    found = await explain(world, job)
+
+    assert (found.state, found.reason) == ("failed", "failed")
+    assert found.ended is not None
+    assert (found.ended.exit_code, found.ended.starts, found.ended.preemptions) == (3, 1, 0)
+    told = [line.text for line in found.story]
+    assert told[0] == "Submitted."
+    assert told[1].startswith("Got 2 GPUs after waiting ")
+    assert any(text.startswith("Failed with exit status 3") for text in told)
+    assert told[-1] == "Something new. Of a later release."
+    assert found.baseline_gco2 is None  # no ledger line, no figure
+    assert found.under_policies is None
+
+
+async def test_a_long_story_keeps_its_ends(world: World) -> None:
+    job = await world.job(1)
+    await world.fetch(
+        "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT $1, 'default', 'job.n' || n, '{}' "
+        "FROM generate_series(1, 250) n RETURNING 1",
+        job,
+    )
+
+    found = await explain(world, job)
+
+    assert (len(found.story), found.story_left_out) == (200, 50)
+    assert (found.story[0].text, found.story[-1].text) == ("N1.", "N250.")
+
+
+async def test_the_same_energy_at_the_mean_intensity(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.node("n1")
+    job = await world.running(1)
+    await world.exits(job)
+    await world.fetch(
+        "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, "
+        "cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, "
+        "carbon_gco2) SELECT 'n1', 'b', n, 'a', $1, now(), now(), 1, 3.6e6, 0, 0, 'counter', zone, 'average_direct', "
+        "100, false, 1.5, 150 FROM (VALUES (1, 'Z'), (2, 'Y')) AS v(n, zone) RETURNING 1",
+        job,
+    )
+    means: dict[str, float | None] = {"Z": 200.0, "Y": 400.0}
+
+    async def past_mean(zone: str, signal: str, start_s: float, end_s: float) -> float | None:
+        assert (signal, start_s <= end_s) == ("average_direct", True)
+        return means[zone]
+
+    monkeypatch.setattr(world.scheduler._carbon, "past_mean", past_mean)
+
+    assert (await explain(world, job)).baseline_gco2 == pytest.approx(1.5 * 200 + 1.5 * 400)
+    means["Y"] = None
+    assert (await explain(world, job)).baseline_gco2 is None
+
+
+async def test_a_down_simulator_leaves_only_its_part_open(world: World) -> None:
+    await world.node("n1")
+
+    found = await explain(world, await world.job(1))
+
+    assert found.under_policies is not None
+    assert (found.under_policies.status, found.under_policies.items) == ("pending", [])
+
+
+async def test_other_tenants_jobs_and_no_jobs_are_not_found(world: World) -> None:
+    job = await world.job(1)
+
+    assert (await answer(world, job, tenant="other")).status_code == 404
+    assert (await answer(world, "job_00000000000000000000000000")).status_code == 404
+    assert (await answer(world, job, tenant="ops", role=Role.OPERATOR)).status_code == 200
+
+
+async def test_a_policy_that_cannot_be_built_any_more_does_not_hide_the_rest(world: World) -> None:
+    await world.node("n1")
+    job = await world.job(1)
+    await world.scheduler.prepare()
+    await world.fetch("UPDATE scheduler_state SET policy = 'of-a-lost-plugin', memory = '{\"a\": 1}' RETURNING 1")
+
+    found = await explain(world, job)
+
+    assert found.waiting is not None
+    assert isinstance(found.submitted_at, datetime)
