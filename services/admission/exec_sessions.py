@@ -85,8 +85,8 @@ class Exec:
         """Start a command; return its events.
 
         Raises:
-            ProblemError: 404 if there is no such job, rank or node, 409 if the job does not run, 429 beyond the limits,
-                503 if the node does not answer.
+            ProblemError: 404 if there is no such job, rank or node, 403 if the job is another user's, 409 if it does
+                not run, 429 beyond the limits, 503 if the node does not answer.
         """
         job = await self._jobs.get(identity, job_id)
         if job.state is not JobState.RUNNING:
@@ -95,6 +95,7 @@ class Exec:
         if self._open[identity.key_id] >= self._most_per_key:
             most = f"This API key has {self._most_per_key} exec sessions open, which is the maximum."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, most, headers={"retry-after": "5"})
+        await self._check_user(identity, job)
         found = await self._allocation(job_id, job.generation)
         index, rank = _share(found, request)
         place = _place(found, index)
@@ -150,6 +151,14 @@ class Exec:
         if found is None:
             raise not_found("session, or it has ended")
         return found
+
+    async def _check_user(self, identity: Identity, job: Job) -> None:
+        """Refuse commands in another user's job: they would run as that user's account, and see its secrets."""
+        async with self._engine.connect() as connection:
+            submitter = await JobRepository(connection).submitter(job.id)
+        if submitter not in (None, identity.user_id) and not identity.is_operator:
+            detail = f"Job {job.name} is {job.user}'s: only {job.user}'s keys, and operators', run commands in it."
+            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
 
     async def _ask_node(
         self, identity: Identity, place: _Place, session_id: str, request: ExecRequest

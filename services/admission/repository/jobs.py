@@ -156,6 +156,10 @@ class JobRepository:
         row = (await self._connection.execute(query)).one_or_none()
         return None if row is None else _job(row)
 
+    async def submitter(self, job_id: str) -> str | None:
+        """Return the user whose key submitted a job; None if the key was no user's."""
+        return (await self._connection.execute(select(jobs.c.user_id).where(jobs.c.id == job_id))).scalar_one_or_none()
+
     async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
         """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""
         query = select(jobs.c.state, jobs.c.tenant_id, jobs.c.cancel_requested, jobs.c.hold_requested)
