@@ -24,6 +24,7 @@ from services.cli import (
     report,
     secrets,
     serving,
+    shell,
     simulate,
     users,
     webhooks,
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, jobs, exec, cluster, clusters, access, users, budgets, secrets, report, serving),
+    *(local, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:

@@ -310,7 +310,7 @@ def _specs(context: typer.Context, files: list[str], command: str | None, option
             raise CliError(f"{given[0]} goes with a command or a script; in {files[0]}, the spec says it", EXIT_USAGE)
         if rest:
             raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
-        return [_signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT))]
+        return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT))]
     if script is not None:
         words, name = script.command(rest or []), Path(script.name).stem
     else:
@@ -319,10 +319,10 @@ def _specs(context: typer.Context, files: list[str], command: str | None, option
             raise CliError("the command is empty", EXIT_USAGE)
         name = program_name(command.split() if command else words)
         name = name if words else (options.container or "job").rpartition("/")[2].partition(":")[0]
-    return [_signed(spec_of(options, words, name, dict(os.environ)))]
+    return [signed(spec_of(options, words, name, dict(os.environ)))]
 
 
-def _signed(spec: JobSpec) -> JobSpec:
+def signed(spec: JobSpec) -> JobSpec:
     """Return the spec with the label that `wattshift jobs --mine` looks for, unless it has one."""
     return spec.model_copy(update={"labels": {USER_LABEL: user_name(), **spec.labels}})
 

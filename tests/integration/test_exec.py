@@ -120,6 +120,25 @@ def _audited(installation: Installation, action: str, job: str) -> list[Any]:
     ]
 
 
+def test_a_users_job_takes_commands_of_that_user_alone(installation: Installation, client: Client) -> None:
+    call = installation.gateway.call
+    for name in ("exec-ann", "exec-ben"):
+        call("POST", "/v1/tenants/default/users", body={"name": name})
+    own, other = (
+        call("POST", "/v1/keys", body={"tenant_id": "default", "role": "user", "user": name})["secret"]
+        for name in ("exec-ann", "exec-ben")
+    )
+    with Client(installation.gateway.url, own) as ann, Client(installation.gateway.url, other) as ben:
+        job = ann.submit(HOLD, name="of-ann", grace_s=1)
+        wait_until(lambda: ann.job(job).state == "running")
+        assert ann.exec(job, ["true"]).exit_code == client.exec(job, ["true"]).exit_code == 0
+        with pytest.raises(ApiError, match="Job of-ann is exec-ann's") as error:
+            ben.exec(job, ["true"])
+        assert error.value.status == 403
+        ann.cancel(job)
+        ann.wait(job, timeout_s=30)
+
+
 def test_a_job_that_does_not_run_takes_no_command(client: Client) -> None:
     held = client.submit(["true"], name="held", hold=True)
     with pytest.raises(ApiError, match="Job held is held; a command runs in a running job"):
@@ -233,3 +252,45 @@ def test_a_terminal_passes_keys_size_and_status(installation: Installation, job:
     wait_until(lambda: not _processes("4200"))
     terminal.type("exit 7\n")
     assert terminal.end() == 7
+
+
+def test_a_shell_holds_gpus_until_it_exits(installation: Installation, client: Client) -> None:
+    terminal = Terminal(installation, "shell", "--name", "mine", "--gpus", "2", "--", "sh", "-i")
+    terminal.see("runs; it ends with this terminal")
+    terminal.type("echo held ${CUDA_VISIBLE_DEVICES}: $PWD-\n")
+    terminal.see(f"held 0,1: {ROOT}-")
+    (job,) = client.jobs(name="mine")
+    assert (job.state, job.gpus, job.spec.time_limit_s, job.spec.preemptible) == ("running", 2, 3600, False)
+    terminal.type("exit 5\n")
+    assert terminal.end() == 5
+    assert client.wait(job, timeout_s=30).state == "succeeded"
+
+
+def test_a_shell_whose_client_is_killed_gives_its_gpus_back(installation: Installation, client: Client) -> None:
+    terminal = Terminal(installation, "shell", "--name", "lost", "--", "sh", "-c", "sleep 4300; :")
+    terminal.see("runs; it ends with this terminal")
+    wait_until(lambda: len(_processes("4300")) == 1)
+    terminal.process.kill()
+    (job,) = client.jobs(name="lost")
+    assert client.wait(job, timeout_s=60).gpus == 0
+    assert not _processes("4300")
+    terminal.end()
+
+
+def test_ctrl_c_cancels_a_shell_that_waits(installation: Installation, client: Client, job: str) -> None:
+    terminal = Terminal(installation, "shell", "--name", "waits")
+    terminal.see("waits for 1 GPU; Ctrl-C cancels it")
+    terminal.see("wattshift: ", 60)
+    (found,) = client.jobs(name="waits")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert client.wait(found, timeout_s=30).state == "cancelled"
+    assert client.job(job).state == "running"
+
+
+def test_a_shell_ends_at_its_time_limit(installation: Installation, client: Client) -> None:
+    terminal = Terminal(installation, "shell", "--name", "short", "--time", "2s", "--grace", "1s", "--", "sh", "-i")
+    assert terminal.end() == 128 + signal.SIGKILL
+    assert "the job has reached its time limit: it is ended in 1 s" in terminal.screen
+    (job,) = client.jobs(name="short")
+    assert (client.wait(job, timeout_s=30).reason, client.job(job).gpus) == ("time_limit", 0)
