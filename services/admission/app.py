@@ -120,7 +120,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             yield
         finally:
             await end_tasks(tasks)
-            await sender.close()
+            await sender.aclose()
             await sessions.close()
             await exec_session.close()
             await session.close()

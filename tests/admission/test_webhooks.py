@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.budgets import Budgets
+from services.admission.repository.webhooks import WebhookRepository
 from services.admission.webhooks.addresses import AddressRules
 from services.admission.webhooks.publishing import Publisher
 from services.admission.webhooks.sending import Sender, SendingRules
@@ -66,7 +68,7 @@ async def publisher(engine: AsyncEngine) -> Publisher:
 async def sender(engine: AsyncEngine) -> AsyncIterator[Sender]:
     made = Sender(engine, Signer(TOKEN), LOOPBACK, RULES, random_factor=lambda: 1.0)
     yield made
-    await made.close()
+    await made.aclose()
 
 
 @pytest.fixture
@@ -198,7 +200,27 @@ async def test_a_message_that_is_refused_is_sent_again_with_the_same_id_and_body
     assert found["failing_since"] is None
 
 
-async def test_a_process_that_dies_in_an_attempt_leaves_it_to_the_next_and_a_late_outcome_counts_for_nothing(
+async def test_an_outcome_that_comes_after_a_later_attempt_began_counts_for_nothing(
+    admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender, engine: AsyncEngine
+) -> None:
+    made = await create(admission, tenant, receiver.url + "/slow")
+    receiver.answers = [(500, {})]
+    await end_a_job(admission, tenant)
+    await publisher.publish()
+    await make_due(admission, made, older_s=99)  # the last attempt before it would be given up
+    slow = asyncio.create_task(sender.send(made["id"]))
+    await receiver.arrived.wait()
+    await make_due(admission, made)
+    async with engine.begin() as connection:
+        (later,) = await WebhookRepository(connection).claim(made["id"], batch=1, lease_s=60)
+    receiver.released.set()
+    await slow
+
+    (delivery,) = (await show(admission, tenant, made))["deliveries"]
+    assert (later.attempts, delivery["state"], delivery["error"]) == (2, "pending", None)
+
+
+async def test_a_process_that_dies_in_an_attempt_leaves_it_to_the_next(
     admission: Admission, tenant: str, receiver: Receiver, publisher: Publisher, sender: Sender, engine: AsyncEngine
 ) -> None:
     made = await create(admission, tenant, receiver.url + "/slow")
@@ -206,14 +228,15 @@ async def test_a_process_that_dies_in_an_attempt_leaves_it_to_the_next_and_a_lat
     await publisher.publish()
     slow = asyncio.create_task(sender.send(made["id"]))
     await receiver.arrived.wait()
-    other = Sender(engine, Signer(TOKEN), LOOPBACK, RULES)
-
-    assert await other.send(made["id"]) == 0, "one process attempts it"
-    await make_due(admission, made)  # as when the lease has ended
-    receiver.released.set()
-    assert await other.send(made["id"]) == 1
-    await slow
-    await other.close()
+    receiver.arrived.clear()
+    async with contextlib.aclosing(Sender(engine, Signer(TOKEN), LOOPBACK, RULES)) as other:
+        assert await other.send(made["id"]) == 0, "one process attempts it"
+        await make_due(admission, made)  # as when the lease has ended
+        again = asyncio.create_task(other.send(made["id"]))
+        await receiver.arrived.wait()
+        receiver.released.set()
+        assert await again == 1
+        await slow
 
     assert len({each.headers["webhook-id"] for each in receiver.received}) == 1
     (delivery,) = (await show(admission, tenant, made))["deliveries"]
@@ -328,11 +351,10 @@ async def test_a_rotated_secret_overlaps_and_that_of_another_installation_is_not
     await sender.send(made["id"])
     assert [len(signatures(secret, receiver.received[1])) for secret in (new, newest)] == [0, 1]
 
-    stranger = Sender(engine, Signer("another installation"), LOOPBACK, RULES)
     await end_a_job(admission, tenant)
     await publisher.publish()
-    await stranger.send(made["id"])
-    await stranger.close()
+    async with contextlib.aclosing(Sender(engine, Signer("another installation"), LOOPBACK, RULES)) as stranger:
+        await stranger.send(made["id"])
     assert len(receiver.received) == 2
     error = (await show(admission, tenant, made))["deliveries"][0]["error"]
     assert error == "the installation's secret was replaced: rotate the webhook's secret"
@@ -346,9 +368,8 @@ async def test_what_a_name_leads_to_is_checked_when_it_is_connected_to(
     made = await create(admission, tenant, receiver.url.replace("127.0.0.1", host))
     await end_a_job(admission, tenant)
     await publisher.publish()
-    strict = Sender(engine, Signer(TOKEN), AddressRules([]), RULES)
-    await strict.send(made["id"])
-    await strict.close()
+    async with contextlib.aclosing(Sender(engine, Signer(TOKEN), AddressRules([]), RULES)) as strict:
+        await strict.send(made["id"])
 
     assert receiver.received == []
     error = (await show(admission, tenant, made))["deliveries"][0]["error"]

@@ -76,7 +76,7 @@ class Sender:
         }
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop sending; what was not accepted by then is attempted again by the next process."""
         await end_tasks(self._tasks.values())
         for session in self._sessions.values():
