@@ -17,6 +17,7 @@ ROOMS = {
     "learning": {"repository", "power"},
     "ingest": {"repository", "power"},
     "planning": {"repository", "power", "learning", "ingest"},
+    "explaining": {"repository", "power", "learning", "ingest", "planning"},
 }
 """Per room the others that it may import; ``commands``, ``reasons`` and ``settings`` are free to all."""
 

@@ -29,12 +29,12 @@ from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.scheduler.explaining.lengths import remaining
+from services.scheduler.explaining.live_state import live_state
 from services.scheduler.explaining.running import how_it_runs, next_step
 from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
 from services.scheduler.explaining.waiting import Place, WhyItWaits, why_it_waits
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DRAFT, draft_row
-from services.scheduler.planning.live_state import live_state
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.repository import explanations, rounds
 from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
