@@ -108,7 +108,7 @@ TAGS = {
     "pools": "Model servers, planned and kept running.",
     "endpoints": "Model servers of others, to which the router sends requests too.",
     "simulations": "What policies would have done with past jobs.",
-    "inputs": "What jobs are given: secrets.",
+    "inputs": "What jobs are given: secrets, and archives of their files.",
     "access": "Tenants, API keys and the audit log.",
     "webhooks": "Messages about jobs, budgets and nodes, posted to an address of yours.",
 }

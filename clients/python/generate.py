@@ -22,7 +22,7 @@ OPENAPI = HERE.parents[1] / "deploy" / "openapi.json"
 ANSWERED = (
     *("submit_job", "submit_jobs", "list_jobs", "get_job", "explain_job", "get_job_footprint", "get_job_prediction"),
     *("report_footprint", "submit_simulation", "get_simulation", "list_nodes", "list_zones"),
-    *("list_arrays", "get_array"),
+    *("list_arrays", "get_array", "set_secret", "list_secrets"),
     *("get_current_intensity", "get_intensity_forecast", "get_active_policy"),
 )
 """The operations whose answers the client returns as models."""

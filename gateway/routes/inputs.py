@@ -1,9 +1,9 @@
-"""What jobs are given beside their spec: secrets."""
+"""What jobs are given beside their spec: secrets, and archives of their files."""
 
 from __future__ import annotations
 
 from gateway.routes.route import Route, Status, Upstream
-from services.contracts import queries, secrets
+from services.contracts import queries, secrets, sources
 from services.contracts.identity import Role
 
 INPUTS = (
@@ -41,5 +41,43 @@ INPUTS = (
         operation="delete_secret",
         query=queries.SecretQuery,
         status=204,
+    ),
+    Route(
+        "PUT",
+        "/v1/uploads/{sha256}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "inputs",
+        "Begin or continue an upload",
+        "The archive is named by its SHA-256. What the tenant has uploaded before is not sent again.",
+        operation="start_upload",
+        for_projects=True,
+        body=sources.UploadSpec,
+        answer=sources.Upload,
+        statuses=(Status(413, "It is larger than an archive may be: `body_too_large`."),),
+    ),
+    Route(
+        "GET",
+        "/v1/uploads/{sha256}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "inputs",
+        "Get which part of an upload is there",
+        operation="get_upload",
+        for_projects=True,
+        answer=sources.Upload,
+    ),
+    Route(
+        "PUT",
+        "/v1/uploads/{sha256}/chunks/{number}",
+        Role.USER,
+        Upstream.ADMISSION,
+        "inputs",
+        "Send a part of an upload",
+        "With the last one, the whole is compared with its SHA-256; if they differ, all of it has to be sent again.",
+        operation="send_upload_chunk",
+        for_projects=True,
+        body=sources.UploadChunk,
+        answer=sources.Upload,
     ),
 )

@@ -35,6 +35,8 @@ from services.admission.secrets import Secrets
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
+from services.admission.upload_endpoints import upload_routes
+from services.admission.uploads import UploadLimits, Uploads
 from services.admission.user_endpoints import user_routes
 from services.admission.users import Users
 from services.admission.webhooks.addresses import AddressRules
@@ -57,6 +59,7 @@ log = Log(__name__)
 
 MAX_GROUP_BYTES = 128 * 1024 * 1024
 FORGET_S = 3_600.0
+CLEAR_S = 600.0
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
@@ -108,13 +111,16 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
         app.include_router(webhook_routes(webhooks))
         app.include_router(secret_routes(Secrets(engine, Sealer(settings.secrets_key))))
+        uploads = Uploads(engine, UploadLimits.of(settings))
+        app.include_router(upload_routes(uploads))
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)
+        clearing = repeat(uploads.clear, CLEAR_S, failed="uploads.not_cleared")
         counting = repeat(budgets.count, settings.budget_interval_s, failed="budgets.not_counted")
         publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")
         sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
         forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
-        loops = (committer.run(), hints.run(), counting, publishing, sending, forgetting)
+        loops = (committer.run(), hints.run(), clearing, counting, publishing, sending, forgetting)
         tasks = [asyncio.create_task(work) for work in loops]
         try:
             yield

@@ -36,6 +36,8 @@ class Submissions:
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]
         await self._name(drafts)
+        for draft in drafts:
+            draft.problem = draft.problem or await self._lack(draft)
         answers = iter(await self._committer.submit(drafts) if drafts else ())
         return [next(answers) if isinstance(item, Draft) else refused(item) for item in checked]
 
@@ -50,6 +52,15 @@ class Submissions:
                     if not is_connection_error(error):
                         raise
                     draft.problem = unavailable("The database")
+
+    async def _lack(self, draft: Draft) -> ProblemError | None:
+        """Return the problem of a submission that names secrets or uploads which do not exist."""
+        try:
+            return await self._references.check(draft)
+        except Exception as error:
+            if not is_connection_error(error):
+                raise
+            return unavailable("The database")
 
     @staticmethod
     def _read(entry: SubmissionEntry) -> Draft | ProblemError:
@@ -71,13 +82,4 @@ class Submissions:
             if not is_connection_error(error):
                 raise
             return list(read)  # the commit waits for the database and answers 503 if it stays unreachable
-        checked = [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]
-        return [await self._with_references(item) if isinstance(item, Draft) else item for item in checked]
-
-    async def _with_references(self, draft: Draft) -> Draft | ProblemError:
-        try:
-            return await self._references.check(draft) or draft
-        except Exception as error:
-            if not is_connection_error(error):
-                raise
-            return unavailable("The database")
+        return [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]

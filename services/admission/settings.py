@@ -42,6 +42,13 @@ class AdmissionSettings(SealingSettings):
     capacity_max_age_s: float = Field(
         default=5, gt=0, description="How old the nodes' capacity may be when a gang is checked against it."
     )
+    upload_max_bytes: int = Field(default=64 * 2**20, ge=1, description="Largest archive of a job's files, compressed.")
+    upload_quota_bytes: int = Field(default=2**30, ge=1, description="All archives of a tenant together.")
+    upload_retention_s: float = Field(
+        default=7 * 86_400,
+        ge=3_600,
+        description="How long after its last use an archive is kept that no job needs any more.",
+    )
     event_poll_s: float = Field(
         default=0.15, gt=0, description="How often new events are read while clients follow them."
     )

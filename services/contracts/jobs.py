@@ -7,13 +7,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from services.contracts.arrays import ARRAY_VARIABLES, After, ArrayTasks, ArrayText, TaskCounts, read_array
 from services.contracts.launchers import is_launcher
 from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
+from services.contracts.sources import Source
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 
@@ -113,7 +114,14 @@ class JobSpec(Message):
     environment: dict[EnvironmentName, Argument] = Field(
         default_factory=dict[EnvironmentName, Argument], max_length=500
     )
-    working_dir: Text | None = Field(default=None, max_length=4_096)
+    source: Source | None = Field(
+        default=None, description="The job's files, where nodes share no folder with the submitter."
+    )
+    working_dir: Text | None = Field(
+        default=None,
+        max_length=4_096,
+        description="An absolute path; with a `source`, a path in it, by default its top folder.",
+    )
     checkpoint_dir: Text | None = Field(
         default=None,
         max_length=4_096,
@@ -199,7 +207,16 @@ class JobSpec(Message):
             spec = self.model_copy(update={"processes": Processes.PER_NODE if alone else Processes.PER_GPU})
         return spec.model_dump_json(exclude_none=True)
 
-    @field_validator("working_dir", "checkpoint_dir")
+    @field_validator("working_dir")
+    @classmethod
+    def _in_its_source(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("source") is None:
+            return cls._absolute(value)
+        if value is not None and (value.startswith("/") or ".." in value.split("/")):
+            raise ValueError("must be a path in the source, without '..'")
+        return value
+
+    @field_validator("checkpoint_dir")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("/"):

@@ -22,6 +22,9 @@ CARBON_LEARNING = 4_269_697_287
 SECRETS = 1
 """Held, together with a hash of the tenant's id, while one of the tenant's secrets is set."""
 
+UPLOADS = 2
+"""Held, together with a hash of the tenant's id, while one of the tenant's uploads begins: their sizes are added up."""
+
 
 async def try_session_lock(connection: Connection, number: int) -> bool:
     """Take a lock for as long as the connection is open; return False if another connection has it."""

@@ -24,6 +24,7 @@ from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuer
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
+from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
@@ -32,7 +33,7 @@ from services.telemetry.reports import Question, footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.service import Telemetry
 
-NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy|secrets))")
+NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy|secrets|upload))")
 """Paths whose callers send a node's token, or the join token, instead of the services' token."""
 
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
@@ -77,6 +78,12 @@ async def store_energy(node_id: Name, body: EnergyReport, token: Token, service:
 async def open_secrets(node_id: Name, body: SecretsWanted, token: Token, service: Service) -> OpenedSecrets:
     """Open the secrets of a gang, for a node that is about to start it."""
     return await service.open_secrets(node_id, token, body.allocation_id)
+
+
+@router.post("/nodes/{node_id}/upload", tags=["nodes"], responses={404: {"model": Problem}})
+async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Service) -> OpenedChunk:
+    """Read a part of the archive of a gang, for a node that is about to start it."""
+    return await service.open_chunk(node_id, token, body)
 
 
 @router.get("/nodes", tags=["nodes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from services.contracts.nodes import (
 )
 from services.contracts.problems import ProblemCode
 from services.contracts.secrets import OpenedSecrets
+from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.db.database import Database
 from services.db.sealing import Sealer
 from services.kit.logging import Log
@@ -31,7 +33,7 @@ from services.kit.redis import hint
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.repository import nodes
-from services.telemetry.repository.job_inputs import StartingJob, starting_job
+from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
@@ -100,6 +102,18 @@ class Telemetry:
         """
         job = await self._starting_job(node_id, token, allocation_id)
         return await open_secrets(self.database, self.sealer, job)
+
+    async def open_chunk(self, node_id: str, token: str, wanted: ChunkWanted) -> OpenedChunk:
+        """Return a part of the archive of a live gang of a node.
+
+        Raises:
+            ProblemError: 401, the token is not this node's; 404, no such gang, or no such part.
+        """
+        job = await self._starting_job(node_id, token, wanted.allocation_id)
+        found = await upload_chunk(self.database, job.tenant_id, job.upload or "", wanted.number)
+        if found is None:
+            raise not_found("part of the job's upload")
+        return OpenedChunk(chunks=found.chunks, data=base64.b64encode(found.data).decode())
 
     async def _starting_job(self, node_id: str, token: str, allocation_id: str) -> StartingJob:
         if await nodes.known_node(self.database, node_id, token) is None:

@@ -29,6 +29,7 @@ from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
 from services.admission.exec_endpoints import exec_routes
 from services.admission.secret_endpoints import secret_routes
+from services.admission.upload_endpoints import upload_routes
 from services.admission.user_endpoints import user_routes
 from services.admission.webhooks.endpoints import webhook_routes
 from services.contracts.identity import Role
@@ -48,6 +49,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         webhook_routes(UNUSED),
         secret_routes(UNUSED),
         exec_routes(UNUSED),
+        upload_routes(UNUSED),
     ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
@@ -72,6 +74,7 @@ NOT_PUBLIC = {
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/energy"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/secrets"): "nodes ask telemetry directly, with their own token",
+    ("POST", "/v1/nodes/{node_id}/upload"): "nodes ask telemetry directly, with their own token",
 }
 GATHERED = {(route.method, route.path) for route in (SUBMIT, SUBMIT_BATCH)}
 """Sent to ``/internal/submissions``, many in one request."""

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.secrets import Secret
 from services.db.locks import SECRETS
-from services.db.tables.admission import secrets, submissions
+from services.db.tables.admission import secrets
 
 # The rows of `wanted` that neither the job's project nor the whole tenant has.
 _MISSING = text("""
@@ -78,13 +78,6 @@ class SecretRepository:
             secrets.c.tenant_id == tenant_id, secrets.c.project == project, secrets.c.name == name
         )
         return (await self._connection.execute(query.returning(secrets.c.name))).one_or_none() is not None
-
-    async def is_repeated(self, tenant_id: str, idempotency_key: str) -> bool:
-        """Return whether an idempotency key was used before."""
-        query = select(submissions.c.tenant_id).where(
-            submissions.c.tenant_id == tenant_id, submissions.c.idempotency_key == idempotency_key
-        )
-        return (await self._connection.execute(query)).one_or_none() is not None
 
     async def missing(self, tenant_id: str, wanted: Sequence[SecretWanted]) -> list[tuple[int, str]]:
         """Return position and name of those secrets that the jobs name and that do not exist."""

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -235,6 +236,28 @@ secrets = Table(
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
 )
 """Values that jobs get, sealed by ``services/db/sealing.py``. An empty ``project`` means all of the tenant's."""
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("tenant_id", Text, ForeignKey("tenants.id"), primary_key=True),
+    Column("sha256", Text, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("is_complete", Boolean, nullable=False, server_default=text("false")),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("used_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""Archives with the files of jobs. ``used_at`` is when it was last uploaded to, or named by a submission."""
+
+upload_chunks = Table(
+    "upload_chunks",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("sha256", Text, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+    ForeignKeyConstraint(["tenant_id", "sha256"], ["uploads.tenant_id", "uploads.sha256"], ondelete="CASCADE"),
+)
 
 submissions = Table(
     "submissions",

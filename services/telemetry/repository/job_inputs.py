@@ -9,7 +9,8 @@ from services.db.rows import fetch_row, fetch_rows
 
 # A gang is the node's as long as a heartbeat of the node would be answered with it.
 _JOB = """
-SELECT j.tenant_id, j.project, coalesce(j.spec -> 'secrets', '[]') AS secrets
+SELECT j.tenant_id, j.project, coalesce(j.spec -> 'secrets', '[]') AS secrets,
+    j.spec #>> '{source,git,secret}' AS git_secret, j.spec #>> '{source,upload}' AS upload
 FROM allocations a JOIN jobs j ON j.id = a.job_id
 WHERE a.id = $2 AND a.state <> 'ended'
   AND EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.node_id = $1)
@@ -24,12 +25,28 @@ ORDER BY name, project DESC
 """
 
 
+_CHUNK = """
+SELECT (SELECT count(*) FROM upload_chunks a WHERE a.tenant_id = c.tenant_id AND a.sha256 = c.sha256) AS chunks, c.data
+FROM upload_chunks c JOIN uploads u USING (tenant_id, sha256)
+WHERE c.tenant_id = $1 AND c.sha256 = $2 AND c.number = $3 AND u.is_complete
+"""
+
+
 class StartingJob(NamedTuple):
-    """The job of a live gang; ``secrets`` are those of its spec."""
+    """The job of a live gang; ``secrets`` are those of its spec, and ``upload`` is the SHA-256 of its archive."""
 
     tenant_id: str
     project: str
     secrets: list[dict[str, Any]]
+    git_secret: str | None
+    upload: str | None
+
+
+class StoredChunk(NamedTuple):
+    """A part of an archive, and how many it has."""
+
+    chunks: int
+    data: bytes
 
 
 class SealedSecret(NamedTuple):
@@ -50,3 +67,9 @@ async def sealed_secrets(database: Database, tenant_id: str, project: str, names
     """Return those of the named secrets that there are, each once."""
     async with database.connection() as connection:
         return await fetch_rows(connection, SealedSecret, _SECRETS, tenant_id, project, names)
+
+
+async def upload_chunk(database: Database, tenant_id: str, sha256: str, number: int) -> StoredChunk | None:
+    """Return a part of a complete archive, or None."""
+    async with database.connection() as connection:
+        return await fetch_row(connection, StoredChunk, _CHUNK, tenant_id, sha256, number)

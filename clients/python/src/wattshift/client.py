@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from wattshift._exchange import (
 from wattshift._json import read
 from wattshift.errors import ApiError, UnreachableError
 from wattshift.sessions import Collector, ExecResult, Sender, exec_body, read_event
+from wattshift.sources import Archive
 
 
 class Client:
@@ -114,6 +116,48 @@ class Client:
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         answer = self.request("POST", "/v1/jobs", json=spec, headers=headers)
         return read(models.SubmittedJob, answer.json())
+
+    def upload(self, folder: str | os.PathLike[str] = ".") -> models.SourceFields:
+        """Upload the files of a folder that git does not ignore; return the ``source`` of jobs that run on them.
+
+        What was uploaded before is not sent again, and an upload that broke off is continued. Packing a large folder
+        takes a while, in which nothing else happens.
+
+        Raises:
+            WattshiftError: It is no folder, is empty or too large, or has a link that leads out of it.
+        """
+        with Archive(folder) as archive:
+            return self.send(archive)
+
+    def send(self, archive: Archive) -> models.SourceFields:
+        """Upload an archive; return the ``source`` of jobs that run on its files.
+
+        Raises:
+            WattshiftError: It is larger than the control plane takes.
+        """
+        path = f"/v1/uploads/{archive.sha256}"
+        try:
+            answer = self.request("PUT", path, json={"size_bytes": archive.size_bytes})
+        except ApiError as error:
+            if error.status != 413:
+                raise
+            raise archive.too_large(error.detail) from None
+        while (number := answer.json()["next_chunk"]) is not None:
+            answer = self.request("PUT", f"{path}/chunks/{number}", json={"data": archive.chunk(number)})
+        return {"upload": archive.sha256}
+
+    def set_secret(self, name: str, value: str, *, project: str | None = None) -> models.Secret:
+        """Set a secret of the tenant, or of one of its projects; no answer ever contains its value."""
+        body = {"value": value, "project": project}
+        return read(models.Secret, (self.request("PUT", f"/v1/secrets/{name}", json=body)).json())
+
+    def secrets(self) -> list[models.Secret]:
+        """Return what is known of the tenant's secrets: everything but their values."""
+        return read(models.SecretList, (self.request("GET", "/v1/secrets")).json()).items
+
+    def delete_secret(self, name: str, *, project: str | None = None) -> None:
+        """Delete a secret; jobs that run keep its value."""
+        self.request("DELETE", f"/v1/secrets/{name}", params={"project": project})
 
     def submit_many(
         self, specs: Sequence[models.JobSpecFields], *, idempotency_key: str | None = None

@@ -292,6 +292,21 @@ class FunctionalUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GitSource:
+    """A commit of a repository that nodes can reach.
+
+    Attributes:
+        url: `https://HOST/PATH`, `ssh://USER@HOST/PATH` or `USER@HOST:PATH`.
+        revision: A whole commit id, so that all nodes and restarts have the same files.
+        secret: A secret with a token, `USER:TOKEN`, or a private key for SSH. The job does not get it.
+    """
+
+    url: str
+    revision: str
+    secret: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuRequest:
     """The sizes the gang may have: `min`, `min + step`, ... `max`.
 
@@ -589,6 +604,8 @@ class JobSpec:
     Attributes:
         command: Program and arguments.
         image: Container image. The command, if there is one, runs in it.
+        source: The job's files, where nodes share no folder with the submitter.
+        working_dir: An absolute path; with a `source`, a path in it, by default its top folder.
         checkpoint_dir: Kept between restarts. By default, each job has a folder of its own.
         processes: Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its
             nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`,
@@ -617,6 +634,7 @@ class JobSpec:
     command: list[str] = field(default_factory=list[str])
     image: str | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    source: Source | None = None
     working_dir: str | None = None
     checkpoint_dir: str | None = None
     gpus: GpuRequest | None = None
@@ -830,6 +848,28 @@ class RunningExplanation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Secret:
+    """What is known of a secret: everything but its value.
+
+    Attributes:
+        version: Counts how often its value was set.
+    """
+
+    name: str
+    project: str | None
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretList:
+    """The secrets of a tenant."""
+
+    items: list[Secret]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SecretUse:
     """A secret that a job gets, as a variable or as a file.
 
@@ -928,6 +968,18 @@ class SimulationSummary:
     progress: SimulationProgress
     run_s: float | None = None
     failure: WorkFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The job's files. Its working folder is what is unpacked on each node, or a folder in it.
+
+    Attributes:
+        upload: The SHA-256 of an archive that the tenant has uploaded.
+    """
+
+    upload: str | None = None
+    git: GitSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1188,6 +1240,20 @@ class AfterFields(TypedDict, total=False):
     not_ok: str | int | list[str | int] | None
 
 
+class GitSourceFields(TypedDict, total=False):
+    """A commit of a repository that nodes can reach.
+
+    Attributes:
+        url: `https://HOST/PATH`, `ssh://USER@HOST/PATH` or `USER@HOST:PATH`.
+        revision: A whole commit id, so that all nodes and restarts have the same files.
+        secret: A secret with a token, `USER:TOKEN`, or a private key for SSH. The job does not get it.
+    """
+
+    url: Required[str]
+    revision: Required[str]
+    secret: str | None
+
+
 class GpuRequestFields(TypedDict, total=False):
     """The sizes the gang may have: `min`, `min + step`, ... `max`.
 
@@ -1217,6 +1283,8 @@ class JobSpecTerms(TypedDict, total=False):
 
     Attributes:
         image: Container image. The command, if there is one, runs in it.
+        source: The job's files, where nodes share no folder with the submitter.
+        working_dir: An absolute path; with a `source`, a path in it, by default its top folder.
         checkpoint_dir: Kept between restarts. By default, each job has a folder of its own.
         processes: Whether the command is started once for each GPU of the gang (`per_gpu`) or once on each of its
             nodes (`per_node`). By default once per node if the command is a known launcher, such as `torchrun`,
@@ -1243,6 +1311,7 @@ class JobSpecTerms(TypedDict, total=False):
 
     image: str | None
     environment: dict[str, str]
+    source: SourceFields | None
     working_dir: str | None
     checkpoint_dir: str | None
     work: WorkFields | None
@@ -1319,6 +1388,17 @@ class ServiceTermsFields(TypedDict, total=False):
 
     zone: str | None
     node_labels: dict[str, str]
+
+
+class SourceFields(TypedDict, total=False):
+    """The job's files. Its working folder is what is unpacked on each node, or a folder in it.
+
+    Attributes:
+        upload: The SHA-256 of an archive that the tenant has uploaded.
+    """
+
+    upload: str | None
+    git: GitSourceFields | None
 
 
 class StageFields(TypedDict, total=False):

@@ -1,0 +1,118 @@
+"""Archives of jobs' files, in chunks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.db.locks import UPLOADS
+from services.db.tables.admission import upload_chunks, uploads
+
+# One that a submission is just naming is locked by it; the times are then compared again.
+_CLEAR = text("""
+DELETE FROM uploads u
+WHERE u.used_at < now() - make_interval(
+    secs => CASE WHEN u.is_complete THEN CAST(:kept_s AS float8) ELSE CAST(:unfinished_s AS float8) END)
+  AND NOT EXISTS (
+    SELECT FROM jobs j WHERE j.tenant_id = u.tenant_id AND j.state NOT IN ('succeeded', 'failed', 'cancelled')
+      AND j.spec #>> '{source,upload}' = u.sha256)
+RETURNING u.sha256
+""")
+
+
+class StoredUpload(NamedTuple):
+    """An archive, without its bytes."""
+
+    size_bytes: int
+    is_complete: bool
+    created_at: datetime
+
+
+class UploadRepository:
+    """Queries on one connection, within the caller's transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def lock_tenant(self, tenant_id: str) -> None:
+        """Let no other upload of this tenant begin meanwhile."""
+        await self._connection.execute(select(func.pg_advisory_xact_lock(UPLOADS, func.hashtext(tenant_id))))
+
+    async def find(self, tenant_id: str, sha256: str, *, lock: bool = False) -> StoredUpload | None:
+        """Return an archive of a tenant; with ``lock``, no other transaction changes it meanwhile."""
+        columns = (uploads.c.size_bytes, uploads.c.is_complete, uploads.c.created_at)
+        query = select(*columns).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        row = (await self._connection.execute(query.with_for_update() if lock else query)).one_or_none()
+        return None if row is None else StoredUpload(*row)
+
+    async def total_bytes(self, tenant_id: str) -> int:
+        """Return the size of all archives of a tenant, as announced."""
+        query = select(func.coalesce(func.sum(uploads.c.size_bytes), 0)).where(uploads.c.tenant_id == tenant_id)
+        return int((await self._connection.execute(query)).scalar_one())
+
+    async def add(self, tenant_id: str, sha256: str, size_bytes: int) -> None:
+        """Store that an archive is on its way."""
+        await self._connection.execute(
+            insert(uploads).values(tenant_id=tenant_id, sha256=sha256, size_bytes=size_bytes)
+        )
+
+    async def use(self, tenant_id: str, sha256s: Collection[str]) -> set[str]:
+        """Note that complete archives are needed; return which of these there are."""
+        query = (
+            update(uploads)
+            .where(uploads.c.tenant_id == tenant_id, uploads.c.sha256.in_(sha256s), uploads.c.is_complete)
+            .values(used_at=func.now())
+            .returning(uploads.c.sha256)
+        )
+        return {str(sha256) for (sha256,) in await self._connection.execute(query)}
+
+    async def put_chunk(self, tenant_id: str, sha256: str, number: int, data: bytes) -> None:
+        """Store a part of an archive; one that is there already is replaced."""
+        place = {"tenant_id": tenant_id, "sha256": sha256, "number": number}
+        stored = insert(upload_chunks).values(**place, data=data)
+        query = stored.on_conflict_do_update(index_elements=list(place), set_={"data": data})
+        await self._connection.execute(query)
+        await self._change(tenant_id, sha256, used_at=func.now())
+
+    async def chunk_numbers(self, tenant_id: str, sha256: str) -> set[int]:
+        """Return the numbers of the parts that are there."""
+        query = select(upload_chunks.c.number).where(
+            upload_chunks.c.tenant_id == tenant_id, upload_chunks.c.sha256 == sha256
+        )
+        return {int(number) for (number,) in await self._connection.execute(query)}
+
+    async def digest(self, tenant_id: str, sha256: str) -> str:
+        """Return the SHA-256 of all parts together, read one after the other."""
+        digest = hashlib.sha256()
+        for number in sorted(await self.chunk_numbers(tenant_id, sha256)):
+            query = select(upload_chunks.c.data).where(
+                upload_chunks.c.tenant_id == tenant_id,
+                upload_chunks.c.sha256 == sha256,
+                upload_chunks.c.number == number,
+            )
+            digest.update((await self._connection.execute(query)).scalar_one())
+        return digest.hexdigest()
+
+    async def complete(self, tenant_id: str, sha256: str) -> None:
+        """Note that an archive is whole: jobs may name it."""
+        await self._change(tenant_id, sha256, is_complete=True)
+
+    async def remove(self, tenant_id: str, sha256: str) -> None:
+        """Delete an archive."""
+        query = delete(uploads).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        await self._connection.execute(query)
+
+    async def clear(self, kept_s: float, unfinished_s: float) -> int:
+        """Delete archives that no job needs and that were not used for so long; return how many."""
+        found = await self._connection.execute(_CLEAR, {"kept_s": kept_s, "unfinished_s": unfinished_s})
+        return len(found.all())
+
+    async def _change(self, tenant_id: str, sha256: str, **values: object) -> None:
+        query = update(uploads).where(uploads.c.tenant_id == tenant_id, uploads.c.sha256 == sha256)
+        await self._connection.execute(query.values(**values))

@@ -1,0 +1,171 @@
+"""Uploads: archives of jobs' files, named by their SHA-256 and kept in the database, where every agent reaches them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Self
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.repository.access import AccessRepository
+from services.admission.repository.uploads import StoredUpload, UploadRepository
+from services.admission.settings import AdmissionSettings
+from services.contracts.identity import Identity
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+
+log = Log(__name__)
+
+_UNFINISHED_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """How much is kept, and for how long.
+
+    Attributes:
+        max_bytes: Of one archive.
+        quota_bytes: Of all archives of a tenant.
+        kept_s: After the last use, if no job needs it.
+    """
+
+    max_bytes: int
+    quota_bytes: int
+    kept_s: float
+
+    @classmethod
+    def of(cls, settings: AdmissionSettings) -> Self:
+        """Return those of the settings."""
+        return cls(settings.upload_max_bytes, settings.upload_quota_bytes, settings.upload_retention_s)
+
+
+class Uploads:
+    """Takes archives in chunks. A tenant sees its own: another's is not found, whoever knows its hash."""
+
+    def __init__(self, engine: AsyncEngine, limits: UploadLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+
+    async def start(self, caller: Identity, sha256: str, size_bytes: int) -> Upload:
+        """Begin an upload, or return how far it is.
+
+        Raises:
+            ProblemError: 413 if it is too large, 403 beyond the tenant's quota, 409 if it has another size.
+        """
+        if size_bytes > self._limits.max_bytes:
+            raise ProblemError(
+                413,
+                ProblemCode.BODY_TOO_LARGE,
+                f"The archive has {_mib(size_bytes)}; at most {_mib(self._limits.max_bytes)} can be uploaded.",
+            )
+        tenant_id = caller.tenant_id
+        async with self._engine.begin() as connection:
+            repository = UploadRepository(connection)
+            if await AccessRepository(connection).tenant(tenant_id) is None:
+                raise not_found("tenant")
+            await repository.lock_tenant(tenant_id)
+            found = await repository.find(tenant_id, sha256)
+            if found is None:
+                kept = await repository.total_bytes(tenant_id)
+                if kept + size_bytes > self._limits.quota_bytes:
+                    raise ProblemError(
+                        403,
+                        ProblemCode.QUOTA_EXCEEDED,
+                        f"The tenant has {_mib(kept)} of uploads and may have {_mib(self._limits.quota_bytes)}; unused "
+                        f"ones go after {self._limits.kept_s / 3_600:.0f} h.",
+                    )
+                await repository.add(tenant_id, sha256, size_bytes)
+            elif found.size_bytes != size_bytes:
+                raise ProblemError(
+                    409, ProblemCode.CONFLICT, f"The upload was begun with {found.size_bytes} bytes, not {size_bytes}."
+                )
+            else:
+                await repository.use(tenant_id, [sha256])
+            return await _state(repository, tenant_id, sha256)
+
+    async def get(self, caller: Identity, sha256: str) -> Upload:
+        """Return how far an upload is.
+
+        Raises:
+            ProblemError: 404.
+        """
+        async with self._engine.connect() as connection:
+            return await _state(UploadRepository(connection), caller.tenant_id, sha256)
+
+    async def put_chunk(self, caller: Identity, sha256: str, number: int, data: str) -> Upload:
+        """Store a part; with the last one, compare the whole with its SHA-256. Repeating it changes nothing.
+
+        Raises:
+            ProblemError: 404; 422 if the part is not one, or if the whole is not what it should be: it is gone then.
+        """
+        tenant_id = caller.tenant_id
+        content = _decoded(data)
+        async with self._engine.begin() as connection:
+            repository = UploadRepository(connection)
+            found = await repository.find(tenant_id, sha256, lock=True)
+            if found is None:
+                raise not_found("upload")
+            if found.is_complete:
+                return await _state(repository, tenant_id, sha256)
+            expected = min(UPLOAD_CHUNK_BYTES, found.size_bytes - number * UPLOAD_CHUNK_BYTES)
+            if expected <= 0 or len(content) != expected:
+                raise _invalid(f"Chunk {number} has {len(content)} bytes; it must have {max(expected, 0)}.")
+            await repository.put_chunk(tenant_id, sha256, number, content)
+            is_whole = len(await repository.chunk_numbers(tenant_id, sha256)) == _chunks(found)
+            is_right = not is_whole or await repository.digest(tenant_id, sha256) == sha256
+            if not is_right:
+                await repository.remove(tenant_id, sha256)
+            elif is_whole:
+                await repository.complete(tenant_id, sha256)
+            state = await _state(repository, tenant_id, sha256) if is_right else None
+        if state is None:
+            raise _invalid("What was uploaded does not have the SHA-256 that it is named by; upload it again.")
+        return state
+
+    async def clear(self) -> None:
+        """Delete what no job needs any more and nobody has used for a while."""
+        async with self._engine.begin() as connection:
+            cleared = await UploadRepository(connection).clear(
+                self._limits.kept_s, min(self._limits.kept_s, _UNFINISHED_S)
+            )
+        if cleared:
+            log.info("uploads.cleared", uploads=cleared)
+
+
+async def _state(repository: UploadRepository, tenant_id: str, sha256: str) -> Upload:
+    found = await repository.find(tenant_id, sha256)
+    if found is None:
+        raise not_found("upload")
+    there = set[int]() if found.is_complete else await repository.chunk_numbers(tenant_id, sha256)
+    missing = () if found.is_complete else (n for n in range(_chunks(found)) if n not in there)
+    return Upload(
+        sha256=sha256,
+        size_bytes=found.size_bytes,
+        chunks=_chunks(found),
+        next_chunk=next(iter(missing), None),
+        created_at=found.created_at,
+    )
+
+
+def _chunks(upload: StoredUpload) -> int:
+    return -(-upload.size_bytes // UPLOAD_CHUNK_BYTES)
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise _invalid("The data must be Base64.") from None
+
+
+def _invalid(detail: str) -> ProblemError:
+    errors = [FieldError(pointer="/data", detail=detail)]
+    return ProblemError(422, ProblemCode.INVALID_REQUEST, detail, errors=errors)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB"
