@@ -27,6 +27,7 @@ from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
+from gpu_agent.git import GitRules, remove_keys
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher
@@ -35,6 +36,7 @@ from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
+from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.core.accounting.host_power import CpuPowerModel
@@ -93,7 +95,7 @@ class Agent:
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=self.controls.is_clean,
-            fetch=lambda start: self._fetcher.fetch(start),
+            fetch=lambda start, rank: self._fetcher.fetch(start, rank),
         )
         limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
         self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
@@ -126,11 +128,15 @@ class Agent:
                 labels=settings.labels,
             ),
         )
-        self._fetcher = Fetcher(self.plane, settings.retry_s)
+        limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)
+        git = GitRules(settings.git_timeout_s, settings.git_local)
+        sources = Sources(settings.state_folder, limits, git)
+        self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of)
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
 
     async def start(self) -> None:
         """Take over what an earlier agent left, then begin."""
+        remove_keys(self.gangs.folder)
         self.gangs.load()
         if os.geteuid() == 0:  # other accounts have to pass through to their jobs' files, and can list nothing there
             for folder in (self.settings.state_folder, self.gangs.folder):
@@ -296,6 +302,7 @@ class Agent:
         limits = retention.Limits(self.settings.retention_s, self.settings.retention_bytes)
         generations = self.settings.state_folder / "generations"
         while True:
+            await asyncio.to_thread(remove_sources, self.gangs.folder)
             await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits)
             for gang in self.gangs:
                 for stream in (shim.STDOUT, shim.STDERR):

@@ -17,13 +17,14 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
+from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
-M = TypeVar("M", HeartbeatReply, EnergyReceipt, OpenedSecrets)
+M = TypeVar("M", HeartbeatReply, EnergyReceipt, OpenedSecrets, OpenedChunk)
 
 DEFAULT_HEARTBEAT_INTERVAL_S = 2.0
 _UNAUTHENTICATED = 401
@@ -72,6 +73,15 @@ class ControlPlane:
             ProblemError: No answer, or a refusal.
         """
         return await self._call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
+
+    async def read_chunk(self, allocation_id: str, number: int) -> OpenedChunk:
+        """Return a part of the archive of a gang that this node is to start.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
+        wanted = ChunkWanted(allocation_id=allocation_id, number=number)
+        return await self._call("upload", wanted, OpenedChunk, 30.0)
 
     async def _register(self) -> NodeCredentials:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""

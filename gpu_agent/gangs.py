@@ -109,7 +109,7 @@ class Gangs:
         on_change: Callable[[], None] = lambda: None,
         is_billed: Callable[[str], bool] = lambda _: True,
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
-        fetch: Callable[[StartGang], Awaitable[Inputs]] = fetch_nothing,
+        fetch: Callable[[StartGang, Path], Awaitable[Inputs]] = fetch_nothing,
     ) -> None:
         """Create an empty register; ``load`` fills it from disk.
 
@@ -408,7 +408,7 @@ class Gangs:
         Raises:
             InputError: It cannot be had.
         """
-        fetching = asyncio.ensure_future(self._fetch(start))
+        fetching = asyncio.ensure_future(self._fetch(start, gang.folder.path))
         try:
             while not fetching.done():
                 if (cause := self._reason_to_give_up(gang)) is not None:

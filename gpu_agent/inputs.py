@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
+from gpu_agent.account import Account
 from gpu_agent.control_plane import ControlPlane
 from gpu_agent.secrets import InputError
+from gpu_agent.sources import Sources
 from services.contracts.commands import StartGang
+from services.contracts.sources import OpenedChunk
+from services.core.domain.errors import DomainError
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
@@ -27,15 +32,17 @@ class Inputs:
 
     Attributes:
         secrets: Values by the names of the secrets.
+        source: The folder with the job's files; None if it has no source.
     """
 
     secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    source: Path | None = None
 
 
 NO_INPUTS = Inputs()
 
 
-async def fetch_nothing(start: StartGang) -> Inputs:
+async def fetch_nothing(start: StartGang, rank: Path) -> Inputs:
     """Return nothing, for gangs that name nothing."""
     return NO_INPUTS
 
@@ -45,26 +52,50 @@ class Fetcher:
 
     Args:
         plane: Answers only for gangs that this node may run.
+        sources: Makes the folders with jobs' files.
         retry_s: Pause between two attempts while the control plane does not answer.
+        account_of: Who runs a gang's job, and owns its files.
     """
 
-    def __init__(self, plane: ControlPlane, retry_s: float) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        sources: Sources,
+        retry_s: float,
+        account_of: Callable[[StartGang], Account | None] = lambda start: None,
+    ) -> None:
+        self._account_of = account_of
         self._plane = plane
+        self._sources = sources
         self._retry_s = retry_s
 
-    async def fetch(self, start: StartGang) -> Inputs:
-        """Return the inputs of a gang.
+    async def fetch(self, start: StartGang, rank: Path) -> Inputs:
+        """Return the inputs of a gang; its files are in the folder of its rank then.
 
         Raises:
-            InputError: They cannot be had, whoever asks.
+            InputError: They cannot be had.
+            OSError: They cannot be written.
         """
-        if not start.spec.secrets:
-            return NO_INPUTS
-        opened = await self._asked("secrets", lambda: self._plane.open_secrets(start.allocation_id))
-        if opened.missing:
-            raise InputError(" ".join(opened.missing))
-        values = {each.name: each.value for each in opened.secrets}
-        return Inputs(values)
+        source = start.spec.source
+        git_secret = source.git.secret if source is not None and source.git is not None else None
+        values: dict[str, str] = {}
+        if start.spec.secrets or git_secret is not None:
+            opened = await self._asked("secrets", lambda: self._plane.open_secrets(start.allocation_id))
+            if opened.missing:
+                raise InputError(" ".join(opened.missing))
+            values = {each.name: each.value for each in opened.secrets}
+
+        async def read_chunk(number: int) -> OpenedChunk:
+            return await self._asked("upload", lambda: self._plane.read_chunk(start.allocation_id, number))
+
+        credential = None if git_secret is None else values[git_secret]
+        if source is None:
+            return Inputs(values)
+        try:
+            account = self._account_of(start)
+        except DomainError as error:
+            raise InputError(str(error)) from None
+        return Inputs(values, await self._sources.make(start, rank, read_chunk, credential, account))
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of the control plane, however long it is away."""

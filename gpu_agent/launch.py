@@ -62,12 +62,12 @@ class Launcher:
         if start.spec.image and self._engine is None:
             return "this node has no container engine"
         try:
-            self._account_of(start)
+            self.account_of(start)
         except DomainError as error:
             return str(error)
         return ""
 
-    def _account_of(self, start: StartGang) -> Account | None:
+    def account_of(self, start: StartGang) -> Account | None:
         """Return the account of a job; None for the agent's own.
 
         Raises:
@@ -83,8 +83,11 @@ class Launcher:
                 or cannot enter its folder.
             OSError: A folder cannot be made.
         """
+        if inputs.source is not None:
+            folder_in_it = inputs.source / (start.spec.working_dir or "")
+            start = start.model_copy(update={"spec": start.spec.model_copy(update={"working_dir": str(folder_in_it)})})
         try:
-            account = self._account_of(start)
+            account = self.account_of(start)
         except DomainError as error:
             raise InputError(str(error)) from None
         if account is not None and start.spec.image is None:

@@ -30,10 +30,15 @@ class InputError(Exception):
 
 def secrets_folder(rank: Path) -> Path:
     """Return where the secret files of a rank are: in memory, or in its own folder on hosts without that."""
+    return memory_folder(rank) / hashlib.sha256(os.fsencode(rank.absolute())).hexdigest()[:32]
+
+
+def memory_folder(rank: Path) -> Path:
+    """Return the folder in memory that all agents of this user have, or else one in the rank's folder."""
     ours = MEMORY / f"wattshift-{os.geteuid()}"
     if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(ours):
         return rank / "secrets"
-    return ours / hashlib.sha256(os.fsencode(rank.absolute())).hexdigest()[:32]
+    return ours
 
 
 def remove_secrets(rank: Path) -> None:

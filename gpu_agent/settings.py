@@ -77,6 +77,12 @@ class AgentSettings(SharedSettings):
     )
     exec_longest_s: float = Field(86_400.0, gt=0, description="Longest session of `wattshift exec`.")
     log_stream_bytes: int = Field(256 * 2**20, ge=2**20, description="Output kept per rank and stream while it runs.")
+    source_max_bytes: int = Field(
+        4 * 2**30, gt=0, description="Size of an uploaded archive of a job's files, unpacked."
+    )
+    source_cache_bytes: int = Field(2 * 2**30, gt=0, description="Uploaded archives kept for the next job with them.")
+    git_timeout_s: float = Field(90.0, gt=0, description="How long fetching a job's repository may take.")
+    git_local: bool = Field(False, description="Whether jobs may name repositories on the node's own disk (file://).")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)
     pass_environment: Annotated[list[str], NoDecode] = Field(

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from services.cli.logins import Login, LoginsError, chosen_login
 from services.contracts.problems import ProblemCode
 from wattshift import ApiError, Client, UnreachableError
+from wattshift.sources import Archive, SourceError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -121,6 +122,14 @@ class Gateway:
             if cursor is None:
                 break
         return items
+
+    def send(self, archive: Archive) -> None:
+        """Upload the archive of a job's files, unless it is there."""
+        with _for_the_user(self.url):
+            try:
+                self._client.send(archive)
+            except SourceError as error:
+                raise CliError(str(error), EXIT_REFUSED) from None
 
     @contextmanager
     def stream(self, path: str, *, method: str = "GET", json: Any = None, **params: Any) -> Iterator[httpx.Response]:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.scripts import needs_shell
+from services.cli.sources import LocalSources
 from services.cli.values import duration_s, filled, time_of
 from services.contracts.invalid import explained, field_of, first_error
 from services.contracts.jobs import JobSpec
@@ -62,6 +63,9 @@ class SpecOptions:
     checkpoint_dir: Path | None = None
     secret: list[str] | None = None
     secret_file: list[str] | None = None
+    upload: Path | None = None
+    git: str | None = None
+    git_secret: str | None = None
 
     def given(self) -> list[str]:
         """Return the options that were given, as people type them."""
@@ -88,7 +92,7 @@ def read_text(file: Path) -> str:
         raise CliError(f"cannot read {file}: it is not UTF-8 text", EXIT_USAGE) from None
 
 
-def read_specs(file: Path, text: str | None = None) -> list[JobSpec]:
+def read_specs(file: Path, text: str | None = None, sources: LocalSources | None = None) -> list[JobSpec]:
     """Return the jobs of a YAML or JSON file: one spec, a list of them, or ``jobs:`` and a list.
 
     ``{python}`` in a command stands for the Python of this installation and ``{examples}`` for the folder of examples.
@@ -97,6 +101,7 @@ def read_specs(file: Path, text: str | None = None) -> list[JobSpec]:
     Args:
         file: The file; ``-`` is standard input, whose paths are relative to the present folder.
         text: Its text, if it was read before.
+        sources: Packs the folders that specs name as uploads.
 
     Raises:
         CliError: The file cannot be read, or a spec is not valid; the message names the field.
@@ -108,7 +113,8 @@ def read_specs(file: Path, text: str | None = None) -> list[JobSpec]:
         raise CliError(f"{file}: expected a job, a list of jobs, or an object with a list named jobs", EXIT_USAGE)
     folder = Path.cwd() if str(file) == "-" else file.absolute().parent
     single = not is_list and "jobs" not in document
-    return [_spec_of(file, entry, folder, None if single else at) for at, entry in enumerate(entries)]
+    sources = sources or LocalSources()
+    return [_spec_of(file, entry, folder, None if single else at, sources) for at, entry in enumerate(entries)]
 
 
 def _document(file: Path, text: str) -> Any:
@@ -130,11 +136,14 @@ def _document(file: Path, text: str) -> Any:
         ) from None
 
 
-def _spec_of(file: Path, entry: Any, folder: Path, at: int | None) -> JobSpec:
+def _spec_of(file: Path, entry: Any, folder: Path, at: int | None, sources: LocalSources) -> JobSpec:
     if isinstance(entry, dict):
+        if entry.get("source") is not None:
+            entry = {**entry, "source": sources.of_document(entry["source"], folder)}
+        in_source = entry.get("source") is not None
         places = {
             name: str(Path(os.path.normpath(folder / entry[name])))
-            for name in ("working_dir", "checkpoint_dir")
+            for name in (("checkpoint_dir",) if in_source else ("working_dir", "checkpoint_dir"))
             if isinstance(entry.get(name), str) and entry[name]
         }
         deadline = entry.get("deadline")  # YAML has times of its own
@@ -162,7 +171,15 @@ def command_words(text: str) -> list[str]:
     return ["/bin/sh", "-c", text] if needs_shell(text) else words
 
 
-def spec_of(options: SpecOptions, command: list[str], name: str, environment: dict[str, str]) -> JobSpec:
+def spec_of(
+    options: SpecOptions,
+    command: list[str],
+    name: str,
+    environment: dict[str, str],
+    source: dict[str, Any] | None = None,
+    *,
+    elsewhere: bool = False,
+) -> JobSpec:
     """Return the spec that options and a command make, with the caller's folder and chosen variables.
 
     Args:
@@ -170,6 +187,8 @@ def spec_of(options: SpecOptions, command: list[str], name: str, environment: di
         command: Program and arguments; empty for a container's own.
         name: The job's name unless the options have one.
         environment: The caller's variables.
+        source: The job's files, if they travel with it: it runs there, and not in the caller's folder.
+        elsewhere: Whether the job runs on other machines, where the caller's programs are not.
 
     Raises:
         CliError: An option is not valid; the message names it.
@@ -178,8 +197,9 @@ def spec_of(options: SpecOptions, command: list[str], name: str, environment: di
         "name": options.name or job_name(name),
         "command": command,
         "image": options.container,
-        "environment": _environment(options, environment),
-        "working_dir": str(Path(os.path.abspath(options.workdir or Path.cwd()))),
+        "environment": _environment(options, environment, captures=not (options.container or elsewhere)),
+        "source": source,
+        "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
         "gpus": _gpus(options.gpus or "1") | {"model": options.model, "memory_gib": _gib(options.memory)},
         "work": _work(options.work),
@@ -221,6 +241,8 @@ _OPTION_OF = {
     "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
     "secrets": "--secret",
+    "source.git": "--git",
+    "source.git.secret": "--git-secret",
 }
 
 
@@ -326,9 +348,20 @@ def _secrets(options: SpecOptions) -> list[SecretUse]:
     return uses
 
 
-def _environment(options: SpecOptions, own: dict[str, str]) -> dict[str, str]:
+def _working_dir(options: SpecOptions, source: dict[str, Any] | None) -> str | None:
+    """Return the folder to run in: with a source, one in it."""
+    if source is None:
+        return str(Path(os.path.abspath(options.workdir or Path.cwd())))
+    if options.workdir is None:
+        return None
+    if options.workdir.is_absolute() or ".." in options.workdir.parts:
+        raise CliError(f"--workdir: {options.workdir} must be a folder in the source, such as src", EXIT_USAGE)
+    return str(options.workdir)
+
+
+def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -> dict[str, str]:
     """Return the variables of the caller that the job gets, those of files, and those of ``--env``; the last wins."""
-    chosen = {} if options.container else {name: own[name] for name in CAPTURED if name in own}
+    chosen = {name: own[name] for name in CAPTURED if name in own} if captures else {}
     for file in options.env_file or []:
         for number, line in enumerate(read_text(file).splitlines(), start=1):
             line = line.strip().removeprefix("export ")

@@ -14,12 +14,13 @@ import typer
 import typer.core
 
 from services.cli import following, output
-from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway, gateway_url
 from services.cli.estimate import show_estimates
 from services.cli.names import job_or_array
 from services.cli.output import console
 from services.cli.reach import blocking_folder
 from services.cli.scripts import Script, read_script
+from services.cli.sources import LocalSources
 from services.cli.specs import (
     SPEC_SUFFIXES,
     SpecOptions,
@@ -154,6 +155,24 @@ def submit(
     env_file: Annotated[
         list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
     ] = None,
+    upload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Send the folder's files that git does not ignore along; the job runs in them.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL[@REVISION]", help="Run in the files of a repository that nodes reach.", rich_help_panel=JOB
+        ),
+    ] = None,
+    git_secret: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Secret with the token or SSH key of the repository.", rich_help_panel=JOB),
+    ] = None,
     secret: Annotated[
         list[str] | None,
         typer.Option(
@@ -264,7 +283,8 @@ def submit(
     options = SpecOptions(
         **{name: value for name, value in context.params.items() if name in SpecOptions.__dataclass_fields__}
     )
-    specs = _specs(context, file or [], command, options)
+    sources = LocalSources()
+    specs = _specs(context, file or [], command, options, sources)
     gateway = Gateway()
     check_folders(gateway, specs)
     if test_only:
@@ -275,6 +295,7 @@ def submit(
         raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
+    sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)
     _announce(accepted, as_json=as_json, follow=follow, wait=wait)
     if not (wait or follow):
@@ -291,7 +312,9 @@ def submit(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _specs(context: typer.Context, files: list[str], command: str | None, options: SpecOptions) -> list[JobSpec]:
+def _specs(
+    context: typer.Context, files: list[str], command: str | None, options: SpecOptions, sources: LocalSources
+) -> list[JobSpec]:
     """Return the jobs that the command line asks for."""
     rest: list[str] | None = context.meta.get(_REST)
     script: Script | None = context.meta.get(_SCRIPT)
@@ -310,7 +333,7 @@ def _specs(context: typer.Context, files: list[str], command: str | None, option
             raise CliError(f"{given[0]} goes with a command or a script; in {files[0]}, the spec says it", EXIT_USAGE)
         if rest:
             raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
-        return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT))]
+        return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT), sources)]
     if script is not None:
         words, name = script.command(rest or []), Path(script.name).stem
     else:
@@ -319,7 +342,9 @@ def _specs(context: typer.Context, files: list[str], command: str | None, option
             raise CliError("the command is empty", EXIT_USAGE)
         name = program_name(command.split() if command else words)
         name = name if words else (options.container or "job").rpartition("/")[2].partition(":")[0]
-    return [signed(spec_of(options, words, name, dict(os.environ)))]
+    source = sources.of_options(options.upload, options.git, options.git_secret)
+    elsewhere = source is not None and not is_local(gateway_url())
+    return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
 
 
 def signed(spec: JobSpec) -> JobSpec:
@@ -337,7 +362,12 @@ def user_name() -> str:
 
 def is_on_this_machine(gateway: Gateway) -> bool:
     """Return whether the control plane listens on this machine alone, so that jobs see the same folders."""
-    return urlsplit(gateway.url).hostname in ("127.0.0.1", "localhost", "::1")
+    return is_local(gateway.url)
+
+
+def is_local(url: str) -> bool:
+    """Return whether an address is one of this machine alone."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
@@ -347,7 +377,8 @@ def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
         CliError: A folder does not exist on the machine that the jobs will run on, or the account that they run as
             cannot enter it.
     """
-    folders = dict.fromkeys(spec.working_dir for spec in specs if spec.working_dir and not spec.image)
+    on_nodes = [spec for spec in specs if not spec.image and not spec.source]
+    folders = dict.fromkeys(spec.working_dir for spec in on_nodes if spec.working_dir)
     account = gateway.get("/v1/whoami")["account"] if folders and is_on_this_machine(gateway) else None
     for folder in folders:
         if Path(folder).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from typing import Any, Self
@@ -20,6 +21,7 @@ from services.contracts.nodes import (
     RankStatus,
 )
 from services.contracts.secrets import OpenedSecret, OpenedSecrets, SecretsWanted
+from services.contracts.sources import UPLOAD_CHUNK_BYTES, ChunkWanted, OpenedChunk
 
 JOIN_TOKEN = "join-token-of-the-tests"
 
@@ -34,6 +36,8 @@ class StandIn:
         secrets: Values by name, given to every gang that asks.
         missing_secrets: Sentences on those that cannot be had.
         has_inputs: Whether what gangs need to start is answered, or 503.
+        upload: The archive that every gang gets.
+        chunks_asked: The numbers of its parts for which was asked.
         inputs_asked: The allocations for which it was asked.
     """
 
@@ -45,6 +49,8 @@ class StandIn:
         self.refused_sequences: set[int] = set()
         self.secrets: dict[str, str] = {}
         self.missing_secrets: list[str] = []
+        self.upload = b""
+        self.chunks_asked: list[int] = []
         self.has_inputs = True
         self.inputs_asked: list[str] = []
         self.registrations: list[NodeRegistration] = []
@@ -65,6 +71,7 @@ class StandIn:
         app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
         app.router.add_post("/v1/nodes/{node}/energy", self._energy)
         app.router.add_post("/v1/nodes/{node}/secrets", self._secrets)
+        app.router.add_post("/v1/nodes/{node}/upload", self._chunk)
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -146,6 +153,19 @@ class StandIn:
             return web.Response(status=503)
         opened = [OpenedSecret(name=name, value=value) for name, value in self.secrets.items()]
         return _answer(OpenedSecrets(secrets=opened, missing=self.missing_secrets))
+
+    async def _chunk(self, request: web.Request) -> web.Response:
+        if not self._knows(request):
+            return _unauthenticated()
+        number = ChunkWanted.model_validate_json(await request.read()).number
+        self.chunks_asked.append(number)
+        part = self.upload[number * UPLOAD_CHUNK_BYTES : (number + 1) * UPLOAD_CHUNK_BYTES]
+        if not self.has_inputs:
+            return web.Response(status=503)
+        if not part:
+            return _problem(404, "not_found")
+        chunks = -(-len(self.upload) // UPLOAD_CHUNK_BYTES)
+        return _answer(OpenedChunk(chunks=chunks, data=base64.b64encode(part).decode()))
 
     def _knows(self, request: web.Request) -> bool:
         return request.headers.get("authorization", "").removeprefix("Bearer ") in self._tokens

@@ -20,6 +20,7 @@ from tests.agent.conftest import Node, eventually
 from tests.agent.stand_in import StandIn
 from tests.agent.test_exec import run
 from tests.support.servers import scratch_folder
+from wattshift.sources import Archive
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 
@@ -174,3 +175,16 @@ async def test_a_command_beside_a_job_runs_as_its_user_too(node: Node) -> None:
     for printed in (plain.stdout.decode(), terminal.stdout.decode().replace("\r", "")):
         assert printed.startswith("nobody\nhome /nonexistent\nwritten\n")
         assert "READ" not in printed
+
+
+async def test_uploaded_files_are_the_users(node: Node) -> None:
+    submitted = node.folder / "submitted"
+    (submitted / "below").mkdir(parents=True)
+    (submitted / "below" / "file").write_text("mine\n")
+    with Archive(submitted) as archive:
+        node.plane.upload, name = archive._file.read(), archive.sha256
+    await node.start()
+    look = "cat file; touch ../new new; stat -c %U . .. file"
+    gang = await node.run("sh", "-c", look, source={"upload": name}, working_dir="below", account="nobody")
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    assert (node.rank_dir(gang) / "stdout").read_text() == "mine\nnobody\nnobody\nnobody\n"

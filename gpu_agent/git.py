@@ -1,0 +1,178 @@
+"""Fetch one commit of a git repository, as the user that jobs run as."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpu_agent.account import Account
+from gpu_agent.environment import passed_environment
+from gpu_agent.secrets import InputError, memory_folder
+from services.contracts.sources import GitSource
+
+_LONGEST_MESSAGE = 400
+
+
+@dataclass(frozen=True)
+class GitRules:
+    """What nodes of this site may do.
+
+    Attributes:
+        timeout_s: For everything together.
+        local: Whether repositories on the node's own disk may be used.
+    """
+
+    timeout_s: float
+    local: bool = False
+
+
+async def fetch_commit(
+    source: GitSource, credential: str | None, into: Path, rules: GitRules, account: Account | None = None
+) -> None:
+    """Make a folder with the files of a commit, without its history where the server allows that.
+
+    Neither submodules nor files of Git LFS are fetched.
+
+    Args:
+        source: The repository and the commit.
+        credential: A token, ``USER:TOKEN`` or a private key for SSH.
+        into: The folder.
+        rules: Of this site.
+        account: Who runs git and owns the files; None for this process's user.
+
+    Raises:
+        InputError: It cannot be had; the message has git's own words, without the credential.
+    """
+    if source.url.startswith("file:") and not rules.local:
+        raise InputError("This site does not allow repositories on a node's own disk (GPU_AGENT_GIT_LOCAL).")
+    into.mkdir(mode=0o700)
+    if account is not None:
+        account.own(into)
+    try:
+        with _access(source, credential, into, account) as environment:
+            async with asyncio.timeout(rules.timeout_s):
+                await _fetch(source, into, _Git(into, environment, rules, account))
+    except TimeoutError:
+        raise InputError(f"{source.url} was not fetched within {rules.timeout_s:g} s.") from None
+    except _GitError as error:
+        words = str(error).replace(credential, "***") if credential else str(error)
+        raise InputError(f"{source.url} at {source.revision[:12]} cannot be fetched: {words}") from None
+
+
+def remove_keys(allocations: Path) -> None:
+    """Remove the keys that an agent which was killed left in memory.
+
+    Args:
+        allocations: The folder with the folders of its ranks; no fetch may be going on there.
+    """
+    for path in memory_folder(allocations).glob(f"{_key_prefix(allocations)}*"):
+        path.unlink(missing_ok=True)
+
+
+def _key_prefix(allocations: Path) -> str:
+    return f"git-key-{hashlib.sha256(os.fsencode(allocations.absolute())).hexdigest()[:16]}-"
+
+
+async def _fetch(source: GitSource, into: Path, git: _Git) -> None:
+    await git.run("init", "-q", "--template=")
+    try:
+        await git.run("fetch", "-q", "--no-tags", "--depth=1", "--", source.url, source.revision)
+    except _GitError:  # a server that gives only what its branches and tags name
+        references = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+        await git.run("fetch", "-q", "--", source.url, *references)
+    await git.run("checkout", "-q", "--detach", source.revision, "--")
+
+
+class _GitError(Exception):
+    """git failed; the message is its last line."""
+
+
+class _Git:
+    def __init__(self, folder: Path, environment: Mapping[str, str], rules: GitRules, account: Account | None) -> None:
+        allowed = ["https", "ssh", *(["file"] if rules.local else [])]
+        options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
+        options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
+        self._words = ["git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))]
+        self._folder = folder
+        self._environment = environment
+        self._user: dict[str, Any] = (
+            {}
+            if account is None or account.user_id == os.geteuid()
+            else {"user": account.user_id, "group": account.group_id, "extra_groups": account.groups}
+        )
+
+    async def run(self, *words: str) -> None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._words,
+                *words,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                **self._user,
+            )
+        except FileNotFoundError:
+            raise InputError("This node has no git.") from None
+        try:
+            _, said = await process.communicate()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
+        if process.returncode:
+            lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+            fatal = [line.partition(":")[2].strip() for line in lines if line.startswith(("fatal:", "error:"))]
+            raise _GitError((fatal or lines or [f"git exited with {process.returncode}"])[0][:_LONGEST_MESSAGE])
+
+
+@contextmanager
+def _access(source: GitSource, credential: str | None, into: Path, account: Account | None) -> Iterator[dict[str, str]]:
+    """Yield the environment of git: it asks nobody, and it has the credential for this server alone."""
+    login = account.environment if account else {}
+    environment = passed_environment((), os.environ | login) | {
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_GLOBAL": os.devnull,  # the account's own, which earlier jobs may have written
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "LC_ALL": "C",
+    }
+    ssh = "ssh -o BatchMode=yes -o ConnectTimeout=15"
+    if credential is None:
+        yield environment | {"GIT_SSH_COMMAND": ssh}
+    elif source.url.startswith("https:"):
+        place = urlsplit(source.url)
+        pair = credential.strip() if ":" in credential else f"x-access-token:{credential.strip()}"
+        header = f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}"
+        yield environment | {
+            "GIT_CONFIG_COUNT": "2",
+            "GIT_CONFIG_KEY_0": f"http.https://{place.netloc}/.extraHeader",
+            "GIT_CONFIG_VALUE_0": header,
+            "GIT_CONFIG_KEY_1": "http.followRedirects",  # the header would go along
+            "GIT_CONFIG_VALUE_1": "false",
+        }
+    else:
+        folder = memory_folder(into.parent)
+        folder.mkdir(mode=0o711, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=_key_prefix(into.parent.parent), dir=folder)
+        key = Path(name)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(credential if credential.endswith("\n") else credential + "\n")
+            if account is not None:
+                account.own(key)
+            yield environment | {"GIT_SSH_COMMAND": f"{ssh} -o IdentitiesOnly=yes -i '{key}'"}
+        finally:
+            key.unlink(missing_ok=True)

@@ -1,0 +1,156 @@
+"""The files of jobs whose submitter shares no folder with this node: fetched, checked, and unpacked for one gang.
+
+A gang's files are in ``source`` in the folder of its rank, whole or not at all: they are made under another name, so
+that a killed agent leaves nothing that looks complete. Archives are kept by their hash for the next gang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import secrets
+import shutil
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_agent.account import Account
+from gpu_agent.archives import unpack
+from gpu_agent.git import GitRules, fetch_commit
+from gpu_agent.ranks import RankFolder
+from gpu_agent.secrets import InputError
+from services.contracts.commands import StartGang
+from services.contracts.sources import UPLOAD_CHUNK_BYTES, OpenedChunk
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+FOLDER = "source"
+_DRAFT = ".source-"
+
+
+@dataclass(frozen=True)
+class SourceLimits:
+    """How much this node takes.
+
+    Attributes:
+        unpacked_bytes: Of one archive, unpacked.
+        cache_bytes: Of all archives that are kept.
+    """
+
+    unpacked_bytes: int
+    cache_bytes: int
+
+
+class Sources:
+    """Makes the folders of jobs' files."""
+
+    def __init__(self, folder: Path, limits: SourceLimits, git: GitRules) -> None:
+        self._cache = folder / "uploads"
+        self._limits = limits
+        self._git = git
+        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def make(
+        self,
+        start: StartGang,
+        rank: Path,
+        read_chunk: Callable[[int], Awaitable[OpenedChunk]],
+        credential: str | None,
+        account: Account | None,
+    ) -> Path | None:
+        """Return the folder with the files of a gang's job, or None if it names none.
+
+        Args:
+            start: The gang.
+            rank: The folder of its rank.
+            read_chunk: Reads a part of the archive from the control plane.
+            credential: For the repository.
+            account: Who owns the files; None for this process's user.
+
+        Raises:
+            InputError: They cannot be had.
+            OSError: They cannot be written.
+        """
+        source = start.spec.source
+        if source is None:
+            return None
+        made = rank / FOLDER
+        if made.is_dir():
+            return made
+        for path in rank.glob(f"{_DRAFT}*"):
+            await asyncio.to_thread(shutil.rmtree, path, True)
+        draft = rank / f"{_DRAFT}{secrets.token_hex(4)}"
+        if account is not None:
+            rank.chmod(0o711)
+        try:
+            if source.git is not None:
+                await fetch_commit(source.git, credential, draft, self._git, account)
+            elif source.upload is not None:
+                archive = await self._archive(source.upload, read_chunk)
+                most_bytes = self._limits.unpacked_bytes
+                await asyncio.to_thread(unpack, archive, draft, most_bytes, account)
+            draft.rename(made)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, draft, True))
+            raise
+        return made
+
+    async def _archive(self, sha256: str, read_chunk: Callable[[int], Awaitable[OpenedChunk]]) -> Path:
+        """Return the archive with this hash, fetched unless it is here; what was fetched before is continued."""
+        async with self._fetching[sha256]:
+            path = self._cache / sha256
+            if path.exists():
+                os.utime(path)
+                return path
+            self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._make_room)
+            draft = self._cache / f"{sha256}.part"
+            # The last whole chunk is read again, because its answer says how many there are.
+            done = max(0, draft.stat().st_size // UPLOAD_CHUNK_BYTES - 1) if draft.exists() else 0
+            draft.touch(mode=0o600)
+            with draft.open("r+b") as file:
+                file.truncate(done * UPLOAD_CHUNK_BYTES)
+                file.seek(done * UPLOAD_CHUNK_BYTES)
+                chunks = done + 1
+                while done < chunks:
+                    chunk = await read_chunk(done)
+                    file.write(base64.b64decode(chunk.data))
+                    chunks = chunk.chunks
+                    done += 1
+            if await asyncio.to_thread(_sha256, draft) != sha256:
+                draft.unlink()
+                raise InputError(f"The upload {sha256[:12]} arrived damaged.")
+            draft.replace(path)
+            log.info("source.fetched", sha256=sha256, size_bytes=path.stat().st_size)
+            return path
+
+    def _make_room(self) -> None:
+        """Remove the archives that were not used for the longest time, down to half of what may be kept."""
+        kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._cache.iterdir())
+        total = sum(size for _, size, _ in kept)
+        if total <= self._limits.cache_bytes:
+            return
+        for _, size, path in kept:
+            if total <= self._limits.cache_bytes / 2:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def remove_sources(allocations: Path) -> None:
+    """Remove the files of gangs that are over and settled: only what is in checkpoint folders and logs is kept."""
+    with suppress(OSError):
+        for path in allocations.iterdir():
+            if RankFolder(path).is_released():
+                for folder in (path / FOLDER, *path.glob(f"{_DRAFT}*")):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
