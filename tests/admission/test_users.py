@@ -181,3 +181,21 @@ async def test_submissions_of_a_project_key_are_of_its_project(admission: Admiss
     again = an_entry({}, key="default").model_copy(update={"project": "fish"})
     (answer,) = await admission.submit_all(again)
     assert (answer.status, json.loads(answer.body)["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_command_runs_in_the_job_of_another_user_for_operators_only(admission: Admission) -> None:
+    made = {name: await _user(admission, name, account) for name, account in (("kim", "kim_k"), ("lou", "lou_l"))}
+    (answer,) = await admission.submit_all(an_entry().model_copy(update={"user_id": made["kim"]["id"]}))
+    job = json.loads(answer.body)["id"]
+    await admission.add_node("exec-node", "A100")
+    await admission.start(job, node="exec-node")
+
+    async def status(role: str = "user", **headers: str) -> int:
+        asked = {"command": ["id"]}
+        answer = await admission.ask("POST", f"/v1/jobs/{job}/exec", role=role, headers=headers, json=asked)
+        return answer.status_code
+
+    assert await status(**{USER_HEADER: made["lou"]["id"]}) == 403
+    assert await status() == 403
+    assert await status(**{USER_HEADER: made["kim"]["id"]}) == 503, "the node of this test does not answer"
+    assert await status(role="operator") == 503
