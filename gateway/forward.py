@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import quote
 
@@ -13,11 +12,11 @@ from yarl import URL
 
 from gateway.routes import EVENTS, JSON, Route, Upstream
 from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
-from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import Exchange, Header
+from services.kit.edge.limits import ConcurrencyLimiter
 from services.kit.identity import identity_headers
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, unavailable
+from services.kit.problems import unavailable
 
 log = Log(__name__)
 
@@ -53,7 +52,7 @@ class Forwarder:
         self._authorization = f"Bearer {token}"
         self._whole = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stream_silence_s)
-        self._streams = _StreamCount(max_streams_per_tenant)
+        self._streams = ConcurrencyLimiter(max_streams_per_tenant, "streams")
 
     async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
         """Send the request to the service and its answer to the client.
@@ -163,29 +162,3 @@ class Forwarder:
             for task in (working, watching):
                 task.cancel()
             await asyncio.gather(working, watching, return_exceptions=True)
-
-
-class _StreamCount:
-    """Counts the open streams of each tenant."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[str, int] = {}
-
-    @contextmanager
-    def one_more(self, tenant_id: str) -> Iterator[None]:
-        count = self._open.get(tenant_id, 0)
-        if count >= self._most:
-            raise ProblemError(
-                429,
-                ProblemCode.RATE_LIMITED,
-                f"Tenant {tenant_id} has {count} streams open, which is the maximum.",
-                headers={"retry-after": "5"},
-            )
-        self._open[tenant_id] = count + 1
-        try:
-            yield
-        finally:
-            self._open[tenant_id] -= 1
-            if not self._open[tenant_id]:
-                del self._open[tenant_id]

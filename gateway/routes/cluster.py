@@ -114,6 +114,19 @@ REPORTS = (
     ),
     Route(
         "GET",
+        "/v1/reports/requests",
+        Role.USER,
+        Upstream.TELEMETRY,
+        "footprint",
+        "Sum requests to models with their energy and emissions by model, key, class, tenant or day",
+        "The energy is a part of that of the servers' jobs, which `/v1/reports/footprint` sums. A user sees its "
+        "tenant's requests; an operator sees everything, and the part that is no request's.",
+        operation="report_requests",
+        query=queries.RequestQuery,
+        answer=reports.RequestReport,
+    ),
+    Route(
+        "GET",
         "/v1/reports/history",
         Role.USER,
         Upstream.TELEMETRY,

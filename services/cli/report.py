@@ -17,11 +17,12 @@ from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
-from services.contracts.queries import GroupBy
+from services.contracts.queries import GroupBy, RequestGroup
 
 Report = dict[str, Any]
 PAGE_LINES = 1_000
 GROUPS: tuple[str, ...] = get_args(GroupBy)
+REQUEST_GROUPS: tuple[str, ...] = get_args(RequestGroup)
 COLUMNS = (
     *("group", "name", "jobs", "gpu_h", "energy_kwh", "estimated_energy_kwh", "facility_energy_kwh"),
     *("location_based_kgco2", "estimated_kgco2", "market_based_kgco2", "embodied_kgco2", "baseline_kgco2", "unknown"),
@@ -35,7 +36,13 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    by: Annotated[str, typer.Option(help=f"One of {', '.join(GROUPS)}.")] = "project",
+    by: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(GROUPS)} (project); of requests {', '.join(REQUEST_GROUPS)} (model)."),
+    ] = None,
+    requests: Annotated[
+        bool, typer.Option("--requests", help="Sum the requests that the router served, not jobs.")
+    ] = False,
     start: Annotated[
         str | None, typer.Option(help="First day or time, ISO 8601; UTC unless it says otherwise.")
     ] = None,
@@ -54,12 +61,20 @@ def report(
     if check is not None:
         _check(check)
         return
-    if by not in GROUPS:
-        raise CliError(f"--by {by}: must be one of {', '.join(GROUPS)}", EXIT_USAGE)
+    groups = REQUEST_GROUPS if requests else GROUPS
+    by = by or ("model" if requests else "project")
+    if by not in groups:
+        raise CliError(f"--by {by}: must be one of {', '.join(groups)}", EXIT_USAGE)
     if sum(given is not None for given in (csv_file, html_file)) + as_json > 1:
         raise CliError("give one of --csv, --html and --json", EXIT_USAGE)
     period = period_of(start, end, month)
     gateway = Gateway()
+    if requests:
+        if csv_file is not None or html_file is not None:
+            raise CliError("--requests is printed as a table or, with --json, as JSON", EXIT_USAGE)
+        sums = gateway.get("/v1/reports/requests", group_by=by, **period)
+        output.print_json(sums) if as_json else _print_requests(by, sums)
+        return
     if html_file is not None:
         from services.cli.report_page import GROUPS as PARTS
         from services.cli.report_page import render
@@ -160,6 +175,31 @@ def _print(by: str, found: Report) -> None:
     console.print(shown)
     for sentence in notes(found):
         console.print(f"[dim]{sentence}[/]", soft_wrap=True)
+
+
+def _print_requests(by: str, found: Report) -> None:
+    figures = ("requests", "input tokens", "output tokens", "energy", "CO2", "outside the ledger")
+    shown = output.table(by, *figures, right=figures)
+    for line in found["lines"]:
+        outside = line["outside_energy_j"]
+        shown.add_row(
+            line["group"],
+            str(line["requests"]),
+            str(line["input_tokens"]),
+            str(line["output_tokens"]),
+            output.energy(line["energy_j"]),
+            output.carbon(line["carbon_gco2"]),
+            f"{output.energy(outside)}, {output.carbon(line['outside_carbon_gco2'])}" if outside else "-",
+        )
+    servers = found["servers"]
+    if servers is not None:
+        rest = (output.energy(servers["unattributed_energy_j"]), output.carbon(servers["unattributed_carbon_gco2"]))
+        shown.add_row("(no request's)", "", "", "", *rest, "-")
+        shown.add_section()
+        whole = (output.energy(servers["energy_j"]), output.carbon(servers["carbon_gco2"]))
+        shown.add_row("[bold]servers[/]", "", "", "", *whole, "-")
+    console.print(shown)
+    console.print("[dim]A part of the energy of the servers' jobs, by the requests' shares of their time.[/]")
 
 
 def title(line: Report) -> str:

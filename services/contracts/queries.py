@@ -21,6 +21,9 @@ Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
 GroupBy = Literal["job", "user", "project", "tenant", "model", "zone", "node", "day", "week", "month"]
 """What a footprint report can be summed by."""
 
+RequestGroup = Literal["model", "key", "class", "tenant", "day"]
+"""What requests can be summed by."""
+
 LabelFilter = Annotated[str, StringConstraints(pattern=r"^[^\x00=]{1,63}=[^\x00]{0,255}$")]
 
 
@@ -134,6 +137,14 @@ class FootprintQuery(LedgerQuery):
     group_by: GroupBy = "project"
     start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
     end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
+
+
+class RequestQuery(Message):
+    """Which requests to sum, and by which group."""
+
+    group_by: RequestGroup = "model"
+    start: Instant | None = Field(default=None, description="Only requests that ended at or after this time.")
+    end: Instant | None = Field(default=None, description="Only requests that ended before this time.")
 
 
 class PastJobsQuery(LedgerQuery):

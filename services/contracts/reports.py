@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import GroupBy
+from services.contracts.queries import GroupBy, RequestGroup
 from services.contracts.schema import Instant, Message
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -138,6 +138,42 @@ class PastJobs(Message):
 
     items: list[PastJob]
     next_cursor: str | None = None
+
+
+class RequestLine(Message):
+    """The requests of one group."""
+
+    group: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    energy_j: float = Field(description="Their part of the ledger's lines of the servers, by time.")
+    carbon_gco2: float = Field(description="Their part of the emissions of those lines.")
+    outside_energy_j: float = Field(
+        description="Estimate for servers that the ledger has no lines of, such as registered ones."
+    )
+    outside_carbon_gco2: float
+
+
+class ServersFootprint(Message):
+    """What the ledger has of all servers of pools."""
+
+    energy_j: float
+    carbon_gco2: float
+    unattributed_energy_j: float = Field(
+        description="The part that is no request's: servers that loaded, were idle, or were used without the router."
+    )
+    unattributed_carbon_gco2: float
+
+
+class RequestReport(Message):
+    """Requests of a period. They divide the energy of the servers' jobs and add nothing to it."""
+
+    start_at: Instant | None
+    end_at: Instant | None
+    group_by: RequestGroup
+    lines: list[RequestLine]
+    servers: ServersFootprint | None = Field(default=None, description="Null for users.")
 
 
 class Invariant(Message):

@@ -89,6 +89,7 @@ class RoutedPool(Message):
     models: list[str]
     fallback: list[str] = Field(default_factory=list[str], description="Models to try while no server answers.")
     tokenizer: str | None = None
+    passes_priority: bool = False
     partition: str | None = Field(default=None, description="The partition in force; null without a plan.")
     input_tokens: int | None = Field(default=None, description="Threshold from which an input is long.")
     output_tokens: int | None = Field(default=None, description="Threshold from which an output is long.")
@@ -121,6 +122,8 @@ class RoutedServer(Message):
     power_w: float | None = None
     idle_w: float | None = None
     is_power_measured: bool = False
+    full_power_w: float | None = Field(default=None, description="Power at `max_qps`, by the profile of its class.")
+    max_qps: float | None = None
     gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
     is_intensity_estimated: bool = True
     pue: float = 1
@@ -169,3 +172,35 @@ class UsageReceipt(Message):
     """The answer to a usage report; it is on disk by then."""
 
     usages: int
+
+
+class RouterState(Message):
+    """What a router process tells the others."""
+
+    at_s: float = Field(description="When it was written, UTC seconds.")
+    held: dict[str, int] = Field(default_factory=dict[str, int], description="Requests that it holds, by server.")
+
+
+class ServerLatency(Message):
+    """What one router process saw of a server's requests of one class in one second."""
+
+    server: str
+    job_id: str | None
+    request_class: str
+    held: int = Field(description="Requests that it holds now.")
+    waiting: int = Field(description="Requests that wait in the class's queue.")
+    first_tokens: int = Field(description="Answers whose first token came in that second.")
+    mean_ttft_ms: float | None = Field(description="Of those, the wait in the queue included. Null without any.")
+    max_ttft_ms: float | None
+    mean_tbt_ms: float | None = Field(description="Between tokens that came in that second. Null without any.")
+    max_tbt_ms: float | None
+    ended: int = Field(description="Answers that ended in that second.")
+    max_e2e_s: float | None = Field(description="Of those. Null without any.")
+
+
+class LatencyReport(Message):
+    """What one router process saw of the servers on one node in the second that ended at `at`."""
+
+    router: str
+    at: Instant
+    servers: list[ServerLatency]

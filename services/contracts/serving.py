@@ -29,7 +29,7 @@ from services.contracts.pools import (
 )
 from services.contracts.queries import PageQuery
 from services.contracts.routing import ModelName
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.signal import Signal
@@ -234,6 +234,12 @@ class PoolSpec(SolveOptions):
         default=None,
         max_length=4_096,
         description="Path of the model's `tokenizer.json` on the router's machine; null to estimate tokens.",
+    )
+
+    passes_priority: Flag = Field(
+        default=False,
+        description="Whether the router sends `priority` with each request, for servers that are started with "
+        "`--scheduling-policy priority`; others refuse it.",
     )
 
     @model_validator(mode="after")

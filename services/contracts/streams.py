@@ -14,3 +14,16 @@ COMMAND_FIELD = "command"
 def command_stream(node_id: str) -> str:
     """Return the stream of commands to one node; its agent reads it as consumer group ``AGENT_GROUP``."""
     return f"wattshift:node:{node_id}:commands"
+
+
+ROUTERS_HASH = "wattshift:routers"
+"""Router processes that are alive: by id, `RouterState` as JSON with the time at which it was written."""
+
+
+def latency_stream(node_id: str) -> str:
+    """Return the stream of what routers saw of the servers on one node: a `LatencyReport` a second as `report`."""
+    return f"wattshift:node:{node_id}:latency"
+
+
+LATENCY_MAX_LENGTH = 120
+LATENCY_FIELD = "report"

@@ -25,6 +25,7 @@ EXTRA_OF = {
     **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
     "pyarrow": "parquet",
     "pyghmi": "ipmi",
+    "tokenizers": "tokenizers",
     "torch": "lstm",
 }
 """Top-level package to extra, as in ``pyproject.toml``; the base dependencies are not in it."""

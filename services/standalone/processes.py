@@ -32,6 +32,7 @@ SERVICES = (
     Service("admission", "services.admission.app", "ADMISSION_", 8020),
     Service("scheduler", "services.scheduler.app", "SCHEDULER_", 8030),
     Service("optimizer", "optimizer_service.app", "OPTIMIZER_", 8040),
+    Service("router", "services.router.app", "ROUTER_", 8050),
     Service("serving", "services.serving.app", "SERVING_", 8090),
     Service("simulator", "services.simulator.app", "SIMULATOR_", 8080),
     Service("telemetry", "services.telemetry.app", "TELEMETRY_", 8060),

@@ -17,9 +17,11 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks, repeat
+from services.telemetry import request_endpoints
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
+from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_settings
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
@@ -46,6 +48,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         if (keep_s := settings.retention_s) is not None:
             every_s = settings.retention_interval_s
             loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
+            loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))
             loops.append(repeat(lambda: forget_settings(database, keep_s), every_s, failed="settings.not_forgotten"))
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -62,6 +65,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
     app = create_service("Wattshift telemetry", settings, lifespan=lifespan, readiness=readiness, open_paths=NODE_PATHS)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     app.include_router(router)
+    app.include_router(request_endpoints.router)
     return app
 
 

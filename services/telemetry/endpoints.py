@@ -20,17 +20,18 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuery
-from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs
+from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuery, RequestQuery
+from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs, RequestReport
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
-from services.kit.identity import Operator, ProjectCaller
+from services.kit.identity import Caller, Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
 from services.telemetry.reports import Question, footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
+from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy|secrets|upload))")
@@ -133,6 +134,13 @@ async def read_footprint(
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, caller.project, query.cursor, query.limit)
     return await footprint_report(service.database, question, service.settings)
+
+
+@router.get("/reports/requests", tags=["reports"])
+async def read_requests(query: Annotated[RequestQuery, Query()], caller: Caller, service: Service) -> RequestReport:
+    """Sum requests to models; a tenant sees its own, an operator all, and the unattributed rest."""
+    _check_period(query.start, query.end)
+    return await request_report(service.database, query, None if caller.is_operator else caller.tenant_id)
 
 
 @router.get("/reports/history", tags=["reports"])

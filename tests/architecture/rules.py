@@ -31,7 +31,7 @@ PROCESSES = (
     "services.telemetry",
     "services.simulator",
 )
-WITHOUT_DB = ("gateway", "gpu_agent")
+WITHOUT_DB = ("gateway", "gpu_agent", "services.router")
 FRONT_DOORS = {
     "services.cli": {
         "services.core",

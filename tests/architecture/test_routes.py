@@ -22,6 +22,7 @@ import services.serving.routing_endpoints
 import services.simulator.comparison_endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
+import services.telemetry.request_endpoints
 from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
 from services.admission.array_endpoints import array_routes
@@ -56,7 +57,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     Upstream.SERVING: (services.serving.endpoints.router, services.serving.routing_endpoints.router),
     Upstream.SCHEDULER: (services.scheduler.endpoints.router, services.scheduler.explaining_endpoints.router),
     Upstream.SIMULATOR: (services.simulator.endpoints.router, services.simulator.comparison_endpoints.router),
-    Upstream.TELEMETRY: (services.telemetry.endpoints.router,),
+    Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
 }
 NOT_BEHIND_THE_GATEWAY = {
     "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
@@ -66,6 +67,7 @@ NOT_BEHIND_THE_GATEWAY = {
 NOT_PUBLIC = {
     ("POST", "/internal/submissions"): "the gateway sends it submissions in groups",
     ("POST", "/internal/keys/resolve"): "the gateway and the router ask it whose key a hash is",
+    ("POST", "/internal/request-usage"): "routers tell the ledger whose a server's time was",
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
     ("POST", "/internal/routing/held"): "routers say what they hold at servers that drain",
     ("GET", "/internal/live"): "the simulator asks the scheduler for the queue",

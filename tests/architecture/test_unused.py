@@ -16,7 +16,6 @@ SOON = "of the router and of the simulator of serving, which come next"
 ALLOWED: dict[str, str] = {
     "services/core/policies/freesh/dispatch.py:with_affinity": SOON,
     "services/core/policies/freesh/miad.py:common_clocks": SOON,
-    "services/core/policies/freesh/request_queue.py:over_share": SOON,
 }
 """``path:name`` of what nothing calls, and why it stays."""
 

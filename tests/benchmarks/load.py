@@ -21,6 +21,7 @@ class Load:
     Attributes:
         body: `%d` in it is replaced by a number of its own for every request.
         per_second: Open load at this rate over all connections; 0 for a closed one.
+        status: Of an answer that counts.
     """
 
     host: str
@@ -33,6 +34,7 @@ class Load:
     warm_up_s: float
     per_second: float = 0
     run: str = "run"
+    status: int = 201
 
 
 @dataclass
@@ -135,7 +137,7 @@ class _Generator:
     async def _ask(self, connection: _Connection, since_s: float) -> None:
         status, body = await connection.ask(self._request())
         now_s = time.perf_counter()
-        if status != 201:
+        if status != self._load.status:
             self._failed += 1
             self._first_failure = self._first_failure or f"{status} {body[:300]!r}"
         elif self._begin_s <= now_s <= self._end_s:

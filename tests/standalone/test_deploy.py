@@ -36,8 +36,8 @@ def test_compose_runs_what_the_supervisor_runs() -> None:
 def test_compose_checks_health_and_keeps_data() -> None:
     for name, service in COMPOSE["services"].items():
         assert "healthcheck" in service or name in ("migrations", *processes.WORKERS), name
-    assert {"postgres", "valkey", "admission", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
-    assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway"]
+    assert {"postgres", "valkey", "admission", "router", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
+    assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway", "router"]
 
 
 def test_compose_accepts_the_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ _MAINS = (
     "migrations.run",
     "optimizer_service.app",
     "services.admission.app",
+    "services.router.app",
     "services.scheduler.app",
     "services.serving.app",
     "services.simulator.app",

@@ -19,6 +19,7 @@ PREFIXES = {
     "gateway.app": "GATEWAY",
     "services.admission.app": "ADMISSION",
     "optimizer_service.app": "OPTIMIZER",
+    "services.router.app": "ROUTER",
     "services.serving.app": "SERVING",
     "carbon_service.app": "CARBON",
     "services.telemetry.app": "TELEMETRY",

@@ -191,3 +191,25 @@ folded_intervals = Table(
 )
 """Up to where a node's intervals were combined, so that they are recognised if sent again although their rows are
 deleted."""
+
+request_usages = Table(
+    "request_usages",
+    metadata,
+    Column("router", Text, primary_key=True),
+    Column("start_at", Timestamp, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("tenant_id", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("request_class", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("share_s", Float, nullable=False),
+    Column("energy_j", Float, nullable=False),
+    Column("carbon_gco2", Float, nullable=False),
+    Index("request_usages_by_time", "start_at"),
+)
+"""Requests as one router process saw them in a minute; of whole days with an empty router, once lines are old.
+``share_s`` divides the lines of the server's job; ``energy_j`` and ``carbon_gco2`` are the router's own estimates,
+which count only for servers that the ledger has no lines of."""

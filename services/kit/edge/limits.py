@@ -1,4 +1,4 @@
-"""Rate limits: one token bucket per tenant, or per address for callers without a key."""
+"""Limits: a token bucket per tenant, or per address for callers without a key, and what is open at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from services.contracts.identity import TenantLimits
@@ -112,6 +113,49 @@ class AddressLimiter:
             )
         full_in_s = math.ceil((self._burst - tokens + 1) / self._requests_per_s)
         return [self._policy, (b"ratelimit", b'"address";r=%d;t=%d' % (tokens - 1, full_in_s))]
+
+
+class ConcurrencyLimiter:
+    """Counts what each tenant has open at once in this process, such as streams or requests."""
+
+    def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
+        self._most = most
+        self._what = what
+        self._retry_after_s = retry_after_s
+        self._open: dict[str, int] = {}
+
+    def enter(self, tenant_id: str) -> None:
+        """Count one more; ``leave`` ends it.
+
+        Raises:
+            ProblemError: 429 when the tenant has as many open as it may.
+        """
+        count = self._open.get(tenant_id, 0)
+        if count >= self._most:
+            raise ProblemError(
+                429,
+                ProblemCode.RATE_LIMITED,
+                f"Tenant {tenant_id} has {count} {self._what} open, which is the maximum.",
+                headers={"retry-after": str(self._retry_after_s)},
+            )
+        self._open[tenant_id] = count + 1
+
+    def leave(self, tenant_id: str) -> None:
+        """Count one less."""
+        left = self._open[tenant_id] - 1
+        if left:
+            self._open[tenant_id] = left
+        else:
+            del self._open[tenant_id]
+
+    @contextmanager
+    def one_more(self, tenant_id: str) -> Generator[None]:
+        """Count one more until the end of the block; errors as for ``enter``."""
+        self.enter(tenant_id)
+        try:
+            yield
+        finally:
+            self.leave(tenant_id)
 
 
 def _network(address: str) -> str:

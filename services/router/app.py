@@ -1,0 +1,384 @@
+"""The router's composition root: ``python -m services.router.app``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.process import BaseProcess
+
+import aiohttp
+import orjson
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from services.contracts.identity import Role
+from services.contracts.routing import RoutingTable
+from services.kit.app import end_with_parent
+from services.kit.edge.exchange import Exchange
+from services.kit.edge.keys import KeyCache, resolve_at
+from services.kit.http import ServiceClient, new_session
+from services.kit.logging import Log, configure_logging
+from services.kit.networks import read_networks
+from services.kit.problems import ProblemError
+from services.kit.redis import connect
+from services.kit.settings import settings_or_exit
+from services.kit.tasks import end_tasks, repeat
+from services.router.breaker import BreakerState
+from services.router.door import Door, Turn
+from services.router.fleet import Fleet, Server
+from services.router.lanes import LaneRules, Lanes
+from services.router.latency import LatencyReporter
+from services.router.metrics import Metrics
+from services.router.openai import JSON, error_body
+from services.router.peers import Peers
+from services.router.probes import probe
+from services.router.settings import RouterSettings
+from services.router.streams import Footprint
+from services.router.table import TableReader
+from services.router.traffic import TrafficReporter
+from services.router.upstream import CHECK_S
+from services.router.usage import UsageReporter
+
+log = Log(__name__)
+
+PEERS_S = 2.0
+TRAFFIC_S = 5.0
+USAGE_S = 10.0
+BACKLOG = 4_096
+TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Router:
+    """One router process; an ASGI app."""
+
+    def __init__(self, settings: RouterSettings, name: str | None = None) -> None:
+        self.settings = settings
+        self.name = name or f"router-{secrets.token_hex(4)}"
+        self.metrics = Metrics()
+        self.fleet = Fleet(read_networks(settings.endpoint_networks))
+        self.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
+        self._stack = contextlib.AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Connect to the other processes, take the last known table, and start looking."""
+        settings = self.settings
+        session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session())
+        token = settings.service_token
+        admission = ServiceClient(session, settings.admission_url, "Admission", token=token, timeout_s=3)
+        serving = ServiceClient(session, settings.serving_url, "Serving", token=token, timeout_s=10)
+        telemetry = ServiceClient(session, settings.telemetry_url, "Telemetry", token=token, timeout_s=10)
+        redis = connect(settings.redis_url)
+        self._stack.push_async_callback(redis.aclose)
+        keys = KeyCache(
+            resolve_at(admission),
+            max_age_s=settings.key_max_age_s,
+            grace_s=settings.key_grace_s,
+            size=settings.key_cache_size,
+        )
+        self.traffic = TrafficReporter(serving, self.fleet, self.name)
+        self.usage = UsageReporter(telemetry, self.name)
+        self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
+        self.peers = Peers(redis, self.fleet, self.name, settings.workers)
+        self.door = Door(
+            settings,
+            self.fleet,
+            self.lanes,
+            keys,
+            self.metrics,
+            arrived=self.traffic.arrived,
+            ended=self._ended,
+            latency=self.latency,
+        )
+        path = settings.data_dir / "router" / "table.json"
+        self.table = TableReader(serving, path, self.name, self._adopt, self.fleet.draining)
+        self.table.read_kept()
+        loops: list[tuple[Callable[[], Awaitable[object]], float, str]] = [
+            (self.table.look, settings.table_poll_s, "table.not_read"),
+            (self._check, CHECK_S, "connections.not_checked"),
+            (self._probe, settings.probe_s, "servers.not_probed"),
+            (self.peers.look, PEERS_S, "peers.not_read"),
+            (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
+            (self.usage.send, USAGE_S, "usage.not_reported"),
+        ]
+        self._tasks = [asyncio.create_task(repeat(work, every_s, failed=failed)) for work, every_s, failed in loops]
+        self._tasks.append(asyncio.create_task(self._every_second()))
+
+    async def stop(self) -> None:
+        """Finish requests for a while, report what is left to report, and disconnect."""
+        self.door.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_s):
+                await self.door.is_empty.wait()
+        await end_tasks(self._tasks)
+        with contextlib.suppress(ProblemError, TimeoutError):
+            async with asyncio.timeout(5):
+                await self.traffic.send(time.time() + TRAFFIC_S)
+                await self.usage.send(all_windows=True)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(1):
+                await self.peers.leave()
+        for server in self.fleet.every_server():
+            server.origin.close()
+        await self._stack.aclose()
+
+    def _adopt(self, table: RoutingTable) -> None:
+        self.fleet.adopt(table, self.peers.processes)
+        self.lanes.rearrange(self.fleet)
+
+    async def _check(self) -> None:
+        now_s = time.monotonic()
+        for server in self.fleet.every_server():
+            server.origin.check(self.door.limits, now_s)
+        for lane in self.lanes.all():
+            if len(lane.queue):  # a server may have been taken back
+                lane.pump()
+                lane.fail_waiting()
+
+    async def _probe(self) -> None:
+        self.door.forget_keys()
+        servers = [each for each in self.fleet.servers.values() if each.is_ready]
+        await asyncio.gather(*(probe(server, self.door.limits) for server in servers))
+        for server in servers:
+            server.measure(self.settings.probe_s)
+        for lane in self.lanes.all():
+            lane.retime()
+            lane.pump()
+
+    async def _every_second(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await self.latency.send()
+
+    def _ended(
+        self, turn: Turn, server: Server, share_s: float, input_tokens: int, output_tokens: int, footprint: Footprint
+    ) -> None:
+        identity = turn.key.identity
+        self.usage.add(
+            (
+                server.spec.job_id or server.id,
+                identity.tenant_id,
+                identity.key_id,
+                turn.model,
+                turn.expected.request_class or "any",
+            ),
+            share_s=share_s,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            energy_j=footprint.energy_j,
+            carbon_gco2=footprint.carbon_gco2,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"]
+            if path.startswith("/v1/"):
+                await self.door.handle(scope, receive, send)
+            else:
+                await self._page(path, Exchange.open(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _page(self, path: str, exchange: Exchange) -> None:
+        """Answer what is not part of OpenAI's API."""
+        if path == "/healthz":
+            await exchange.answer(200, [JSON], b'{"status":"ok"}')
+        elif path == "/readyz":
+            if self.table.is_known:
+                await exchange.answer(200, [JSON], b'{"status":"ready"}')
+            else:
+                await exchange.answer(503, [JSON], b'{"status":"not ready","detail":"no routing table yet"}')
+        elif path == "/metrics":
+            text = "\n".join(self.metrics.lines(self._gauges())) + "\n"
+            await exchange.answer(200, [TEXT], text.encode())
+        elif path == "/status":
+            await self._status(exchange)
+        else:
+            await exchange.answer(404, [JSON], error_body(404, "unknown_url", f"There is no {path[:200]}."))
+
+    async def _status(self, exchange: Exchange) -> None:
+        try:
+            key = await self.door.keys.caller(exchange.headers.get(b"authorization"))
+        except ProblemError as problem:
+            await exchange.answer(problem.status, [JSON], error_body(problem.status, "unauthenticated", str(problem)))
+            return
+        if not key.identity.role.includes(Role.OPERATOR):
+            await exchange.answer(403, [JSON], error_body(403, "forbidden", "This is for operators."))
+            return
+        await exchange.answer(200, [JSON], orjson.dumps(self.status()))
+
+    def status(self) -> dict[str, object]:
+        """Return what this process knows of servers and lanes."""
+        now_s = time.monotonic()
+        return {
+            "router": self.name,
+            "processes": self.peers.processes,
+            "table_made_at_s": self.fleet.made_at_s,
+            "servers": [
+                {
+                    "id": each.id,
+                    "pool": each.spec.pool,
+                    "location": each.location,
+                    "request_class": each.spec.request_class,
+                    "state": each.spec.state,
+                    "breaker": each.breaker.state(now_s),
+                    "held": each.held,
+                    "limit": each.limit,
+                    "ttft_s": each.ttft_s,
+                    "tbt_s": each.tbt_s,
+                    "network_s": each.origin.connect_s,
+                    "power_w": each.spec.power_w,
+                    "gco2_per_kwh": each.spec.gco2_per_kwh,
+                    "gco2_per_token": each.gco2_per_token,
+                }
+                for each in self.fleet.every_server()
+            ],
+            "lanes": [
+                {
+                    "name": lane.name.replace("\n", "/"),
+                    "waiting": len(lane.queue),
+                    "in_service": sum(lane.in_service.values()),
+                    "preempted": lane.preempted,
+                }
+                for lane in self.lanes.all()
+            ],
+        }
+
+    def _gauges(self) -> list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
+        now_s = time.monotonic()
+        servers = list(self.fleet.every_server())
+        lanes = self.lanes.all()
+        return [
+            (
+                "wattshift_router_held",
+                "Requests held at a server.",
+                ("server", "location"),
+                {(each.id, each.location): float(each.held) for each in servers},
+            ),
+            (
+                "wattshift_router_server_up",
+                "1 for a server that is given requests.",
+                ("server", "location"),
+                {
+                    (each.id, each.location): float(each.is_ready and each.breaker.state(now_s) is BreakerState.CLOSED)
+                    for each in servers
+                },
+            ),
+            (
+                "wattshift_router_waiting",
+                "Requests that wait in a lane.",
+                ("pool", "request_class"),
+                {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in lanes},
+            ),
+            (
+                "wattshift_router_in_flight",
+                "Requests in this process.",
+                (),
+                {(): float(self.door.in_flight)},
+            ),
+            (
+                "wattshift_router_processes",
+                "Router processes alive.",
+                (),
+                {(): float(self.peers.processes)},
+            ),
+        ]
+
+
+def listen(host: str, port: int, *, shared: bool) -> socket.socket:
+    """Return a listening socket; with ``shared``, processes that each have one share out the connections."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    found.bind((host, port))
+    found.listen(BACKLOG)
+    found.setblocking(False)
+    return found
+
+
+def run_worker(settings: RouterSettings) -> None:
+    """Run one router process until SIGTERM."""
+    configure_logging("router", log_format=settings.log_format, level=settings.log_level)
+    end_with_parent()
+    listening = listen(settings.host, settings.port, shared=settings.workers > 1)
+    config = uvicorn.Config(
+        Router(settings),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        loop="auto",
+        http="auto",
+        timeout_graceful_shutdown=max(1, int(settings.drain_s)),
+        timeout_keep_alive=75,
+        backlog=BACKLOG,
+        server_header=False,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def main() -> None:
+    """Run the router: one process, or as many as ``ROUTER_WORKERS`` says, each started again if it dies."""
+    settings = settings_or_exit(RouterSettings)
+    if settings.workers == 1:
+        run_worker(settings)
+        return
+    configure_logging("router", log_format=settings.log_format, level=settings.log_level)
+    end_with_parent()
+    supervise(settings)
+
+
+def supervise(settings: RouterSettings) -> None:
+    """Run the workers until SIGTERM."""
+    context = multiprocessing.get_context("spawn")
+    is_ending = False
+
+    def end(*_: object) -> None:
+        nonlocal is_ending
+        is_ending = True
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+
+    def begin() -> BaseProcess:
+        worker = context.Process(target=run_worker, args=(settings,), daemon=True)
+        worker.start()
+        return worker
+
+    workers: list[BaseProcess] = []
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    workers += [begin() for _ in range(settings.workers)]
+    while not is_ending:
+        for at, worker in enumerate(workers):
+            worker.join(0.2)
+            if not worker.is_alive() and not is_ending:
+                log.error("worker.died", pid=worker.pid, exit_code=worker.exitcode)
+                time.sleep(0.5)
+                workers[at] = begin()
+    for worker in workers:
+        worker.join(settings.drain_s + 10)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Whether a server is given requests: ejected after failures, taken back after one that succeeds. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+FAILURES = 3
+"""So many in a row eject a server; a connection that cannot be made does so at once."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+
+
+class BreakerState(StrEnum):
+    """Whether requests pass."""
+
+    CLOSED = "closed"
+    """All pass."""
+    OPEN = "open"
+    """None passes."""
+    HALF_OPEN = "half_open"
+    """One passes, to see whether the server answers again."""
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Counts the failures of one server; ``now_s`` is any clock that does not go back."""
+
+    failures: int = 0
+    ejections: int = 0
+    opened_s: float | None = None
+    is_trying: bool = False
+
+    def state(self, now_s: float) -> BreakerState:
+        """Return the state at a moment."""
+        if self.opened_s is None:
+            return BreakerState.CLOSED
+        if now_s - self.opened_s < self.pause_s:
+            return BreakerState.OPEN
+        return BreakerState.HALF_OPEN
+
+    @property
+    def pause_s(self) -> float:
+        """How long an ejected server is given nothing: twice as long after each trial that failed."""
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, self.ejections - 1))
+
+    def passes(self, now_s: float) -> bool:
+        """Whether a request may be sent now."""
+        if self.opened_s is None:
+            return True
+        return not self.is_trying and now_s - self.opened_s >= self.pause_s
+
+    def reachable(self, now_s: float) -> None:
+        """Note that an ejected server answers a probe: the next request may try it."""
+        if self.opened_s is not None:
+            self.opened_s = min(self.opened_s, now_s - self.pause_s)
+
+    def sent(self) -> None:
+        """Note that a request was sent; to an ejected server it is the trial."""
+        self.is_trying = self.opened_s is not None
+
+    def succeeded(self) -> None:
+        """Note an answer."""
+        self.failures = 0
+        self.ejections = 0
+        self.opened_s = None
+        self.is_trying = False
+
+    def abandoned(self) -> None:
+        """Note that a request ended without a verdict, because its client left."""
+        self.is_trying = False
+
+    def failed(self, now_s: float, *, is_certain: bool = False) -> bool:
+        """Note a failure, and return whether it ejects the server.
+
+        Args:
+            now_s: The moment.
+            is_certain: Whether one such failure is enough, as when no connection can be made.
+        """
+        self.failures += 1
+        was_open = self.opened_s is not None
+        if was_open and not self.is_trying:
+            return False  # a request that was sent before the ejection
+        if not is_certain and not was_open and self.failures < FAILURES:
+            return False
+        self.ejections += 1
+        self.opened_s = now_s
+        self.is_trying = False
+        return True

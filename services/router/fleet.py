@@ -1,0 +1,303 @@
+"""The servers and pools that the router knows, and what it has seen of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
+from services.core.policies.freesh.cleanest import marginal_gco2_per_token
+from services.kit.networks import Network
+from services.router.breaker import Breaker
+from services.router.upstream import Origin
+
+KWH_J = 3.6e6
+USUAL_TTFT_S = 0.2
+USUAL_TBT_S = 0.03
+"""Assumed of a server that has neither a profile nor answers yet."""
+USUAL_ANSWER = 200.0
+"""Tokens of an answer, by which a profile's requests per second are compared with other servers' tokens."""
+NEW_SHARE = 0.1
+"""Weight of the newest answer in a server's mean times."""
+IDLE_SHARE = 0.4
+"""Idle power as a share of full power, where the mode does not state it."""
+
+
+class Server:
+    """A model server.
+
+    Attributes:
+        spec: Its row of the routing table.
+        held: Requests that this process holds at it.
+        held_elsewhere: Requests that other router processes said they hold.
+        share_s: Seconds of the server per request so far: grows by 1 / n in each second in which it holds n requests.
+        ttft_s, tbt_s: Means of the newest answers; those of its profile before the first.
+        network_s: Time that a connection took.
+    """
+
+    __slots__ = (
+        "_share_at_s",
+        "answers",
+        "breaker",
+        "gco2_per_token",
+        "held",
+        "held_elsewhere",
+        "id",
+        "lanes",
+        "limit",
+        "location",
+        "origin",
+        "share_s",
+        "spec",
+        "tbt_s",
+        "tokens",
+        "tokens_per_s",
+        "ttft_s",
+    )
+
+    def __init__(self, spec: RoutedServer, networks: tuple[Network, ...]) -> None:
+        self.id = spec.id
+        self.location = spec.location
+        self.origin = Origin(spec.url, None if spec.pool is not None else networks)
+        self.breaker = Breaker()
+        self.held = 0
+        self.held_elsewhere = 0
+        self.share_s = 0.0
+        self._share_at_s = time.monotonic()
+        self.answers = 0
+        self.tokens = 0
+        self.tokens_per_s = 0.0
+        self.ttft_s = spec.ttft_ms / 1e3 if spec.ttft_ms else USUAL_TTFT_S
+        self.tbt_s = spec.tbt_ms / 1e3 if spec.tbt_ms else USUAL_TBT_S
+        self.lanes: list[str] = []
+        self.limit = spec.capacity
+        self.gco2_per_token: float | None = None
+        self.spec = spec
+        self.update(spec)
+
+    def update(self, spec: RoutedServer, processes: int = 1) -> None:
+        """Take in a newer row, and how many router processes share the server."""
+        if spec.url != self.spec.url:
+            self.origin.close()
+            self.origin = Origin(spec.url, self.origin.networks)
+            self.breaker = Breaker()
+        self.spec = spec
+        self.location = spec.location
+        self.limit = max(1, -(-spec.capacity // processes))
+        self.gco2_per_token = self._gco2_per_token()
+
+    def _gco2_per_token(self) -> float | None:
+        """Return what another token emits: by the profile of its class, else by its power and rate of late."""
+        spec = self.spec
+        power_w = spec.power_w if spec.full_power_w is None else spec.full_power_w
+        if power_w is None or spec.gco2_per_kwh is None:
+            return None
+        idle_w = spec.idle_w if spec.idle_w is not None else IDLE_SHARE * power_w
+        rate = spec.max_qps * USUAL_ANSWER if spec.max_qps else self.tokens_per_s or 1.0 / self.tbt_s
+        return marginal_gco2_per_token(power_w, idle_w, rate, spec.gco2_per_kwh, spec.pue)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be given requests at all."""
+        return self.spec.state == "ready" and not self.spec.keeps_no_class
+
+    @property
+    def room(self) -> int:
+        """How many more requests this process may give it."""
+        return self.limit - self.held
+
+    def takes(self, now_s: float) -> bool:
+        """Whether it may be given a request now."""
+        return self.held < self.limit and self.breaker.passes(now_s)
+
+    def begin(self) -> float:
+        """Count a request that it is given; return the share clock to end it with."""
+        self._tick()
+        self.held += 1
+        self.breaker.sent()
+        return self.share_s
+
+    def end(self, began_share_s: float) -> float:
+        """Count a request that it holds no more; return the server's seconds that were the request's."""
+        self._tick()
+        self.held -= 1
+        return self.share_s - began_share_s
+
+    def so_far(self, began_share_s: float) -> float:
+        """Return the server's seconds that were a request's until now."""
+        self._tick()
+        return self.share_s - began_share_s
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        holds = self.held + self.held_elsewhere
+        if holds:
+            self.share_s += (now_s - self._share_at_s) / holds
+        self._share_at_s = now_s
+
+    def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
+        """Learn from an answer that was complete."""
+        self.answers += 1
+        self.tokens += tokens
+        self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
+        if tokens > 1 and e2e_s > ttft_s:
+            self.tbt_s += NEW_SHARE * ((e2e_s - ttft_s) / (tokens - 1) - self.tbt_s)
+
+    def measure(self, seconds: float) -> None:
+        """Take the tokens since the last call, so many seconds ago, as its present rate."""
+        if self.tokens:
+            self.tokens_per_s = self.tokens / seconds
+            self.tokens = 0
+            self.gco2_per_token = self._gco2_per_token()
+
+    def energy_j(self, share_s: float) -> float | None:
+        """Return the energy of that much of the server's time; None while its power is unknown."""
+        return None if self.spec.power_w is None else share_s * self.spec.power_w
+
+    def carbon_gco2(self, energy_j: float | None) -> float | None:
+        """Return what that energy emits; None while the intensity is unknown."""
+        if energy_j is None or self.spec.gco2_per_kwh is None:
+            return None
+        return energy_j / KWH_J * self.spec.pue * self.spec.gco2_per_kwh
+
+
+@dataclass(slots=True)
+class Pool:
+    """A pool with the servers of each of its lanes: by class, or one lane ``""`` without a plan.
+
+    Attributes:
+        spec: Its row of the routing table.
+        servers: All that are ready.
+        by_class: The servers of each class; a class without any has all servers of the pool.
+    """
+
+    spec: RoutedPool
+    servers: list[Server] = field(default_factory=list[Server])
+    by_class: dict[str, list[Server]] = field(default_factory=dict[str, list[Server]])
+
+    def is_for(self, tenant_id: str) -> bool:
+        """Whether a tenant's keys may use it."""
+        spec = self.spec
+        return tenant_id == spec.tenant_id or tenant_id in spec.tenants or EVERY_TENANT in spec.tenants
+
+    def class_of(self, input_tokens: float, is_long_output: bool) -> str:
+        """Return a request's class by the thresholds in force."""
+        spec = self.spec
+        if spec.input_tokens is None:
+            return spec.classes[0].name if spec.classes else ""
+        return ("L" if input_tokens >= spec.input_tokens else "S") + ("L" if is_long_output else "S")
+
+
+class Fleet:
+    """The newest routing table, and the state of its servers, which survives newer tables."""
+
+    def __init__(self, networks: tuple[Network, ...]) -> None:
+        self._networks = networks
+        self.servers: dict[str, Server] = {}
+        self.pools: dict[str, Pool] = {}
+        self.made_at_s = 0.0
+        self._by_model: dict[str, list[Pool]] = {}
+        self._table: RoutingTable | None = None
+        self._leaving: dict[str, Server] = {}
+
+    def adopt(self, table: RoutingTable, processes: int = 1) -> None:
+        """Take in a table: servers that are gone from it get no more requests and finish those they hold."""
+        self._table = table
+        self.made_at_s = table.made_at.timestamp()
+        found: dict[str, Server] = {}
+        for spec in table.servers:
+            server = self.servers.pop(spec.id, None) or self._leaving.pop(spec.id, None)
+            if server is None:
+                server = Server(spec, self._networks)
+            server.update(spec, processes)
+            found[spec.id] = server
+        self._leaving |= self.servers
+        for server in self._leaving.values():
+            server.origin.close()
+        self._leaving = {name: each for name, each in self._leaving.items() if each.held}
+        self.servers = found
+        pools = {spec.name: Pool(spec) for spec in table.pools}
+        for server in found.values():
+            server.lanes = []
+            if server.is_ready:
+                self._assign(server, pools)
+        for pool in pools.values():
+            _arrange(pool)
+        self.pools = pools
+        self._by_model = {}
+        for pool in pools.values():
+            for model in pool.spec.models:
+                self._by_model.setdefault(model, []).append(pool)
+
+    def share(self, processes: int, held_elsewhere: Mapping[str, int]) -> None:
+        """Take in how many router processes there are, and what the others hold at each server."""
+        for server in self.servers.values():
+            server.update(server.spec, processes)
+            server.held_elsewhere = held_elsewhere.get(server.id, 0)
+
+    def _assign(self, server: Server, pools: dict[str, Pool]) -> None:
+        spec = server.spec
+        if spec.pool is not None:
+            if spec.pool in pools:
+                pools[spec.pool].servers.append(server)
+            return
+        joined: set[str] = set()
+        for pool in list(pools.values()):
+            shared = set(spec.models) & set(pool.spec.models)
+            if shared and _may_join(spec, pool.spec):
+                pool.servers.append(server)
+                joined |= shared
+        if left := [model for model in spec.models if model not in joined]:
+            name = f"endpoint:{spec.tenant_id}:{','.join(sorted(left))}"
+            alone = pools.get(name)
+            if alone is None:
+                alone = pools[name] = Pool(
+                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left)
+                )
+            alone.servers.append(server)
+
+    def pool_of(self, model: str, tenant_id: str, *, is_operator: bool = False) -> Pool | None:
+        """Return the pool that serves a model for a tenant, its own before one that is shared; None without any."""
+        found = self._by_model.get(model)
+        if found is None:
+            return None
+        shared: Pool | None = None
+        for pool in found:
+            if pool.spec.tenant_id == tenant_id:
+                return pool
+            if shared is None and (is_operator or pool.is_for(tenant_id)):
+                shared = pool
+        return shared
+
+    def models(self, tenant_id: str, *, is_operator: bool = False) -> list[tuple[str, Pool]]:
+        """Return the models that a tenant's keys may use, by name."""
+        found = {
+            model: pool
+            for model in self._by_model
+            if (pool := self.pool_of(model, tenant_id, is_operator=is_operator)) is not None
+        }
+        return sorted(found.items(), key=lambda each: each[0])
+
+    def draining(self) -> dict[str, int]:
+        """Return how many requests this process holds at servers that drain, or that left the table."""
+        held = {name: each.held for name, each in self.servers.items() if each.spec.state == "draining"}
+        return held | {name: each.held for name, each in self._leaving.items()}
+
+    def every_server(self) -> Iterable[Server]:
+        """Return all servers, those included that are gone from the table and still hold requests."""
+        return [*self.servers.values(), *self._leaving.values()]
+
+
+def _may_join(server: RoutedServer, pool: RoutedPool) -> bool:
+    return server.tenant_id == pool.tenant_id or EVERY_TENANT in server.tenants or pool.tenant_id in server.tenants
+
+
+def _arrange(pool: Pool) -> None:
+    """Give each class its servers: those planned for it and those for any; all of the pool where it has none."""
+    names = [each.name for each in pool.spec.classes] or [""]
+    for name in names:
+        own = [each for each in pool.servers if each.spec.request_class in (name, None)]
+        pool.by_class[name] = own or pool.servers
+        for server in pool.by_class[name]:
+            server.lanes.append(f"{pool.spec.name}\n{name}")

@@ -1,0 +1,369 @@
+"""The queues in front of the servers: one for each class of each pool, in the order that the operator chose.
+
+A request that finds a server with room is sent at once. Others wait in their lane, and whenever a server has room
+again the next of its lanes' heads is sent. Order holds per router process: several processes share out the servers'
+capacity in equal parts (``peers``), and each orders the requests that came to it.
+
+Preemption is the dispatcher's: a waiting request takes the place of one that was sent to a server and has not been
+answered yet. That one's connection is closed, by which a model server gives it up, and it waits again. What a client
+has begun to receive is never taken back; inside a server, vLLM's own `priority` goes on with the order (``door``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.core.accounting.serving import SLO_LATENCIES
+from services.core.policies.freesh.cleanest import cleanest_in_time
+from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
+from services.core.policies.freesh.laxity import (
+    Order,
+    ServiceTimes,
+    ServingRequest,
+    laxity_s,
+    order_key_s,
+    preempted_by,
+)
+from services.core.policies.freesh.request_queue import RequestQueue, over_share
+from services.router.breaker import BreakerState
+from services.router.fleet import Fleet, Pool, Server
+from services.router.upstream import Connection, UpstreamError
+
+AFFINITY_CARBON = 1.1
+"""A server that has the prompt's beginning cached may emit so many times what the cleanest one does."""
+RETIME_SHARE = 0.1
+"""The queue is ordered anew when its servers' times have changed by so much."""
+
+
+class QueueFullError(Exception):
+    """The lane holds as many waiting requests as it may.
+
+    Attributes:
+        retry_after_s: When there may be room.
+    """
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("The queue is full.")
+        self.retry_after_s = retry_after_s
+
+
+class NoServerError(Exception):
+    """No server of the lane may be given requests."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way through its lane.
+
+    Attributes:
+        request: As the queue orders it.
+        limit_s: How long its answer may take.
+        network_s: Time to each place, for its client's region.
+        prefix: Stands for the beginning of its prompt; None without any.
+        excluded: Servers that failed to answer it.
+        preemptions: How often it was preempted.
+    """
+
+    request: ServingRequest
+    limit_s: float
+    network_s: Mapping[str, float]
+    prefix: int | None = None
+    excluded: set[str] = field(default_factory=set[str])
+    preemptions: int = 0
+    given: asyncio.Future[Server] | None = None
+    server: Server | None = None
+    share_began_s: float = 0.0
+    connection: Connection | None = None
+    is_preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRules:
+    """How lanes work.
+
+    Attributes:
+        order: Of waiting requests.
+        placement: ``carbon``: the cleanest server in time; ``weights``: shares by weight, as in the paper.
+        most_waiting: Requests that may wait in a lane.
+        most_preemptions: Of one request; 0 for none.
+        preemption_margin_s: By how much a request must be more urgent.
+    """
+
+    order: Order = Order.LLF
+    placement: str = "carbon"
+    most_waiting: int = 1_000
+    most_preemptions: int = 1
+    preemption_margin_s: float = 0.1
+
+
+class Lane:
+    """One class of one pool."""
+
+    def __init__(self, name: str, rules: LaneRules, affinity: Affinity) -> None:
+        self.name = name
+        self.servers: list[Server] = []
+        self._rules = rules
+        self._affinity = affinity
+        self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
+        self._tickets: dict[str, Ticket] = {}
+        self.unanswered: dict[str, Ticket] = {}
+        self.in_service: dict[str, int] = {}
+        self._turns = WeightedRoundRobin()
+        self.preempted = 0
+        self.served_s = 1.0
+
+    @property
+    def times(self) -> ServiceTimes:
+        """How fast its servers are."""
+        return self.queue.times
+
+    def retime(self) -> None:
+        """Order the queue by its servers' present times."""
+        if not self.servers:
+            return
+        ttft_s = sum(each.ttft_s for each in self.servers) / len(self.servers)
+        tbt_s = sum(each.tbt_s for each in self.servers) / len(self.servers)
+        now = self.queue.times
+        if abs(ttft_s - now.ttft_s) + abs(tbt_s - now.tbt_s) * 100 > RETIME_SHARE * (now.ttft_s + now.tbt_s * 100):
+            self.queue.retime(ServiceTimes(ttft_s, max(tbt_s, 1e-6)))
+
+    def choose(self, ticket: Ticket, now_s: float) -> Server | None:
+        """Return the server for a request; None while none has room."""
+        free = [each for each in self.servers if each.takes(now_s) and each.id not in ticket.excluded]
+        if not free:
+            return None
+        if len(free) == 1:
+            return free[0]
+        if self._rules.placement == "weights":
+            loads = [InstanceLoad(each.id, each.limit, each.held, weight=each.spec.weight) for each in free]
+            chosen = self._turns.choose(loads)
+            return next((each for each in free if chosen and each.id == chosen.id), None)
+        tokens = ticket.request.output_tokens
+        best = cleanest_in_time(free, tokens, ticket.limit_s, ticket.network_s)
+        known = self._affinity.server_of(ticket.prefix)
+        if known is None or best is None or known == best.id:
+            return best
+        cached = next((each for each in free if each.id == known), None)
+        return cached if cached is not None and _is_as_clean(cached, best) else best
+
+    async def take(self, ticket: Ticket, timeout_s: float) -> Server:
+        """Return the server that a request may be sent to now; wait for one in the lane's order.
+
+        Raises:
+            NoServerError: None of the servers may be given requests.
+            QueueFullError: Too many wait already, or the request waited for too long.
+        """
+        if not len(self.queue):
+            server = self.choose(ticket, time.monotonic())
+            if server is not None:
+                self._begin(ticket, server)
+                return server
+        now_s = time.monotonic()
+        if not any(each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self.servers):
+            raise NoServerError
+        if not self.queue.push(ticket.request):
+            raise QueueFullError(self.retry_after_s())
+        return await self._wait(ticket, timeout_s)
+
+    async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
+        """As ``take``, for a request that was preempted: it was accepted, so that the queue's bound does not hold."""
+        self.queue.requeue(ticket.request)
+        self.pump()
+        return await self._wait(ticket, timeout_s)
+
+    async def _wait(self, ticket: Ticket, timeout_s: float) -> Server:
+        self._tickets[ticket.request.id] = ticket
+        ticket.given = asyncio.get_running_loop().create_future()
+        self._preempt()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await ticket.given
+        except TimeoutError:
+            self._withdraw(ticket)
+            raise QueueFullError(self.retry_after_s()) from None
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        finally:
+            self._tickets.pop(ticket.request.id, None)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """Take a request out whose client left or whose time is over; give back a server that it was given."""
+        given = ticket.given
+        if self.queue.remove(ticket.request.id) is not None or given is None or not given.done():
+            return
+        if not given.cancelled() and given.exception() is None:
+            self.leave(ticket, given.result())
+            self.pump()
+
+    def _begin(self, ticket: Ticket, server: Server) -> None:
+        ticket.server = server
+        ticket.is_preempted = False
+        ticket.share_began_s = server.begin()
+        tenant = ticket.request.tenant
+        self.in_service[tenant] = self.in_service.get(tenant, 0) + 1
+        self.unanswered[ticket.request.id] = ticket
+        self._affinity.note(ticket.prefix, server.id)
+
+    def answered(self, ticket: Ticket) -> None:
+        """Note the first byte of an answer: from here on the request keeps its place."""
+        self.unanswered.pop(ticket.request.id, None)
+
+    def leave(self, ticket: Ticket, server: Server) -> float:
+        """Give back a server; return the seconds of it that were the request's. Others may have its place."""
+        self.unanswered.pop(ticket.request.id, None)
+        tenant = ticket.request.tenant
+        left = self.in_service.get(tenant, 0) - 1
+        if left > 0:
+            self.in_service[tenant] = left
+        else:
+            self.in_service.pop(tenant, None)
+        ticket.server = None
+        ticket.connection = None
+        return server.end(ticket.share_began_s)
+
+    def pump(self) -> None:
+        """Send waiting requests to servers with room, in order."""
+        while len(self.queue):
+            behind = over_share(self.in_service, self.queue.tenants) if len(self.queue.tenants) > 1 else ()
+            head = self.queue.peek(behind=behind)
+            ticket = self._tickets.get(head.id) if head is not None else None
+            if head is None or ticket is None:
+                return
+            server = self.choose(ticket, time.monotonic())
+            if server is None:
+                return
+            self.queue.remove(head.id)
+            self._begin(ticket, server)
+            if ticket.given is not None and not ticket.given.done():
+                ticket.given.set_result(server)
+
+    def fail_waiting(self) -> None:
+        """Tell all that wait that there is no server, once that is so."""
+        now_s = time.monotonic()
+        if not len(self.queue) or any(each.breaker.state(now_s) is not BreakerState.OPEN for each in self.servers):
+            return
+        for ticket in list(self._tickets.values()):
+            if self.queue.remove(ticket.request.id) is not None and ticket.given and not ticket.given.done():
+                ticket.given.set_exception(NoServerError())
+
+    def _preempt(self) -> None:
+        """Have the head of the queue take the place of a less urgent request that has no answer yet."""
+        rules = self._rules
+        head = self.queue.peek()
+        if not rules.most_preemptions or rules.order is Order.FCFS or head is None:
+            return
+        may_leave = {
+            name: each
+            for name, each in self.unanswered.items()
+            if each.preemptions < rules.most_preemptions and each.connection is not None and not each.is_preempted
+        }
+        running = [each.request for each in may_leave.values()]
+        found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
+        if found is None:
+            return
+        loser = may_leave[found.id]
+        loser.is_preempted = True
+        loser.preemptions += 1
+        self.preempted += 1
+        assert loser.connection is not None
+        loser.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))
+
+    def priority(self, request: ServingRequest) -> float:
+        """Return what requests are ordered by, seconds on this process's clock; smaller is more urgent."""
+        return order_key_s(request, self._rules.order, self.times)
+
+    def limit_s(self, request: ServingRequest, promised_s: float | None) -> float:
+        """Return how long an answer may take: as the class promises, else ``5 * Lat``."""
+        return promised_s if promised_s is not None else SLO_LATENCIES * self.times.latency_s(request.output_tokens)
+
+    def laxity_s(self, request: ServingRequest, now_s: float) -> float:
+        """Return how long a request can wait and still end within its window."""
+        return laxity_s(request, self.times, now_s)
+
+    def retry_after_s(self) -> float:
+        """Return when the queue may have emptied: what waits, served at the pace of the newest answers."""
+        room = sum(each.limit for each in self.servers) or 1
+        return max(1.0, math.ceil((1 + len(self.queue)) * self.served_s / room))
+
+
+class Affinity:
+    """Which server last had a prompt with the same beginning, as many as fit."""
+
+    def __init__(self, most: int = 50_000) -> None:
+        self._most = most
+        self._servers: dict[int, str] = {}
+
+    def server_of(self, prefix: int | None) -> str | None:
+        """Return that server's id; None where there is none."""
+        return None if prefix is None else self._servers.get(prefix)
+
+    def note(self, prefix: int | None, server_id: str) -> None:
+        """Remember where a prompt went."""
+        if prefix is None:
+            return
+        self._servers.pop(prefix, None)
+        self._servers[prefix] = server_id
+        if len(self._servers) > self._most:
+            del self._servers[next(iter(self._servers))]
+
+
+class Lanes:
+    """All lanes; those of classes that are gone stay until nothing waits in them."""
+
+    def __init__(self, rules: LaneRules) -> None:
+        self._rules = rules
+        self._lanes: dict[str, Lane] = {}
+        self._affinity = Affinity()
+
+    def all(self) -> list[Lane]:
+        """Return all lanes."""
+        return list(self._lanes.values())
+
+    def of(self, pool: Pool, request_class: str) -> Lane:
+        """Return the lane of a class; a class that the plan does not have is served by all servers of the pool."""
+        name = f"{pool.spec.name}\n{request_class}"
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name, self._rules, self._affinity)
+            lane.servers = pool.by_class.get(request_class, pool.servers)
+            lane.retime()
+        return lane
+
+    def rearrange(self, fleet: Fleet) -> None:
+        """Give each lane its servers of the newest table."""
+        for name, lane in list(self._lanes.items()):
+            pool_name, _, request_class = name.partition("\n")
+            pool = fleet.pools.get(pool_name)
+            lane.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
+            lane.retime()
+            lane.fail_waiting()
+            lane.pump()
+            if pool is None and not len(lane.queue) and not lane.in_service:
+                del self._lanes[name]
+
+    def room_at(self, server: Server) -> None:
+        """Send waiting requests to a server that has room again: of its lanes, the most urgent head first."""
+        if len(server.lanes) == 1:
+            lane = self._lanes.get(server.lanes[0])
+            if lane is not None and len(lane.queue):
+                lane.pump()
+            return
+        waiting = [lane for name in server.lanes if (lane := self._lanes.get(name)) is not None and len(lane.queue)]
+        for lane in sorted(waiting, key=_urgency):
+            lane.pump()
+
+
+def _urgency(lane: Lane) -> float:
+    head = lane.queue.peek()
+    return math.inf if head is None else lane.priority(head)
+
+
+def _is_as_clean(cached: Server, best: Server) -> bool:
+    if cached.gco2_per_token is None or best.gco2_per_token is None:
+        return cached.gco2_per_token is best.gco2_per_token or best.gco2_per_token is None
+    return cached.gco2_per_token <= best.gco2_per_token + (AFFINITY_CARBON - 1) * abs(best.gco2_per_token)

@@ -1,0 +1,122 @@
+"""What agents need for the clocks of their devices: each second, the latencies that clients of their servers saw.
+
+A stream for each node in Redis; an agent reads its own. A report that is lost is not sent again: the next one follows
+within a second, and an agent that hears nothing returns to default clocks.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.contracts.routing import LatencyReport, ServerLatency
+from services.contracts.streams import LATENCY_FIELD, LATENCY_MAX_LENGTH, latency_stream
+from services.kit.logging import Log
+from services.router.fleet import Fleet
+from services.router.lanes import Lanes
+
+log = Log(__name__)
+
+STREAM_KEPT_S = 3_600
+
+
+class _Second:
+    """One server's and class's latencies since the last report."""
+
+    __slots__ = ("ended", "gap_max_s", "gap_s", "gaps", "max_e2e_s", "ttft_max_s", "ttft_s", "ttfts")
+
+    def __init__(self) -> None:
+        self.ttft_s, self.ttft_max_s, self.ttfts = 0.0, 0.0, 0
+        self.gap_s, self.gap_max_s, self.gaps = 0.0, 0.0, 0
+        self.max_e2e_s, self.ended = 0.0, 0
+
+
+class LatencyReporter:
+    """Collects latencies, and sends them once a second."""
+
+    def __init__(self, redis: Redis, fleet: Fleet, lanes: Lanes, router: str) -> None:
+        self._redis = redis
+        self._fleet = fleet
+        self._lanes = lanes
+        self._router = router
+        self._found: dict[tuple[str, str], _Second] = {}
+        self._is_down = False
+
+    def first(self, server: str, request_class: str, ttft_s: float) -> None:
+        """Note a first token."""
+        second = self._of(server, request_class)
+        second.ttft_s += ttft_s
+        second.ttfts += 1
+        second.ttft_max_s = max(second.ttft_max_s, ttft_s)
+
+    def gap(self, server: str, request_class: str, gap_s: float, tokens: int) -> None:
+        """Note tokens that came after a pause."""
+        second = self._of(server, request_class)
+        second.gap_s += gap_s
+        second.gaps += tokens
+        second.gap_max_s = max(second.gap_max_s, gap_s / tokens)
+
+    def end(self, server: str, request_class: str, e2e_s: float) -> None:
+        """Note the end of an answer."""
+        second = self._of(server, request_class)
+        second.ended += 1
+        second.max_e2e_s = max(second.max_e2e_s, e2e_s)
+
+    def _of(self, server: str, request_class: str) -> _Second:
+        key = (server, request_class)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _Second()
+        return found
+
+    def reports(self, at: datetime) -> dict[str, LatencyReport]:
+        """Return the reports of the time since the last call, by node."""
+        found, self._found = self._found, {}
+        by_node: dict[str, list[ServerLatency]] = {}
+        waiting = {lane.name: len(lane.queue) for lane in self._lanes.all()}
+        for server in self._fleet.every_server():
+            node = server.spec.node_id
+            if node is None:
+                continue
+            classes = {name for each, name in found if each == server.id} or {server.spec.request_class or ""}
+            for request_class in sorted(classes):
+                second = found.get((server.id, request_class)) or _Second()
+                by_node.setdefault(node, []).append(
+                    ServerLatency(
+                        server=server.id,
+                        job_id=server.spec.job_id,
+                        request_class=request_class,
+                        held=server.held,
+                        waiting=waiting.get(f"{server.spec.pool}\n{request_class}", 0),
+                        first_tokens=second.ttfts,
+                        mean_ttft_ms=1e3 * second.ttft_s / second.ttfts if second.ttfts else None,
+                        max_ttft_ms=1e3 * second.ttft_max_s if second.ttfts else None,
+                        mean_tbt_ms=1e3 * second.gap_s / second.gaps if second.gaps else None,
+                        max_tbt_ms=1e3 * second.gap_max_s if second.gaps else None,
+                        ended=second.ended,
+                        max_e2e_s=second.max_e2e_s if second.ended else None,
+                    )
+                )
+        return {node: LatencyReport(router=self._router, at=at, servers=servers) for node, servers in by_node.items()}
+
+    async def send(self) -> None:
+        """Send the reports of the last second."""
+        reports = self.reports(datetime.now(UTC))
+        if not reports:
+            return
+        try:
+            pipeline = self._redis.pipeline(transaction=False)
+            for node, report in reports.items():
+                stream = latency_stream(node)
+                document = report.model_dump_json()
+                pipeline.xadd(stream, {LATENCY_FIELD: document}, maxlen=LATENCY_MAX_LENGTH, approximate=True)
+                pipeline.expire(stream, STREAM_KEPT_S)
+            await pipeline.execute()
+        except RedisError as error:
+            if not self._is_down:
+                log.warning("latency.not_sent", error=str(error))
+            self._is_down = True
+        else:
+            self._is_down = False

@@ -1,0 +1,104 @@
+"""What the router counts, in Prometheus' text format. Each process counts its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS_MS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """A number for each combination of labels."""
+
+    def __init__(self, name: str, help_text: str, labels: Labels) -> None:
+        self.name, self._help, self._labels = name, help_text, labels
+        self.values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, amount: float = 1.0) -> None:
+        """Add to one combination."""
+        self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text format."""
+        yield from _head(self.name, self._help, "counter")
+        for labels, value in self.values.items():
+            yield f"{self.name}{_labels(self._labels, labels)} {value:g}"
+
+
+class Histogram:
+    """Counts of values up to each bound, for each combination of labels."""
+
+    def __init__(self, name: str, help_text: str, labels: Labels, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.name, self._help, self._labels, self._bounds = name, help_text, labels, bounds
+        self._found: dict[Labels, list[float]] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count a value."""
+        found = self._found.get(labels)
+        if found is None:
+            found = self._found[labels] = [0.0] * (len(self._bounds) + 2)
+        found[bisect_left(self._bounds, value)] += 1
+        found[-1] += value
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text format."""
+        yield from _head(self.name, self._help, "histogram")
+        for labels, found in self._found.items():
+            total = 0.0
+            for bound, count in zip((*map(str, self._bounds), "+Inf"), found, strict=False):
+                total += count
+                yield f"{self.name}_bucket{_labels((*self._labels, 'le'), (*labels, bound))} {total:g}"
+            yield f"{self.name}_sum{_labels(self._labels, labels)} {found[-1]:g}"
+            yield f"{self.name}_count{_labels(self._labels, labels)} {total:g}"
+
+
+class Metrics:
+    """All that the router counts."""
+
+    def __init__(self) -> None:
+        by_class = ("model", "request_class")
+        self.requests = Counter(
+            "wattshift_router_requests_total", "Requests by their answer's status.", (*by_class, "status")
+        )
+        self.ttft = Histogram("wattshift_router_ttft_seconds", "From arrival to the first token of streams.", by_class)
+        self.e2e = Histogram("wattshift_router_e2e_seconds", "From arrival to the last byte.", by_class)
+        self.wait = Histogram("wattshift_router_queue_seconds", "Wait in the lane.", by_class)
+        self.tbt = Histogram(
+            "wattshift_router_tbt_seconds", "Mean time between the tokens of an answer.", by_class, TOKENS_MS
+        )
+        self.tokens = Counter("wattshift_router_tokens_total", "Tokens of prompts and answers.", (*by_class, "kind"))
+        self.energy = Counter("wattshift_router_energy_joules_total", "Estimated energy of answers.", by_class)
+        self.carbon = Counter("wattshift_router_carbon_grams_total", "Estimated emissions of answers.", by_class)
+        self.violations = Counter(
+            "wattshift_router_slo_violations_total", "Answers that took longer than five times Lat.", by_class
+        )
+        self.upstream = Counter("wattshift_router_upstream_failures_total", "Failures of servers.", ("reason",))
+        self.preemptions = Counter("wattshift_router_preemptions_total", "Requests that lost their place.", by_class)
+
+    def lines(self, gauges: Iterable[tuple[str, str, Labels, Mapping[Labels, float]]]) -> Iterator[str]:
+        """Yield everything as text: counters, histograms, and gauges given as name, help, labels and values."""
+        for found in vars(self).values():
+            if isinstance(found, Counter | Histogram):
+                yield from found.lines()
+        for name, help_text, labels, values in gauges:
+            yield from _head(name, help_text, "gauge")
+            for each, value in values.items():
+                yield f"{name}{_labels(labels, each)} {value:g}"
+
+
+def _head(name: str, help_text: str, kind: str) -> tuple[str, str]:
+    return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
+
+
+def _labels(names: Labels, values: Labels) -> str:
+    def quoted(value: Any) -> str:
+        return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    if not names:
+        return ""
+    return "{" + ",".join(f'{name}="{quoted(value)}"' for name, value in zip(names, values, strict=True)) + "}"

@@ -1,0 +1,195 @@
+"""Requests and errors in the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from services.contracts.problems import ProblemCode
+from services.kit.edge.exchange import Header
+from services.kit.problems import ProblemError
+
+JSON: Header = (b"content-type", b"application/json")
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_CODES = {
+    ProblemCode.UNAUTHENTICATED: "invalid_api_key",
+    ProblemCode.RATE_LIMITED: "rate_limit_exceeded",
+    ProblemCode.BODY_NOT_JSON: "invalid_json",
+}
+
+
+class DoorError(Exception):
+    """A request that gets an error in OpenAI's shape.
+
+    Attributes:
+        status: HTTP status.
+        code: Stable code.
+        param: The field that is wrong.
+        retry_after_s: When to try again.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> list[Header]:
+        """Headers of the answer, besides its length."""
+        if self.retry_after_s is None:
+            return [JSON]
+        return [JSON, (b"retry-after", b"%d" % max(1, round(self.retry_after_s)))]
+
+    @property
+    def body(self) -> bytes:
+        """The answer's body."""
+        return error_body(self.status, self.code, str(self), self.param)
+
+
+def error_body(status: int, code: str, message: str, param: str | None = None) -> bytes:
+    """Return an error in OpenAI's shape."""
+    kind = _TYPES.get(status, "server_error")
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def of_problem(problem: ProblemError) -> DoorError:
+    """Return one of the edge's refusals in OpenAI's shape."""
+    headers = {name.lower(): value for name, value in problem.headers.items()}
+    wait = headers.get("retry-after")
+    status = 400 if problem.status == 422 else problem.status
+    return DoorError(
+        status,
+        _CODES.get(problem.problem_code, str(problem.problem_code)),
+        problem.detail,
+        retry_after_s=float(wait) if wait is not None and wait.isdigit() else None,
+    )
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the router reads of a request's body; all of it is passed on unchanged.
+
+    Attributes:
+        content: The body.
+        fields: The body, parsed.
+        model: The model asked for.
+        is_stream: Whether the answer is to be a stream.
+        wants_usage: Whether the stream is to end with a chunk that states the usage.
+        most_tokens: The longest answer that is allowed; None where it is not limited.
+        choices: How many answers are asked for.
+        may_repeat: Whether sending it twice changes nothing but the energy used.
+    """
+
+    content: bytes
+    fields: dict[str, Any]
+    model: str
+    is_stream: bool
+    wants_usage: bool
+    most_tokens: int | None
+    choices: int
+    may_repeat: bool
+
+    def with_fields(self, **changes: Any) -> bytes:
+        """Return the body with some fields changed or added."""
+        return orjson.dumps(self.fields | changes)
+
+
+def read(content: bytes) -> Asked:
+    """Read what the router needs of a body; whether the rest is right is for the model server to say.
+
+    Raises:
+        DoorError: It is not a JSON object, or has no usable model.
+    """
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise DoorError(400, "invalid_json", f"The body is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise DoorError(400, "invalid_json", "The body must be a JSON object.")
+    fields = cast("dict[str, Any]", found)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise DoorError(400, "missing_model", "Name the model to use.", param="model")
+    if len(model) > 200:
+        raise DoorError(404, "model_not_found", "There is no model of this name.", param="model")
+    stream = fields.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise DoorError(400, "invalid_value", "stream must be true or false.", param="stream")
+    options = fields.get("stream_options")
+    wants_usage = isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
+    most = fields.get("max_completion_tokens")
+    if most is None:
+        most = fields.get("max_tokens")
+    choices = fields.get("n")
+    return Asked(
+        content=content,
+        fields=fields,
+        model=model,
+        is_stream=stream is True,
+        wants_usage=wants_usage,
+        most_tokens=most if isinstance(most, int) and not isinstance(most, bool) and most >= 0 else None,
+        choices=choices if isinstance(choices, int) and not isinstance(choices, bool) and 0 < choices <= 1_000 else 1,
+        may_repeat=fields.get("store") is not True,
+    )
+
+
+def prompt_of(fields: dict[str, Any]) -> list[str]:
+    """Return the texts of a prompt in their order: of messages, of a completion's prompt, of what is embedded."""
+    texts: list[str] = []
+    for message in _list(fields.get("messages")):
+        if isinstance(message, dict):
+            _collect(cast("dict[str, Any]", message).get("content"), texts)
+    for name in ("prompt", "input"):
+        _collect(fields.get(name), texts)
+    return texts
+
+
+def extra_length(fields: dict[str, Any]) -> int:
+    """Return the length of the definitions of tools, which are part of the prompt, in bytes."""
+    tools = fields.get("tools")
+    return len(orjson.dumps(tools)) if tools else 0
+
+
+def _collect(value: Any, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value)
+        return
+    for part in _list(value):
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            text = cast("dict[str, Any]", part).get("text")
+            if isinstance(text, str):
+                texts.append(text)
+
+
+def token_ids(fields: dict[str, Any]) -> int:
+    """Return how many tokens a prompt has that is given as token ids; 0 for any other."""
+    for name in ("prompt", "input"):
+        given = _list(fields.get(name))
+        if given and isinstance(given[0], int):
+            return len(given)
+        if given and isinstance(given[0], list):
+            return sum(len(_list(each)) for each in given)
+    return 0
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []

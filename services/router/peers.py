@@ -1,0 +1,62 @@
+"""The router processes that share the load: how many there are, and what each holds.
+
+Processes on one machine listen on one port, between which the kernel shares out connections. All of them, on any
+machine, count each other through Redis. Each gives a server at most its capacity divided by their number, so that
+together they do not overload it, and each orders the requests that came to it. While Redis does not answer, the last
+count stays in force.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from services.contracts.routing import RouterState
+from services.contracts.streams import ROUTERS_HASH
+from services.router.fleet import Fleet
+
+ALIVE_S = 6.0
+"""A process that has not written for so long does not count."""
+FORGOTTEN_S = 60.0
+
+
+class Peers:
+    """This process among the others."""
+
+    def __init__(self, redis: Redis, fleet: Fleet, router: str, at_least: int = 1) -> None:
+        self._redis = redis
+        self._fleet = fleet
+        self._router = router
+        self.processes = at_least
+
+    async def look(self) -> None:
+        """Write what this process holds, and read what the others do."""
+        now_s = time.time()
+        held = {server.id: server.held for server in self._fleet.every_server() if server.held}
+        await self._redis.hset(ROUTERS_HASH, self._router, RouterState(at_s=now_s, held=held).model_dump_json())
+        found = await self._redis.hgetall(ROUTERS_HASH)
+        others: dict[str, int] = {}
+        alive = 1
+        for given, document in found.items():
+            name = str(given)
+            if name == self._router:
+                continue
+            try:
+                state = RouterState.model_validate_json(document)
+            except ValidationError:  # of another release
+                continue
+            if now_s - state.at_s > ALIVE_S:
+                if now_s - state.at_s > FORGOTTEN_S:
+                    await self._redis.hdel(ROUTERS_HASH, name)
+                continue
+            alive += 1
+            for server, count in state.held.items():
+                others[server] = others.get(server, 0) + count
+        self.processes = alive
+        self._fleet.share(alive, others)
+
+    async def leave(self) -> None:
+        """Have the others count this process no more."""
+        await self._redis.hdel(ROUTERS_HASH, self._router)

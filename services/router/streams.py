@@ -1,0 +1,160 @@
+"""Streams of server-sent events on their way through: counted, and completed with what they emitted.
+
+Bytes pass as they came, whole events at a time. Only the chunk that states the usage, or the end of the stream, gets
+something added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from services.kit.edge.exchange import Header
+
+J_PER_WH = 3_600.0
+LONGEST_EVENT = 4 * 1024 * 1024
+"""Bytes that are held back for the end of an event; a longer one is passed on in parts, unread."""
+DONE = b"data: [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What an answer took; None where power or intensity is unknown."""
+
+    energy_j: float | None
+    carbon_gco2: float | None
+    location: str
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return what is known, as names and texts."""
+        found: list[tuple[str, str]] = []
+        if self.carbon_gco2 is not None and math.isfinite(self.carbon_gco2):
+            found.append(("gco2", f"{self.carbon_gco2:.6g}"))
+        if self.energy_j is not None and math.isfinite(self.energy_j):
+            found.append(("wh", f"{self.energy_j / J_PER_WH:.6g}"))
+        return found
+
+    def headers(self) -> list[Header]:
+        """Return energy and emissions as headers."""
+        return [(f"x-wattshift-{name}".encode(), value.encode()) for name, value in self.fields()]
+
+    def comment(self) -> bytes:
+        """Return all of it as a comment line of a stream."""
+        parts = [f"x-wattshift-{name}={value}" for name, value in (*self.fields(), ("location", self.location))]
+        return f": {' '.join(parts)}\n\n".encode()
+
+    def member(self) -> bytes:
+        """Return all of it as a member of a JSON object."""
+        values = {name: float(value) for name, value in self.fields()}
+        return b'"wattshift":' + orjson.dumps({**values, "location": self.location})
+
+
+class StreamReader:
+    """Reads one stream.
+
+    Attributes:
+        events: Events with data so far, which is about the number of tokens.
+        input_tokens, output_tokens: As the stream stated them; None if it did not.
+        is_complete: Whether it came to its end.
+    """
+
+    def __init__(self, footprint: Callable[[], Footprint], *, wants_usage: bool) -> None:
+        self._footprint = footprint
+        self._wants_usage = wants_usage
+        self._held = b""
+        self._is_stated = False
+        self.events = 0
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.is_complete = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what can be passed on now: whole events."""
+        if self._held:
+            piece = self._held + piece
+            self._held = b""
+        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
+            cut = max(place + len(mark) if (place := piece.rfind(mark)) >= 0 else 0 for mark in (b"\n\n", b"\r\n\r\n"))
+            if not cut and len(piece) > LONGEST_EVENT:
+                return piece
+            piece, self._held = piece[:cut], piece[cut:]
+            if not piece:
+                return b""
+        if DONE not in piece and not _may_state_usage(piece):
+            self.events += piece.count(b"\ndata:") + piece.startswith(b"data:")
+            return piece
+        return b"".join(self._event(each) for each in _split(piece))
+
+    def close(self) -> bytes:
+        """Return what comes after the last piece."""
+        left, self._held = self._held, b""
+        if left:
+            left = self._event(left)
+        if self._is_stated:
+            return left
+        self.is_complete = True
+        self._is_stated = True
+        if left and not left.endswith((b"\n\n", b"\r\n\r\n")):
+            left += b"\n\n"
+        return left + self._footprint().comment()
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(b"data:"):
+            return event
+        if event.startswith((DONE, b"data:[DONE]")):
+            self.is_complete = True
+            if self._is_stated:
+                return event
+            self._is_stated = True
+            return self._footprint().comment() + event
+        self.events += 1
+        if b'"usage"' not in event:
+            return event
+        body = event[5:].strip()
+        try:
+            found = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return event
+        usage = cast("dict[str, Any]", found).get("usage") if isinstance(found, dict) else None
+        if not isinstance(usage, dict):
+            return event
+        counts = cast("dict[str, Any]", usage)
+        self.input_tokens = _count(counts.get("prompt_tokens"), self.input_tokens)
+        self.output_tokens = _count(counts.get("completion_tokens"), self.output_tokens)
+        if not self._wants_usage or cast("dict[str, Any]", found).get("choices") or not body.endswith(b"}"):
+            return event
+        self.events -= 1
+        self._is_stated = True
+        at = event.rindex(b"}")
+        return event[:at] + b"," + self._footprint().member() + event[at:]
+
+
+def _may_state_usage(piece: bytes) -> bool:
+    found = piece.count(b'"usage"')
+    return bool(found) and found != piece.count(b'"usage":null') + piece.count(b'"usage": null')
+
+
+def _split(piece: bytes) -> list[bytes]:
+    """Return whole events, each with the empty line that ends it."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(piece):
+        ends = [(piece.find(mark, at), len(mark)) for mark in (b"\n\n", b"\r\n\r\n")]
+        ends = [(place, size) for place, size in ends if place >= 0]
+        if not ends:
+            found.append(piece[at:])
+            break
+        place, size = min(ends)
+        found.append(piece[at : place + size])
+        at = place + size
+    return found
+
+
+def _count(value: Any, otherwise: int | None) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8:
+        return value
+    return otherwise

@@ -1,0 +1,82 @@
+"""Where the models are served: asked of serving again and again, and kept on disk for when serving does not answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from services.contracts.routing import HeldRequests, RoutingTable
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+
+class TableReader:
+    """Reads the routing table, and reports what is held at servers that drain."""
+
+    def __init__(
+        self,
+        serving: ServiceClient,
+        path: Path,
+        router: str,
+        adopt: Callable[[RoutingTable], None],
+        draining: Callable[[], dict[str, int]],
+    ) -> None:
+        """Take what a new table is given to, and what returns the requests held at servers that drain, by id."""
+        self._serving = serving
+        self._path = path
+        self._router = router
+        self._adopt = adopt
+        self._draining = draining
+        self._kept: str | None = None
+        self.is_known = False
+
+    def read_kept(self) -> None:
+        """Take the table that was last known, so that a router that starts without serving routes as before."""
+        try:
+            table = RoutingTable.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValidationError) as error:
+            log.warning("table.not_read", path=str(self._path), error=str(error)[:200])
+            return
+        self._adopt(table)
+        self.is_known = True
+        log.info("table.kept", servers=len(table.servers), made_at=table.made_at.isoformat())
+
+    async def look(self) -> None:
+        """Read the table once.
+
+        Raises:
+            ProblemError: Serving does not answer; the last table stays in force.
+        """
+        content = await self._serving.request("GET", "/internal/routing", attempts=1, timeout_s=2)
+        table = RoutingTable.model_validate_json(content)
+        self._adopt(table)
+        self.is_known = True
+        self._keep(table)
+        held = self._draining()
+        if held:
+            try:
+                report = HeldRequests(router=self._router, held=held)
+                await self._serving.request("POST", "/internal/routing/held", body=report, timeout_s=2)
+            except ProblemError as error:
+                log.warning("held.not_reported", error=error.detail)
+
+    def _keep(self, table: RoutingTable) -> None:
+        document = table.model_dump_json(exclude={"made_at"})
+        if document == self._kept:
+            return
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(table.model_dump_json())
+            temporary.replace(self._path)
+            self._kept = document
+        except OSError as error:
+            log.warning("table.not_kept", path=str(self._path), error=str(error))

@@ -1,0 +1,400 @@
+"""The HTTP client of the data path: one connection per request in flight, kept open between requests.
+
+Made for this one purpose, as measured: an aiohttp client alone takes as long as everything else that the router does
+with a request. It speaks HTTP/1.1, sends a request in one write and hands on the answer as it arrives. Time limits are
+checked twice a second for all connections together, so that a request needs no timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from services.kit.edge.exchange import Header
+from services.kit.networks import Network, is_within
+
+HIGH_WATER = 256 * 1024
+"""Bytes of an answer that may wait for a slow client before its server is read no further."""
+KEPT_S = 60.0
+"""How long an unused connection is kept."""
+CHECK_S = 0.5
+NAMES_AGE_S = 5.0
+"""How long the addresses of a name are used before it is resolved again."""
+
+
+class UpstreamError(Exception):
+    """A server did not answer as it should.
+
+    Attributes:
+        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``malformed``, ``too_large``.
+        may_repeat: Whether the request was certainly not processed.
+    """
+
+    def __init__(self, reason: str, detail: str, *, may_repeat: bool = False) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.may_repeat = may_repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a request may take, seconds; None for any time.
+
+    Attributes:
+        connect_s: To connect, TLS included.
+        first_byte_s: From the request to the first byte of the answer.
+        silence_s: Between two pieces of an answer.
+        total_s: All together.
+    """
+
+    connect_s: float
+    first_byte_s: float
+    silence_s: float
+    total_s: float
+
+
+class Connection(asyncio.Protocol):
+    """A connection that carries one request and its answer at a time."""
+
+    __slots__ = (
+        "_longest_s",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_size",
+        "_transport",
+        "_waiter",
+        "answered_at_s",
+        "began_at_s",
+        "complete",
+        "error",
+        "headers",
+        "idle_since_s",
+        "last_at_s",
+        "origin",
+        "reusable",
+        "status",
+    )
+
+    def __init__(self, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self.origin = origin
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.error: UpstreamError | None = None
+        self.reusable = True
+        self.idle_since_s = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._paused = False
+        self.status = 0
+        self.headers: list[Header] = []
+        self.complete = False
+        self.answered_at_s = 0.0
+        self._longest_s: float | None = None
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        found = transport.get_extra_info("socket")
+        if found is not None:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived."""
+        self.last_at_s = time.monotonic()
+        if not self.answered_at_s:
+            self.answered_at_s = self.last_at_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(UpstreamError("malformed", "The server changed the protocol."))
+        except httptools.HttpParserError as error:
+            self._fail(UpstreamError("malformed", f"The server's answer is not HTTP: {error}"))
+        else:
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end: of the answer, where it has no other."""
+        self.reusable = False
+        self._transport = None
+        self.origin.lost(self)
+        if self.status and not self.complete and self._ends_with_connection():
+            self.complete = True
+        if not self.complete and self.error is None:
+            self.error = UpstreamError("closed", "The server closed the connection before its answer was complete.")
+        self._wake()
+
+    def _ends_with_connection(self) -> bool:
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    # the parser's side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Keep the status; an interim one is forgotten."""
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self.headers = []
+            return
+        self.status = status
+        if not self._parser.should_keep_alive():
+            self.reusable = False
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece, and read no further while too much waits."""
+        self._pieces.append(body)
+        self._size += len(body)
+        if self._size > HIGH_WATER and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """Note the end of the answer."""
+        if self.status:
+            self.complete = True
+
+    # the router's side
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another request can be sent."""
+        return self._transport is not None and not self._transport.is_closing() and self.reusable
+
+    def send(self, request: bytes) -> None:
+        """Send a request, head and body.
+
+        Raises:
+            UpstreamError: The connection was lost.
+        """
+        if self._transport is None or self.error is not None:
+            raise UpstreamError("closed", "The server closed the connection.", may_repeat=True)
+        self._reset()
+        self.began_at_s = self.last_at_s = time.monotonic()
+        self.origin.busy.add(self)
+        self._transport.write(request)
+
+    def limit(self, total_s: float) -> None:
+        """Give the request in flight a limit of its own."""
+        self._longest_s = total_s
+
+    async def head(self) -> None:
+        """Wait for status and headers.
+
+        Raises:
+            UpstreamError: They do not come.
+        """
+        while not self.status:
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+
+    async def whole(self, most_bytes: int) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            UpstreamError: It does not come, or is larger.
+        """
+        while not self.complete:
+            if self.error is not None:
+                raise self.error
+            if self._size > most_bytes:
+                self._fail(UpstreamError("too_large", f"The server's answer is larger than {most_bytes} bytes."))
+                continue
+            if self._paused:
+                self._paused = False
+                cast("asyncio.Transport", self._transport).resume_reading()
+            await self._wait()
+        pieces = self._pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def piece(self) -> bytes:
+        """Return what has arrived of the body since the last call; nothing at its end.
+
+        Raises:
+            UpstreamError: It breaks off.
+        """
+        while not self._pieces:
+            if self.complete:
+                return b""
+            if self.error is not None:
+                raise self.error
+            await self._wait()
+        found = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+            self.last_at_s = time.monotonic()
+        return found
+
+    def release(self) -> None:
+        """Give the connection back; close it unless its answer is complete."""
+        self.origin.busy.discard(self)
+        if self.complete and self.is_open and not self._paused:
+            self.idle_since_s = time.monotonic()
+            self.origin.idle.append(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection: a server that still works on the answer sees that its client left."""
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abort(self, error: UpstreamError) -> None:
+        """End the request in flight with an error."""
+        self._fail(error)
+
+    def check(self, limits: Limits, now_s: float) -> None:
+        """End the request in flight if a time limit is over."""
+        if self.complete or self.error is not None or self._paused:
+            return
+        total_s = self._longest_s if self._longest_s is not None else limits.total_s
+        if now_s - self.began_at_s > total_s:
+            self._fail(UpstreamError("timeout", f"The answer was not complete within {total_s:g} s."))
+        elif not self.answered_at_s and now_s - self.began_at_s > limits.first_byte_s:
+            self._fail(UpstreamError("timeout", f"The server did not answer within {limits.first_byte_s:g} s."))
+        elif self.answered_at_s and now_s - self.last_at_s > limits.silence_s:
+            self._fail(UpstreamError("timeout", f"The server was silent for {limits.silence_s:g} s."))
+
+    def _fail(self, error: UpstreamError) -> None:
+        if self.error is None:
+            self.error = error
+        self.close()
+        self._wake()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Origin:
+    """A server's address and the connections to it."""
+
+    def __init__(self, url: str, networks: tuple[Network, ...] | None) -> None:
+        """Take a base address; ``networks`` are those in which it must lie, None for any."""
+        parts = urlsplit(url)
+        self.url = url
+        self.host = parts.hostname or ""
+        self.is_tls = parts.scheme == "https"
+        self.port = parts.port or (443 if self.is_tls else 80)
+        self.path = parts.path.rstrip("/").encode()
+        named = f"[{self.host}]" if ":" in self.host else self.host
+        self.authority = (named if parts.port is None else f"{named}:{self.port}").encode()
+        self.networks = networks
+        self.idle: list[Connection] = []
+        self.busy: set[Connection] = set()
+        self.connect_s: float | None = None
+        self._addresses: list[tuple[Any, ...]] = []
+        self._resolved_s = -NAMES_AGE_S
+        self._tls: ssl.SSLContext | None = None
+
+    async def connection(self, limits: Limits) -> Connection:
+        """Return a connection that is not in use.
+
+        Raises:
+            UpstreamError: None can be made; the request may be repeated elsewhere.
+        """
+        while self.idle:
+            found = self.idle.pop()
+            if found.is_open:
+                return found
+        try:
+            async with asyncio.timeout(limits.connect_s):
+                return await self._connect()
+        except TimeoutError:
+            detail = f"{self.url} could not be connected to within {limits.connect_s:g} s."
+            raise UpstreamError("connect", detail, may_repeat=True) from None
+        except (OSError, ssl.SSLError) as error:
+            detail = f"{self.url} could not be connected to: {error}"
+            raise UpstreamError("connect", detail, may_repeat=True) from error
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if time.monotonic() > self._resolved_s + NAMES_AGE_S:
+            self._addresses = await self._resolve(loop)
+            self._resolved_s = time.monotonic()
+        tls: ssl.SSLContext | None = None
+        if self.is_tls:
+            tls = self._tls = self._tls or ssl.create_default_context()
+        failed: OSError = OSError("it has no address")
+        for address in self._addresses:
+            began_s = time.monotonic()
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self, loop),
+                    str(address[0]),
+                    int(address[1]),
+                    ssl=tls,
+                    server_hostname=self.host if tls else None,
+                )
+            except OSError as error:
+                failed = error
+                continue
+            self.connect_s = time.monotonic() - began_s
+            return connection
+        raise failed
+
+    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> list[tuple[Any, ...]]:
+        """Return the addresses of the host that are allowed: what was checked is also what is connected to."""
+        try:
+            ipaddress.ip_address(self.host.partition("%")[0])
+            found: Iterable[tuple[Any, ...]] = [(self.host, self.port)]
+        except ValueError:
+            found = [each[4] for each in await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)]
+        networks = self.networks
+        allowed = [address for address in found if networks is None or is_within(str(address[0]), networks)]
+        if not allowed:
+            detail = f"{self.host} has no address within the networks of WATTSHIFT_ENDPOINT_NETWORKS."
+            raise UpstreamError("refused_address", detail, may_repeat=True)
+        return allowed
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a connection that was closed."""
+        self.busy.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def check(self, limits: Limits, now_s: float) -> None:
+        """End requests whose time is over, and connections that have not been used for long."""
+        for connection in list(self.busy):
+            connection.check(limits, now_s)
+        for connection in [each for each in self.idle if now_s - each.idle_since_s > KEPT_S]:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use; the others close when they are released."""
+        for connection in list(self.idle):
+            connection.close()
+        for connection in self.busy:
+            connection.reusable = False

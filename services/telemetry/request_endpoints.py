@@ -1,0 +1,19 @@
+"""What routers tell the ledger, over HTTP."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from services.contracts.problems import Problem
+from services.contracts.routing import UsageReceipt, UsageReport
+from services.telemetry.endpoints import Service
+from services.telemetry.repository.requests import replace_usages
+
+router = APIRouter(responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
+
+
+@router.post("/internal/request-usage")
+async def report_usage(report: UsageReport, service: Service) -> UsageReceipt:
+    """Take in what a router saw in a minute; saying it again replaces it."""
+    await replace_usages(service.database, report)
+    return UsageReceipt(usages=len(report.usages))

@@ -1,0 +1,55 @@
+"""Requests in the ledger: whose a model server's energy was.
+
+Nothing is added to the ledger for a request: its server's job has lines already. What routers report, the share of the
+server's time that requests had, divides these lines when a report is made. So the sum of all requests and the
+unattributed rest is what the ledger has of the servers, whatever arrives late or twice.
+"""
+
+from __future__ import annotations
+
+from services.contracts.queries import RequestQuery
+from services.contracts.reports import RequestLine, RequestReport, ServersFootprint
+from services.db.database import Database
+from services.telemetry.repository.requests import request_rows, servers_row
+
+
+async def request_report(database: Database, query: RequestQuery, tenant_id: str | None) -> RequestReport:
+    """Return requests of a period by group; the servers' whole energy and the unattributed rest for operators only.
+
+    Args:
+        database: With the ledger.
+        query: Period and group.
+        tenant_id: Whose requests; None: all, for operators.
+    """
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        rows = await request_rows(
+            connection, query.group_by, start_at=query.start, end_at=query.end, tenant_id=tenant_id
+        )
+        servers = await servers_row(connection, query.start, query.end) if tenant_id is None else None
+    divided_j, divided_gco2 = sum(row.energy_j for row in rows), sum(row.carbon_gco2 for row in rows)
+    return RequestReport(
+        start_at=query.start,
+        end_at=query.end,
+        group_by=query.group_by,
+        lines=[
+            RequestLine(
+                group=row.name,
+                requests=row.requests,
+                input_tokens=row.input_tokens,
+                output_tokens=row.output_tokens,
+                energy_j=row.energy_j,
+                carbon_gco2=row.carbon_gco2,
+                outside_energy_j=row.outside_energy_j,
+                outside_carbon_gco2=row.outside_carbon_gco2,
+            )
+            for row in rows
+        ],
+        servers=None
+        if servers is None
+        else ServersFootprint(
+            energy_j=servers.energy_j,
+            carbon_gco2=servers.carbon_gco2,
+            unattributed_energy_j=max(0.0, servers.energy_j - divided_j),
+            unattributed_carbon_gco2=servers.carbon_gco2 - divided_gco2,
+        ),
+    )

@@ -1,0 +1,132 @@
+"""A model server that costs as little as possible: a fixed answer, or a stream of two tokens 5 ms apart.
+
+Run in a process of its own: ``python -m tests.benchmarks.mock_model_server PORT``. It also stands in for serving,
+admission and telemetry, so that a benchmark starts only one process beside the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+
+import uvloop
+
+MODEL = "llama-70b"
+GAP_S = 0.005
+_CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+_USAGE = {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13}
+ANSWER = json.dumps({"id": "chatcmpl-0123456789", "object": "chat.completion", "created": 1, "model": MODEL,
+                     "choices": [_CHOICE], "usage": _USAGE}, separators=(",", ":")).encode()  # fmt: skip
+TOKEN = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
+
+
+def _whole(content: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+        status,
+        len(content),
+        content,
+    )
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Server(asyncio.Protocol):
+    """One connection; requests come one at a time."""
+
+    port = 0
+    hold_s = 0.0
+    tokens = 2
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while True:
+            head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+            if not separator:
+                return
+            at = head.find(b"content-length: ")
+            length = int(head[at + 16 :].partition(b"\r\n")[0]) if at >= 0 else 0
+            if len(rest) < length:
+                return
+            self._buffer = rest[length:]
+            self._answer(head, rest[:length])
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        path = head.split(b" ", 2)[1]
+        write = self._transport.write  # type: ignore[attr-defined]
+        if path == b"/v1/chat/completions":
+            if b'"stream":true' in body or b'"stream": true' in body:
+                asyncio.get_running_loop().create_task(self._stream())
+            else:
+                write(_whole(ANSWER))
+        elif path == b"/internal/routing":
+            write(_whole(table(self.port)))
+        elif path == b"/internal/keys/resolve":
+            identity = {"tenant_id": "acme", "role": "user", "key_id": "key_1"}
+            limits = {"requests_per_s": 1_000_000.0, "burst": 1_000_000}
+            write(_whole(json.dumps({"identity": identity, "limits": limits}).encode()))
+        elif path.endswith(b"/traffic"):
+            write(_whole(b'{"windows":0,"requests":0}'))
+        elif path == b"/internal/request-usage":
+            write(_whole(b'{"usages":0}'))
+        else:
+            write(_whole(b"{}"))
+
+    async def _stream(self) -> None:
+        write = self._transport.write  # type: ignore[attr-defined]
+        write(STREAM_HEAD + _chunk(TOKEN))
+        for _ in range(self.tokens - 1):
+            await asyncio.sleep(GAP_S if not self.hold_s else self.hold_s)
+            write(_chunk(TOKEN))
+        write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+def table(port: int) -> bytes:
+    """Return a routing table: a pool of four classes with two servers each, in two places."""
+    classes = [{"name": name, "max_latency_s": 30.0} for name in ("SS", "SL", "LS", "LL")]
+    pool = {"name": "chat", "tenant_id": "acme", "models": [MODEL], "partition": "a"}
+    pool |= {"input_tokens": 184, "output_tokens": 444, "classes": classes}
+    servers = [
+        {
+            "id": f"instance_{name}_{place}",
+            "pool": "chat",
+            "url": f"http://127.0.0.1:{port}",
+            "tenant_id": "acme",
+            "location": place,
+            "request_class": name,
+            "state": "ready",
+            "capacity": 4_096,
+            "job_id": f"job_{name}_{place}",
+            "power_w": 400.0,
+            "gco2_per_kwh": gco2,
+        }
+        for name in ("SS", "SL", "LS", "LL")
+        for place, gco2 in (("here", 300.0), ("there", 450.0))
+    ]
+    return json.dumps({"made_at": datetime.now(UTC).isoformat(), "pools": [pool], "servers": servers}).encode()
+
+
+async def serve(port: int) -> None:
+    """Serve until killed."""
+    Server.port = port
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Server, "127.0.0.1", port, backlog=4_096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        Server.hold_s, Server.tokens = float(sys.argv[2]), int(sys.argv[3])
+    uvloop.run(serve(int(sys.argv[1])))

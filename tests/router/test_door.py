@@ -1,0 +1,218 @@
+"""The door: completions of all kinds through the router, and what it says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.contracts.identity import Role, TenantLimits
+from tests.support.routers import (
+    MODEL,
+    ModelServer,
+    Plane,
+    Running,
+    a_key,
+    a_plane,
+    a_routed_pool,
+    a_routed_server,
+    a_router,
+    chat,
+    model_servers,
+)
+
+
+@dataclass
+class Stage:
+    plane: Plane
+    plane_url: str
+    redis_url: str
+    folder: Path
+    one: ModelServer
+    two: ModelServer
+
+    def router(self, **settings: Any) -> contextlib.AbstractAsyncContextManager[Running]:
+        return a_router(self.plane, self.plane_url, self.redis_url, self.folder, **settings)
+
+
+@pytest.fixture
+async def stage(redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with a_plane() as (plane, url), model_servers("one", "two") as (one, two):
+        plane.pools = [a_routed_pool()]
+        plane.servers = [a_routed_server(one)]
+        yield Stage(plane, url, redis_url, tmp_path, one, two)
+
+
+@pytest.fixture
+async def router(stage: Stage) -> AsyncIterator[Running]:
+    async with stage.router() as running:
+        await running.adopted()
+        yield running
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str]:
+    """Return status and code of an error, which must have OpenAI's shape."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return answer.status_code, error["code"]
+
+
+async def test_a_completion_passes_unchanged_with_its_footprint(router: Running, stage: Stage) -> None:
+    body = b'{ "model": "llama-70b",\n "messages": [{"role":"user","content":"Hi"}], "an_unknown_field": [1.50, 2e3] }'
+    answer = await router.ask(content=body, json=None, headers={"content-type": "application/json"})
+
+    assert answer.status_code == 200, answer.text
+    assert stage.one.seen == [body]
+    assert answer.json()["an_unknown_field"] == {"kept": True}
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    assert answer.headers["x-wattshift-location"] == "here"
+    wh, gco2 = float(answer.headers["x-wattshift-wh"]), float(answer.headers["x-wattshift-gco2"])
+    assert gco2 == pytest.approx(wh / 1e3 * 1.2 * 500, rel=1e-4)
+    assert 0 < wh < 400 * 20 / 3600
+
+
+async def test_the_upstream_never_sees_the_clients_key(router: Running, stage: Stage) -> None:
+    await router.ask()
+    assert "authorization" not in stage.one.headers[0]
+    assert not [value for value in stage.one.headers[0].values() if "ws_" in value]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_completions_and_embeddings_pass_too(router: Running, path: str) -> None:
+    field = "prompt" if path == "/v1/completions" else "input"
+    answer = await router.ask(path, json={"model": MODEL, field: "Hello"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == MODEL
+
+
+async def test_a_stream_passes_and_ends_with_a_comment_of_its_footprint(router: Running) -> None:
+    answer = await router.ask(json=chat(stream=True))
+    events = answer.text.split("\n\n")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert events[-3].startswith(": x-wattshift-gco2=")
+    assert events[-3].endswith("x-wattshift-location=here")
+    words = [json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events[:-3]]
+    assert words == [f"one{index} " for index in range(5)]
+
+
+async def test_a_stream_that_states_its_usage_states_its_footprint_there(router: Running) -> None:
+    answer = await router.ask(json=chat(stream=True, stream_options={"include_usage": True}))
+    events = [event for event in answer.text.split("\n\n") if event]
+    last = json.loads(events[-2][6:])
+    assert last["usage"]["completion_tokens"] == 5
+    assert set(last["wattshift"]) == {"gco2", "wh", "location"}
+    assert not any(event.startswith(":") for event in events)
+
+
+async def test_models_are_those_that_the_tenant_may_use(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [
+        a_routed_pool(),
+        a_routed_pool("umbras", tenant_id="umbra", models=["secret"]),
+        a_routed_pool("for-all", tenant_id="umbra", models=["common"], tenants=["*"]),
+    ]
+    await router.adopted()
+    listed = (await router.http.get("/v1/models")).json()
+    assert [row["id"] for row in listed["data"]] == ["common", MODEL]
+    assert (await router.http.get(f"/v1/models/{MODEL}")).json()["owned_by"] == "acme"
+    assert error_of(await router.http.get("/v1/models/secret")) == (404, "model_not_found")
+    assert error_of(await router.ask(json=chat(model="secret"))) == (404, "model_not_found")
+    operator = await router.http.get("/v1/models", headers={"authorization": f"Bearer {a_key('ops', Role.OPERATOR)}"})
+    assert [row["id"] for row in operator.json()["data"]] == ["common", MODEL, "secret"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"not json", (400, "invalid_json")),
+        (b"[1, 2]", (400, "invalid_json")),
+        (b'{"messages": []}', (400, "missing_model")),
+        (b'{"model": 7}', (400, "missing_model")),
+        (b'{"model": "no-such-model"}', (404, "model_not_found")),
+        (b'{"model": "llama-70b", "stream": "yes"}', (400, "invalid_value")),
+    ],
+)
+async def test_bad_bodies_get_openais_shape_and_reach_no_server(
+    router: Running, stage: Stage, body: bytes, expected: tuple[int, str]
+) -> None:
+    answer = await router.ask(content=body, json=None, headers={"content-type": "application/json"})
+    assert error_of(answer) == expected
+    assert stage.one.seen == []
+
+
+async def test_keys_types_sizes_and_paths_are_checked(router: Running, stage: Stage) -> None:
+    assert error_of(await router.ask(key="ws_" + "n" * 43)) == (401, "invalid_api_key")
+    assert error_of(await router.ask(key="sk-somebody-elses")) == (401, "invalid_api_key")
+    assert error_of(await router.ask(key=a_key("acme", Role.READ_ONLY))) == (403, "forbidden")
+    assert error_of(await router.ask(content=b"{}", json=None)) == (415, "unsupported_media_type")
+    assert error_of(await router.ask("/v1/unknown")) == (404, "unknown_url")
+    assert error_of(await router.http.get("/v1/chat/completions")) == (405, "method_not_allowed")
+    assert stage.one.seen == []
+
+
+async def test_a_body_beyond_the_limit_is_refused(stage: Stage) -> None:
+    async with stage.router(max_body_bytes=2_000) as router:
+        await router.adopted()
+        assert error_of(await router.ask(json=chat("x" * 3_000))) == (413, "body_too_large")
+        assert (await router.ask(json=chat("x" * 1_000))).status_code == 200
+
+
+async def test_a_tenant_beyond_its_rate_is_refused_with_a_time(stage: Stage) -> None:
+    stage.plane.limits = TenantLimits(requests_per_s=0.01, burst=1)
+    async with stage.router() as router:
+        await router.adopted()
+        assert (await router.ask()).status_code == 200
+        refused = await router.ask()
+        assert error_of(refused) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_what_the_model_server_refuses_passes_unchanged(router: Running, stage: Stage) -> None:
+    stage.one.status = 400
+    too_long = {"error": {"message": "maximum context length is 8192", "type": "BadRequestError", "param": None}}
+    stage.one.body = json.dumps(too_long).encode()
+    answer = await router.ask()
+    assert (answer.status_code, answer.json()) == (400, too_long)
+
+
+async def test_a_client_that_leaves_cancels_its_request_upstream(router: Running, stage: Stage) -> None:
+    stage.one.gate = asyncio.Event()
+    asking = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    asking.cancel()
+    await stage.one.until(lambda: stage.one.cancelled == 1)
+    await stage.one.until(lambda: router.router.fleet.servers["instance_1"].held == 0)
+    stage.one.gate = None
+    assert (await router.ask()).status_code == 200
+
+
+async def test_a_client_that_leaves_within_a_stream_cancels_it(router: Running, stage: Stage) -> None:
+    stage.one.stream_gate = asyncio.Event()
+    async with router.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as answer:
+        assert b"one0" in await anext(answer.aiter_bytes())
+    await stage.one.until(lambda: stage.one.cancelled == 1)
+    await stage.one.until(lambda: router.router.fleet.servers["instance_1"].held == 0)
+
+
+async def test_an_unknown_power_is_not_stated_as_zero(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, power_w=None)]
+    await router.adopted()
+    answer = await router.ask()
+    assert "x-wattshift-wh" not in answer.headers
+    assert "x-wattshift-gco2" not in answer.headers
+    assert answer.headers["x-wattshift-location"] == "here"
+
+
+async def test_a_key_stays_valid_while_admission_is_away(router: Running, stage: Stage) -> None:
+    assert (await router.ask()).status_code == 200
+    stage.plane.is_admission_up = False
+    assert (await router.ask()).status_code == 200
+    assert error_of(await router.ask(key=a_key("third")))[0] == 503

@@ -1,0 +1,301 @@
+"""A router in this process, in front of model servers that do as the test says.
+
+Serving, admission and telemetry are stand-ins too; Redis is real. Keys are `ws_` and the tenant's name filled up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from aiohttp import web
+
+from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.contracts.routing import HeldRequests, RoutedPool, RoutedServer, RoutingTable, UsageReport
+from services.contracts.serving import TrafficReport
+from services.router.app import Router, listen
+from services.router.settings import RouterSettings
+from tests.gateway.peer import a_peer
+from tests.support.services import TOKEN
+
+MODEL = "llama-70b"
+
+
+def a_key(tenant: str = "acme", role: Role = Role.USER) -> str:
+    return "ws_" + f"{tenant}-{role.value}".ljust(43, "x")
+
+
+def chat(text: str = "Hello", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+
+
+@dataclass
+class ModelServer:
+    """A model server.
+
+    Attributes:
+        url: Where it listens.
+        seen: The bodies of the requests for completions it got, as bytes.
+        tokens: Of each answer.
+        gate: While set and not released, answers wait.
+        gap: Between the tokens of a stream: an awaitable made for each.
+        status: Of its answers.
+        cancelled: How many of its clients left before their answer was complete.
+    """
+
+    url: str = ""
+    name: str = "one"
+    seen: list[bytes] = field(default_factory=list[bytes])
+    headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    tokens: int = 5
+    gate: asyncio.Event | None = None
+    stream_gate: asyncio.Event | None = None
+    status: int = 200
+    body: bytes | None = None
+    dies_after: int | None = None
+    health: int = 200
+    cancelled: int = 0
+    held: int = 0
+    most_held: int = 0
+    waits_for: str | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.Response(status=self.health)
+        content = await request.read()
+        self.seen.append(content)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.held += 1
+        self.most_held = max(self.most_held, self.held)
+        self._change()
+        try:
+            return await self._complete(request, json.loads(content))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.held -= 1
+            self._change()
+
+    def _change(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def until(self, is_so: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Return once something holds of it."""
+        async with asyncio.timeout(timeout_s):
+            while not is_so():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await self.changed.wait()
+
+    async def _complete(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.body is not None or self.status != 200:
+            return web.Response(status=self.status, body=self.body or b"", content_type="application/json")
+        if request.path == "/v1/embeddings":
+            data = [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}]
+            usage = {"prompt_tokens": 7, "total_tokens": 7}
+            return web.json_response({"object": "list", "data": data, "model": asked["model"], "usage": usage})
+        if asked.get("stream"):
+            return await self._stream(request, asked)
+        usage = {"prompt_tokens": 11, "completion_tokens": self.tokens, "total_tokens": 11 + self.tokens}
+        message: dict[str, Any] = {"role": "assistant", "content": f"{self.name} " * self.tokens}
+        if asked.get("tools"):
+            call = {"name": asked["tools"][0]["function"]["name"], "arguments": '{"city": "Berlin"}'}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+            }
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+        choice |= {"message": message} if "chat" in request.path else {"text": f"{self.name} "}
+        document = {"id": "c1", "object": "chat.completion", "created": 1, "model": asked["model"]}
+        return web.json_response(document | {"choices": [choice], "usage": usage, "an_unknown_field": {"kept": True}})
+
+    async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await answer.prepare(request)
+        for index in range(self.tokens):
+            if self.dies_after is not None and index >= self.dies_after:
+                assert request.transport is not None
+                request.transport.abort()
+                return answer
+            if index == 1 and self.stream_gate is not None:
+                await self.stream_gate.wait()
+            delta = {"index": 0, "delta": {"content": f"{self.name}{index} "}, "finish_reason": None}
+            await answer.write(self._event(asked, choices=[delta]))
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            usage = {"prompt_tokens": 11, "completion_tokens": self.tokens, "total_tokens": 11 + self.tokens}
+            await answer.write(self._event(asked, choices=[], usage=usage))
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    @staticmethod
+    def _event(asked: dict[str, Any], **more: Any) -> bytes:
+        chunk = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": asked["model"], **more}
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+@dataclass
+class Plane:
+    """What stands in for the processes beside the router."""
+
+    pools: list[RoutedPool] = field(default_factory=list[RoutedPool])
+    servers: list[RoutedServer] = field(default_factory=list[RoutedServer])
+    is_serving_up: bool = True
+    is_admission_up: bool = True
+    is_telemetry_up: bool = True
+    limits: TenantLimits = field(default_factory=lambda: TenantLimits(requests_per_s=100_000, burst=100_000))
+    traffic: list[tuple[str, TrafficReport]] = field(default_factory=list[tuple[str, TrafficReport]])
+    usage: list[UsageReport] = field(default_factory=list[UsageReport])
+    held: list[HeldRequests] = field(default_factory=list[HeldRequests])
+
+    @property
+    def table(self) -> RoutingTable:
+        return RoutingTable(made_at=datetime.now(UTC), pools=self.pools, servers=self.servers)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        content = await request.read()
+        match request.path.split("/")[1:]:
+            case ["internal", "routing"] if self.is_serving_up:
+                return web.Response(text=self.table.model_dump_json(), content_type="application/json")
+            case ["internal", "routing", "held"] if self.is_serving_up:
+                self.held.append(HeldRequests.model_validate_json(content))
+                return web.Response(status=204)
+            case ["v1", "pools", pool, "traffic"] if self.is_serving_up:
+                report = TrafficReport.model_validate_json(content)
+                self.traffic.append((pool, report))
+                return web.json_response({"windows": len(report.windows), "requests": 0})
+            case ["internal", "request-usage"] if self.is_telemetry_up:
+                report = UsageReport.model_validate_json(content)
+                self.usage.append(report)
+                return web.json_response({"usages": len(report.usages)})
+            case ["internal", "keys", "resolve"] if self.is_admission_up:
+                return self._resolve(json.loads(content)["key_sha256"])
+            case _:
+                return web.Response(status=503)
+
+    def _resolve(self, digest: str) -> web.Response:
+        for tenant in ("acme", "umbra", "ops", "third"):
+            for role in Role:
+                if hashlib.sha256(a_key(tenant, role).encode()).hexdigest() == digest:
+                    identity = Identity(tenant_id=tenant, role=role, key_id=f"key_{tenant}")
+                    found = ResolvedKey(identity=identity, limits=self.limits)
+                    return web.Response(text=found.model_dump_json(), content_type="application/json")
+        problem = {"type": "", "title": "", "status": 404, "detail": "There is no such key.", "code": "not_found"}
+        return web.json_response(problem, status=404)
+
+
+def a_routed_pool(name: str = "chat", **more: Any) -> RoutedPool:
+    return RoutedPool.model_validate({"name": name, "tenant_id": "acme", "models": [MODEL], **more})
+
+
+def a_routed_server(server: ModelServer, name: str = "instance_1", **more: Any) -> RoutedServer:
+    known = {"id": name, "pool": "chat", "url": server.url, "tenant_id": "acme", "location": "here", "state": "ready"}
+    power = {"power_w": 400.0, "idle_w": 100.0, "gco2_per_kwh": 500.0, "pue": 1.2, "job_id": f"job_{name}"}
+    return RoutedServer.model_validate({**known, **power, **more})
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@dataclass
+class Running:
+    """A router that runs.
+
+    Attributes:
+        http: A client with the key of a user of ``acme``.
+    """
+
+    url: str
+    router: Router
+    plane: Plane
+    http: httpx.AsyncClient
+
+    async def ask(
+        self, path: str = "/v1/chat/completions", *, key: str | None = None, **options: Any
+    ) -> httpx.Response:
+        headers = options.pop("headers", {}) | ({"authorization": f"Bearer {key}"} if key else {})
+        options.setdefault("json", chat())
+        return await self.http.post(path, headers=headers, **options)
+
+    async def adopted(self) -> None:
+        """Have the router take the table as it is now."""
+        await self.router.table.look()
+
+
+@asynccontextmanager
+async def a_plane() -> AsyncIterator[tuple[Plane, str]]:
+    plane = Plane()
+    async with a_peer(plane.answer) as url:
+        yield plane, url
+
+
+@asynccontextmanager
+async def model_servers(*names: str) -> AsyncIterator[list[ModelServer]]:
+    async with contextlib.AsyncExitStack() as stack:
+        found: list[ModelServer] = []
+        for name in names:
+            server = ModelServer(name=name)
+            server.url = await stack.enter_async_context(a_peer(server.answer))
+            found.append(server)
+        yield found
+
+
+@asynccontextmanager
+async def a_router(
+    plane: Plane, plane_url: str, redis_url: str, folder: Path, **settings: Any
+) -> AsyncIterator[Running]:
+    """Run a router; its loops run as always, but tables are taken when ``Running.adopted`` says so, too."""
+    made = RouterSettings.model_validate(
+        {
+            "service_token": TOKEN,
+            "admission_url": plane_url,
+            "serving_url": plane_url,
+            "telemetry_url": plane_url,
+            "redis_url": redis_url,
+            "data_dir": folder,
+            "endpoint_networks": "127.0.0.0/8",
+            "table_poll_s": 0.1,
+            "drain_s": 1,
+            **settings,
+        }
+    )
+    router = Router(made)
+    listening = listen("127.0.0.1", 0, shared=False)
+    config = uvicorn.Config(router, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+    server = _Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listening]))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    headers = {"authorization": f"Bearer {a_key()}"}
+    try:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http:
+            await server.is_up.wait()
+            yield Running(url, router, plane, http)
+    finally:
+        server.should_exit = True
+        await running
