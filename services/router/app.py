@@ -103,7 +103,7 @@ class Router:
         loops: list[tuple[Callable[[], Awaitable[object]], float, str]] = [
             (self.table.look, settings.table_poll_s, "table.not_read"),
             (self._check, CHECK_S, "connections.not_checked"),
-            (self._probe, settings.probe_s, "servers.not_probed"),
+            (self.probe_servers, settings.probe_s, "servers.not_probed"),
             (self.peers.look, PEERS_S, "peers.not_read"),
             (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
             (self.usage.send, USAGE_S, "usage.not_reported"),
@@ -142,7 +142,8 @@ class Router:
                 lane.pump()
                 lane.fail_waiting()
 
-    async def _probe(self) -> None:
+    async def probe_servers(self) -> None:
+        """Probe all servers once, and take in how fast they are."""
         self.door.forget_keys()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
         await asyncio.gather(*(probe(server, self.door.limits) for server in servers))

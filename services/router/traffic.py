@@ -23,6 +23,8 @@ log = Log(__name__)
 
 KEPT_S = 900.0
 """How long a window is sent again when its answers' lengths become known."""
+MOST_SILENT_S = 300
+"""How far back silence is reported, after serving was away."""
 MOST_WINDOWS = 720
 MOST_REQUESTS = 50_000
 """Of one report."""
@@ -67,6 +69,10 @@ class TrafficReporter:
             window.requests.append(lengths)
         return lengths
 
+    def windows_of(self, pool: str) -> list[list[list[int]]]:
+        """Return the requests of each window that is still known of a pool, the oldest window first."""
+        return [window.requests for _, window in sorted(self._windows.get(pool, {}).items())]
+
     async def send(self, now_s: float | None = None) -> None:
         """Report the windows that are over and new or changed; what is not accepted is reported again next time."""
         now_s = time.time() if now_s is None else now_s
@@ -83,7 +89,9 @@ class TrafficReporter:
         name = pool.spec.name
         windows = self._windows.setdefault(name, {})
         last_s = int(now_s // WINDOW_S * WINDOW_S - WINDOW_S)
-        for start_s in range(max(self._reported.get(name, last_s), last_s - 60), last_s + 1, int(WINDOW_S)):
+        step_s = int(WINDOW_S)
+        unreported_s = self._reported.get(name, last_s - step_s) + step_s
+        for start_s in range(max(unreported_s, last_s - MOST_SILENT_S), last_s + 1, step_s):
             windows.setdefault(start_s, _Window())  # a window without requests says that none came
         due: list[tuple[int, _Window, list[tuple[int, int]]]] = []
         total = 0

@@ -1,0 +1,277 @@
+"""Servers and neighbours that fail: requests go elsewhere where that is safe, and nobody else pays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.contracts.routing import RoutingTable
+from services.router.breaker import BreakerState
+from tests.router.conftest import Stage, error_of
+from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed_server, chat, model_servers
+
+DEAD = "http://127.0.0.1:1"
+
+
+def state_of(router: Running, server: str) -> BreakerState:
+    return router.router.fleet.servers[server].breaker.state(asyncio.get_running_loop().time())
+
+
+async def two_servers(router: Running, stage: Stage, **first: Any) -> None:
+    """Have two servers, of which the first is the cleaner one."""
+    stage.plane.servers = [
+        a_routed_server(stage.one, "first", gco2_per_kwh=10.0, **first),
+        a_routed_server(stage.two, "second", gco2_per_kwh=900.0, location="there"),
+    ]
+    await router.adopted()
+
+
+async def test_a_server_that_cannot_be_reached_is_ejected_and_another_one_answers(
+    router: Running, stage: Stage
+) -> None:
+    await two_servers(router, stage, url=DEAD)
+    answers = [await router.ask() for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert {answer.headers["x-wattshift-location"] for answer in answers} == {"there"}
+    assert state_of(router, "first") is not BreakerState.CLOSED
+    assert len(stage.two.seen) == 3
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_busy_server_is_passed_over(router: Running, stage: Stage, status: int) -> None:
+    await two_servers(router, stage)
+    stage.one.status = status
+    answer = await router.ask()
+    assert (answer.status_code, answer.headers["x-wattshift-location"]) == (200, "there")
+
+
+async def test_an_error_of_the_server_itself_passes_and_is_not_repeated(router: Running, stage: Stage) -> None:
+    await two_servers(router, stage)
+    stage.one.status, stage.one.body = 500, b'{"error": {"message": "out of memory"}}'
+    answer = await router.ask()
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "out of memory")
+    assert len(stage.two.seen) == 0
+    for _ in range(2):
+        await router.ask()
+    assert state_of(router, "first") is BreakerState.OPEN
+    assert (await router.ask()).status_code == 200
+
+
+async def test_a_server_that_closes_without_an_answer_is_asked_no_more_and_the_request_is_repeated(
+    router: Running, stage: Stage
+) -> None:
+    await two_servers(router, stage)
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        stage.plane.servers[0] = stage.plane.servers[0].model_copy(update={"url": url})
+        await router.adopted()
+        assert (await router.ask()).headers["x-wattshift-location"] == "there"
+        stored = await router.ask(json=chat(store=True))
+    assert error_of(stored) == (502, "upstream_closed")
+
+
+async def test_a_server_that_speaks_no_http_gets_openais_shape_out_of_the_router(router: Running, stage: Stage) -> None:
+    async def gabble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(gabble, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        stage.plane.servers = [a_routed_server(stage.one, url=url)]
+        await router.adopted()
+        assert error_of(await router.ask()) == (502, "upstream_malformed")
+
+
+async def test_a_server_that_dies_within_a_stream_ends_it_with_an_error(router: Running, stage: Stage) -> None:
+    stage.one.dies_after = 2
+    answer = await router.ask(json=chat(stream=True))
+    events = [json.loads(event[6:]) for event in answer.text.split("\n\n") if event.startswith("data: {")]
+    assert [event["choices"][0]["delta"]["content"] for event in events[:2]] == ["one0 ", "one1 "]
+    assert events[-1]["error"]["code"] == "upstream_broke_off"
+    assert "[DONE]" not in answer.text
+    assert router.router.fleet.servers["instance_1"].held == 0
+
+
+async def test_without_a_server_there_is_a_503_with_a_time(router: Running, stage: Stage) -> None:
+    stage.plane.servers = []
+    await router.adopted()
+    answer = await router.ask()
+    assert error_of(answer) == (503, "no_server")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_fallback_model_answers_while_no_server_of_the_model_does(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [
+        a_routed_pool(fallback=["missing", "small"]),
+        a_routed_pool("other", models=["small"]),
+    ]
+    stage.plane.servers = [
+        a_routed_server(stage.one, url=DEAD),
+        a_routed_server(stage.two, "small_1", pool="other"),
+    ]
+    await router.adopted()
+    answer = await router.ask()
+    assert (answer.status_code, answer.headers["x-wattshift-model"]) == (200, "small")
+    assert json.loads(stage.two.seen[0])["model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [({"first_byte_timeout_s": 0.2}, "did not answer"), ({"total_timeout_s": 0.2}, "complete within")],
+)
+async def test_a_slow_server_is_given_up(stage: Stage, limit: dict[str, float], expected: str) -> None:
+    stage.one.gate = asyncio.Event()
+    async with stage.router(**limit) as router:
+        await router.adopted()
+        answer = await router.ask()
+    assert error_of(answer) == (504, "upstream_timeout")
+    assert expected in answer.json()["error"]["message"]
+    assert stage.one.cancelled == 1
+
+
+async def test_silence_within_a_stream_ends_it(stage: Stage) -> None:
+    stage.one.stream_gate = asyncio.Event()
+    async with stage.router(silence_timeout_s=0.2) as router:
+        await router.adopted()
+        answer = await router.ask(json=chat(stream=True))
+    assert "upstream_broke_off" in answer.text
+    assert "silent" in answer.text
+
+
+async def test_an_answer_beyond_the_limit_is_refused(stage: Stage) -> None:
+    stage.one.body = b'"' + b"x" * 1_000_000 + b'"'
+    async with stage.router(max_answer_bytes=100_000) as router:
+        await router.adopted()
+        assert error_of(await router.ask()) == (502, "upstream_too_large")
+
+
+async def test_the_last_table_serves_while_serving_is_away_and_after_a_start(stage: Stage) -> None:
+    async with stage.router() as router:
+        await router.adopted()
+        stage.plane.is_serving_up = False
+        assert (await router.ask()).status_code == 200
+    kept = RoutingTable.model_validate_json((stage.folder / "router" / "table.json").read_bytes())
+    assert [server.id for server in kept.servers] == ["instance_1"]
+    async with stage.router() as again:
+        assert (await again.ask()).status_code == 200
+        assert (await again.http.get("/readyz")).status_code == 200
+
+
+async def test_a_damaged_copy_of_the_table_is_passed_over(stage: Stage) -> None:
+    path = stage.folder / "router" / "table.json"
+    path.parent.mkdir()
+    path.write_text('{"pools": [')
+    stage.plane.is_serving_up = False
+    async with stage.router() as router:
+        assert (await router.http.get("/readyz")).status_code == 503
+        stage.plane.is_serving_up = True
+        await router.adopted()
+        assert (await router.ask()).status_code == 200
+
+
+async def test_a_draining_server_gets_no_more_and_serving_hears_what_it_holds(router: Running, stage: Stage) -> None:
+    stage.one.gate = asyncio.Event()
+    asking = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    stage.plane.servers = [
+        a_routed_server(stage.one, state="draining"),
+        a_routed_server(stage.two, "instance_2", location="there"),
+    ]
+    await router.adopted()
+    assert (await router.ask()).headers["x-wattshift-location"] == "there"
+    assert stage.plane.held[-1].held == {"instance_1": 1}
+    stage.one.gate.set()
+    assert (await asking).status_code == 200
+    await router.adopted()
+    assert stage.plane.held[-1].held == {"instance_1": 0}
+
+
+async def test_a_server_that_left_the_table_finishes_what_it_holds(router: Running, stage: Stage) -> None:
+    stage.one.gate = asyncio.Event()
+    asking = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    stage.plane.servers = []
+    await router.adopted()
+    stage.one.gate.set()
+    assert (await asking).status_code == 200
+    assert error_of(await router.ask()) == (503, "no_server")
+
+
+async def test_endpoints_outside_the_networks_are_not_connected_to(stage: Stage) -> None:
+    spec = a_routed_server(stage.one, "endpoint:lab", pool=None, models=["lab-model"], job_id=None)
+    local = spec.url.replace("127.0.0.1", "localhost")
+    stage.plane.servers = [spec.model_copy(update={"url": local})]
+    async with stage.router(endpoint_networks="10.8.0.0/16") as router:
+        await router.adopted()
+        assert error_of(await router.ask(json=chat(model="lab-model"))) == (502, "upstream_refused_address")
+        assert stage.one.seen == []
+    async with stage.router(endpoint_networks="127.0.0.0/8") as router:
+        await router.adopted()
+        assert (await router.ask(json=chat(model="lab-model"))).status_code == 200
+
+
+async def test_an_endpoint_gets_its_own_key_and_its_own_name_of_the_model(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "lab-key").write_text("sk-upstream\n")
+    lab = {"pool": None, "models": [MODEL], "upstream_model": "served-name", "upstream_key": "lab-key"}
+    stage.plane.servers = [a_routed_server(stage.one, "endpoint:lab", **lab)]
+    async with stage.router(keys_dir=tmp_path) as router:
+        await router.adopted()
+        answer = await router.ask(json=chat(temperature=0.5))
+        assert answer.status_code == 200, answer.text
+        assert stage.one.headers[0]["authorization"] == "Bearer sk-upstream"
+        assert json.loads(stage.one.seen[0]) == chat(temperature=0.5, model="served-name")
+        (tmp_path / "lab-key").unlink()
+        router.router.door.forget_keys()
+        assert error_of(await router.ask())[0] == 502
+
+
+async def test_one_tenants_trouble_costs_no_other_anything(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(), a_routed_pool("umbras", tenant_id="umbra", models=["u"])]
+    stage.plane.servers = [
+        a_routed_server(stage.one),
+        a_routed_server(stage.two, "u1", pool="umbras", tenant_id="umbra", capacity=1),
+    ]
+    await router.adopted()
+    stage.two.gate = asyncio.Event()
+    theirs = [asyncio.create_task(router.ask(json=chat(model="u"), key=a_key("umbra"))) for _ in range(20)]
+    await stage.two.until(lambda: stage.two.held == 1)
+    assert (await router.ask()).status_code == 200
+    assert stage.two.most_held == 1
+    stage.two.gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*theirs)} == {200}
+
+
+async def test_a_server_that_lies_about_its_tokens_is_not_believed(router: Running, stage: Stage) -> None:
+    stage.one.body = json.dumps({"usage": {"prompt_tokens": -7, "completion_tokens": "many"}}).encode()
+    before = router.router.door.lengths.predict([MODEL]).answers
+    answer = await router.ask(json=chat("x" * 400))
+    assert answer.status_code == 200
+    window = next(iter(router.router.traffic.windows_of("chat")))
+    assert all(length >= 0 for lengths in window for length in lengths)
+    assert before == 0
+
+
+async def test_servers_are_probed_and_taken_back(router: Running, stage: Stage) -> None:
+    async with model_servers("three") as (three,):
+        stage.plane.servers = [a_routed_server(three, "third")]
+        await router.adopted()
+        three.status = 503
+        for _ in range(4):
+            await router.ask()
+        assert state_of(router, "third") is BreakerState.OPEN
+        three.status = 200
+        await router.router.probe_servers()
+        assert state_of(router, "third") is BreakerState.HALF_OPEN
+        assert (await router.ask()).status_code == 200
+        assert state_of(router, "third") is BreakerState.CLOSED

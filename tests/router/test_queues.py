@@ -1,0 +1,230 @@
+"""Lanes: who is next when all servers are full, who is turned away, and who loses its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from services.contracts.routing import RoutedClass
+from services.core.policies.freesh.laxity import Order
+from tests.router.conftest import Stage, error_of
+from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed_server, chat
+
+
+def waiting(router: Running) -> int:
+    return sum(len(lane.queue) for lane in router.router.lanes.all())
+
+
+async def until_waiting(router: Running, stage: Stage, count: int) -> None:
+    await stage.one.until(lambda: waiting(router) == count)
+
+
+def asked_for(stage: Stage) -> list[str]:
+    return [json.loads(body)["messages"][0]["content"] for body in stage.one.seen]
+
+
+@pytest.fixture
+async def narrow(stage: Stage) -> Stage:
+    """A stage whose only server takes one request at a time, and holds it until told."""
+    stage.plane.servers = [a_routed_server(stage.one, capacity=1)]
+    stage.one.gate = asyncio.Event()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [(Order.FCFS, ["long", "short"]), (Order.LLF, ["short", "long"]), (Order.SRTF, ["short", "long"])],
+)
+async def test_the_next_is_the_first_in_the_chosen_order(narrow: Stage, order: Order, expected: list[str]) -> None:
+    async with narrow.router(order=order, preemptions=0) as router:
+        await router.adopted()
+        first = asyncio.create_task(router.ask(json=chat("first")))
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        rest = [asyncio.create_task(router.ask(json=chat("long", max_tokens=190)))]
+        await until_waiting(router, narrow, 1)
+        rest.append(asyncio.create_task(router.ask(json=chat("short", max_tokens=2))))
+        await until_waiting(router, narrow, 2)
+        narrow.one.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(first, *rest)} == {200}
+    assert asked_for(narrow) == ["first", *expected]
+
+
+async def test_a_more_urgent_request_takes_the_place_of_one_without_an_answer_once(narrow: Stage) -> None:
+    async with narrow.router(order=Order.SRTF) as router:
+        await router.adopted()
+        long = asyncio.create_task(router.ask(json=chat("long", max_tokens=190)))
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        short = asyncio.create_task(router.ask(json=chat("short", max_tokens=2)))
+        await narrow.one.until(lambda: asked_for(narrow) == ["long", "short"])
+        shorter = asyncio.create_task(router.ask(json=chat("shorter", max_tokens=1)))
+        await until_waiting(router, narrow, 2)
+        narrow.one.gate.set()
+        answers = await asyncio.gather(long, short, shorter)
+    assert {answer.status_code for answer in answers} == {200}
+    assert narrow.one.cancelled == 1
+    assert asked_for(narrow) == ["long", "short", "shorter", "long"]
+
+
+async def test_what_a_client_has_begun_to_receive_keeps_its_place(narrow: Stage) -> None:
+    narrow.one.gate = None
+    narrow.one.stream_gate = asyncio.Event()
+    async with narrow.router(order=Order.SRTF) as router:
+        await router.adopted()
+        async with router.http.stream("POST", "/v1/chat/completions", json=chat("long", stream=True)) as stream:
+            pieces = stream.aiter_text()
+            assert "one0" in await anext(pieces)
+            short = asyncio.create_task(router.ask(json=chat("short", max_tokens=1)))
+            await until_waiting(router, narrow, 1)
+            narrow.one.stream_gate.set()
+            rest = "".join([piece async for piece in pieces])
+        assert "[DONE]" in rest
+        assert (await short).status_code == 200
+    assert narrow.one.cancelled == 0
+
+
+async def test_a_full_queue_answers_429_with_a_time_and_disturbs_no_other(narrow: Stage) -> None:
+    async with narrow.router(max_queue=2) as router:
+        await router.adopted()
+        accepted = [asyncio.create_task(router.ask()) for _ in range(3)]
+        await narrow.one.until(lambda: narrow.one.held == 1 and waiting(router) == 2)
+        refused = await router.ask()
+        assert error_of(refused) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        narrow.one.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*accepted)] == [200] * 3
+
+
+async def test_who_waits_for_too_long_gets_429(narrow: Stage) -> None:
+    async with narrow.router(queue_timeout_s=0.1) as router:
+        await router.adopted()
+        first = asyncio.create_task(router.ask())
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        assert error_of(await router.ask()) == (429, "queue_full")
+        assert waiting(router) == 0
+        narrow.one.gate.set()
+        assert (await first).status_code == 200
+
+
+async def test_a_client_that_leaves_the_queue_is_never_sent(narrow: Stage) -> None:
+    async with narrow.router() as router:
+        await router.adopted()
+        first = asyncio.create_task(router.ask(json=chat("first")))
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        gone = asyncio.create_task(router.ask(json=chat("gone")))
+        await until_waiting(router, narrow, 1)
+        gone.cancel()
+        await until_waiting(router, narrow, 0)
+        narrow.one.gate.set()
+        assert (await first).status_code == 200
+        assert (await router.ask(json=chat("next"))).status_code == 200
+    assert asked_for(narrow) == ["first", "next"]
+
+
+async def test_a_tenant_that_holds_more_than_its_share_comes_after_the_others(narrow: Stage) -> None:
+    narrow.plane.pools = [a_routed_pool(tenants=["umbra"])]
+    narrow.plane.servers = [a_routed_server(narrow.one, capacity=2)]
+    async with narrow.router(order=Order.FCFS) as router:
+        await router.adopted()
+        mine = [asyncio.create_task(router.ask(json=chat(f"mine {index}"))) for index in range(2)]
+        await narrow.one.until(lambda: narrow.one.held == 2)
+        mine.append(asyncio.create_task(router.ask(json=chat("mine later"))))
+        await until_waiting(router, narrow, 1)
+        theirs = asyncio.create_task(router.ask(json=chat("theirs"), key=a_key("umbra")))
+        await until_waiting(router, narrow, 2)
+        narrow.one.gate.set()
+        await asyncio.gather(*mine, theirs)
+    assert asked_for(narrow)[2:] == ["theirs", "mine later"]
+
+
+async def test_a_tenant_may_have_so_many_requests_at_once(narrow: Stage) -> None:
+    async with narrow.router(max_requests_per_tenant=1) as router:
+        await router.adopted()
+        first = asyncio.create_task(router.ask())
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        refused = await router.ask()
+        assert error_of(refused) == (429, "rate_limit_exceeded")
+        narrow.one.gate.set()
+        assert (await first).status_code == 200
+
+
+def four_classes(**more: Any) -> dict[str, Any]:
+    classes = [RoutedClass(name=name) for name in ("SS", "SL", "LS", "LL")]
+    return {"partition": "a", "input_tokens": 100, "output_tokens": 50, "classes": classes, **more}
+
+
+async def test_requests_go_to_the_servers_of_their_class_by_the_thresholds_in_force(
+    router: Running, stage: Stage
+) -> None:
+    stage.plane.pools = [a_routed_pool(**four_classes())]
+    stage.plane.servers = [
+        a_routed_server(stage.one, "short_in", request_class="SS"),
+        a_routed_server(stage.two, "long_in", request_class="LS"),
+    ]
+    await router.adopted()
+    await router.ask(json=chat("Hi", max_tokens=10))
+    await router.ask(json=chat("word " * 200, max_tokens=10))
+    assert (len(stage.one.seen), len(stage.two.seen)) == (1, 1)
+    stage.plane.pools = [a_routed_pool(**four_classes(input_tokens=10_000))]
+    await router.adopted()
+    await router.ask(json=chat("word " * 200, max_tokens=10))
+    assert (len(stage.one.seen), len(stage.two.seen)) == (2, 1)
+
+
+async def test_a_class_without_servers_is_served_by_those_of_the_others(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(**four_classes())]
+    stage.plane.servers = [a_routed_server(stage.one, request_class="LL")]
+    await router.adopted()
+    assert (await router.ask(json=chat("Hi", max_tokens=10))).status_code == 200
+
+
+async def test_the_cleanest_place_is_taken_unless_it_is_too_far_away(stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(classes=[RoutedClass(name="any", max_latency_s=8.0)], partition="p")]
+    stage.plane.servers = [
+        a_routed_server(stage.one, "near", location="near", gco2_per_kwh=500.0),
+        a_routed_server(stage.two, "far", location="far", gco2_per_kwh=50.0),
+    ]
+    async with stage.router(network_ms={"default": {"far": 20.0}, "island": {"far": 9_000.0}}) as router:
+        await router.adopted()
+        assert (await router.ask()).headers["x-wattshift-location"] == "far"
+        islanders = await router.ask(headers={"x-wattshift-region": "island"})
+        assert islanders.headers["x-wattshift-location"] == "near"
+
+
+async def test_the_same_beginning_goes_to_the_same_server_where_that_is_as_clean(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, "a"), a_routed_server(stage.two, "b")]
+    await router.adopted()
+    for number in range(12):
+        await router.ask(json=chat(f"{'One system prompt. ' * 40} Question {number}"))
+    assert sorted([len(stage.one.seen), len(stage.two.seen)]) == [0, 12]
+
+
+async def test_by_weight_servers_share_in_proportion(stage: Stage) -> None:
+    stage.plane.servers = [
+        a_routed_server(stage.one, "a", weight=3.0),
+        a_routed_server(stage.two, "b", weight=1.0, gco2_per_kwh=1.0),
+    ]
+    async with stage.router(placement="weights") as router:
+        await router.adopted()
+        for _ in range(12):
+            await router.ask()
+    assert (len(stage.one.seen), len(stage.two.seen)) == (9, 3)
+
+
+async def test_laxity_is_passed_on_as_vllms_priority_where_the_pool_says_so(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(passes_priority=True)]
+    await router.adopted()
+    await router.ask(json=chat("long", max_tokens=190))
+    await router.ask(json=chat("short", max_tokens=1))
+    await router.ask(json=chat("own", priority=7))
+    long, short, own = (json.loads(body)["priority"] for body in stage.one.seen)
+    assert isinstance(long, int)
+    assert long - short > 1_000  # a longer answer may wait longer: its window is a multiple of its length
+    assert own == 7
+    stage.plane.pools = [a_routed_pool()]
+    await router.adopted()
+    await router.ask()
+    assert "priority" not in json.loads(stage.one.seen[-1])
+    assert json.loads(stage.one.seen[-1])["model"] == MODEL

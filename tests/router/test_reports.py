@@ -1,0 +1,199 @@
+"""What the router reports: traffic to the planner, usage to the ledger, latencies to agents, itself to its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from redis.asyncio import Redis
+
+from services.contracts.routing import LatencyReport, RouterState
+from services.contracts.streams import LATENCY_FIELD, ROUTERS_HASH, latency_stream
+from services.kit.problems import ProblemError
+from services.router.traffic import TrafficReporter
+from services.router.usage import UsageReporter
+from tests.router.conftest import Stage
+from tests.support.routers import MODEL, Running, a_routed_pool, a_routed_server, chat
+
+
+def reported_lengths(stage: Stage) -> list[tuple[int, int]]:
+    windows = [window for _, report in stage.plane.traffic for window in report.windows]
+    return [lengths for window in windows for lengths in window.requests]
+
+
+ENDED = ("job_1", "acme", "key_1", MODEL, "SS")
+
+
+async def test_requests_are_reported_at_arrival_and_again_once_their_length_is_known(
+    router: Running, stage: Stage
+) -> None:
+    traffic = router.router.traffic
+    stage.one.gate = asyncio.Event()
+    asking = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    stage.plane.traffic.clear()
+
+    await traffic.send(time.time() + 5)
+    stage.one.gate.set()
+    assert (await asking).status_code == 200
+    await traffic.send(time.time() + 5)
+
+    reported = [
+        (window.start_at, window.requests)
+        for pool, report in stage.plane.traffic
+        for window in report.windows
+        if pool == "chat" and window.requests
+    ]
+    (first_at, [(_, predicted)]), (again_at, [(stated_in, stated_out)]) = reported
+    assert first_at == again_at
+    assert predicted == 200
+    assert (stated_in, stated_out) == (11, 5)
+    assert len({report.source for _, report in stage.plane.traffic}) == 1
+
+
+async def test_silence_is_reported_as_such_and_each_window_once(router: Running, stage: Stage) -> None:
+    traffic = TrafficReporter(router.router.traffic._serving, router.router.fleet, "other")
+    now_s = time.time() // 5 * 5 + 1
+    for later_s in (0, 5, 5, 15):
+        await traffic.send(now_s + later_s)
+    starts = [
+        window.start_at.timestamp()
+        for _, report in stage.plane.traffic
+        if report.source == "other"
+        for window in report.windows
+    ]
+    assert starts == [now_s - 6, now_s - 1, now_s + 4, now_s + 9]
+
+
+async def test_what_serving_did_not_accept_is_reported_later(router: Running, stage: Stage) -> None:
+    await router.ask()
+    stage.plane.is_serving_up = False
+    await router.router.traffic.send(time.time() + 5)
+    stage.plane.is_serving_up = True
+    stage.plane.traffic.clear()
+    await router.router.traffic.send(time.time() + 5)
+    assert (11, 5) in reported_lengths(stage)
+
+
+async def test_usage_names_key_model_class_and_job_and_adds_up(router: Running, stage: Stage) -> None:
+    started_s = time.monotonic()
+    for _ in range(3):
+        await router.ask()
+    await router.ask(json=chat(stream=True))
+    took_s = time.monotonic() - started_s
+    await router.router.usage.send(time.time() + 120)
+    usages = [usage for report in stage.plane.usage for usage in report.usages]
+    assert {(usage.job_id, usage.tenant_id, usage.key_id, usage.model, usage.request_class) for usage in usages} == {
+        ("job_instance_1", "acme", "key_acme", MODEL, "any")
+    }
+    assert sum(usage.requests for usage in usages) == 4
+    assert sum(usage.output_tokens for usage in usages) == 20
+    share_s = sum(usage.share_s for usage in usages)
+    assert 0 < share_s <= took_s
+    assert sum(usage.energy_j for usage in usages) == pytest.approx(share_s * 400)
+
+
+async def test_at_any_moment_a_server_has_one_second_a_second_to_share(router: Running, stage: Stage) -> None:
+    stage.one.gate = asyncio.Event()
+    began_s = time.monotonic()
+    asking = [asyncio.create_task(router.ask()) for _ in range(5)]
+    await stage.one.until(lambda: stage.one.held == 5)
+    stage.one.gate.set()
+    await asyncio.gather(*asking)
+    took_s = time.monotonic() - began_s
+    await router.router.usage.send(time.time() + 120)
+    assert sum(usage.share_s for report in stage.plane.usage for usage in report.usages) <= took_s
+
+
+async def test_minutes_that_are_over_are_reported_and_kept_while_telemetry_is_away(
+    router: Running, stage: Stage
+) -> None:
+    usage = UsageReporter(router.router.usage._telemetry, "other")
+    used = {"share_s": 1.0, "input_tokens": 1, "output_tokens": 1, "energy_j": None, "carbon_gco2": None}
+    usage.add(ENDED, **used, now_s=600.0)
+    usage.add(ENDED, **used, now_s=659.0)
+    usage.add(ENDED, **used, now_s=661.0)
+    stage.plane.is_telemetry_up = False
+    with pytest.raises(ProblemError):
+        await usage.send(700.0)
+    stage.plane.is_telemetry_up = True
+    await usage.send(700.0)
+    await usage.send(700.0)
+    (report,) = stage.plane.usage
+    assert (report.start_at.timestamp(), [each.requests for each in report.usages]) == (600, [2])
+    await usage.send(700.0, all_windows=True)
+    assert stage.plane.usage[-1].start_at.timestamp() == 660
+
+
+async def test_a_router_that_ends_reports_what_is_left(stage: Stage) -> None:
+    async with stage.router() as router:
+        await router.adopted()
+        await router.ask()
+    assert [usage.requests for report in stage.plane.usage for usage in report.usages] == [1]
+    assert (11, 5) in reported_lengths(stage)
+
+
+async def test_agents_hear_each_second_what_clients_of_their_servers_saw(
+    router: Running, stage: Stage, redis_url: str
+) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", request_class="SS")]
+    await router.adopted()
+    await router.ask(json=chat(stream=True))
+    await router.router.latency.send()
+    async with Redis.from_url(redis_url, decode_responses=True) as redis:
+        entries = await redis.xrange(latency_stream("node-7"))
+    reports = [LatencyReport.model_validate_json(fields[LATENCY_FIELD]) for _, fields in entries]
+    seen = [server for report in reports for server in report.servers]
+    assert sum(server.ended for server in seen) == 1
+    (first,) = [server for server in seen if server.first_tokens]
+    assert first.server == "instance_1"
+    assert first.mean_ttft_ms is not None
+    assert 0 < first.mean_ttft_ms <= 20_000
+    assert first.max_ttft_ms == first.mean_ttft_ms
+
+
+async def test_processes_count_each_other_and_share_out_the_capacity(stage: Stage, redis_url: str) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, capacity=9)]
+    async with Redis.from_url(redis_url, decode_responses=True) as redis:
+        await redis.delete(ROUTERS_HASH)
+        alive = RouterState(at_s=time.time(), held={"instance_1": 4})
+        gone = RouterState(at_s=time.time() - 3_600)
+        entries = {"peer": alive.model_dump_json(), "gone": gone.model_dump_json(), "odd": "{}"}
+        await redis.hset(ROUTERS_HASH, mapping=entries)
+        async with stage.router() as router:
+            await router.adopted()
+            await router.router.peers.look()
+            server = router.router.fleet.servers["instance_1"]
+            assert (router.router.peers.processes, server.limit, server.held_elsewhere) == (2, 5, 4)
+            assert await redis.hexists(ROUTERS_HASH, "gone") is False
+            await router.adopted()
+            assert server.limit == 5
+            name = router.router.name
+        assert await redis.hexists(ROUTERS_HASH, name) is False
+        await redis.delete(ROUTERS_HASH)
+
+
+async def test_metrics_and_status_say_what_happened(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool()]
+    await router.ask()
+    await router.ask(json=chat(model="nothing"))
+    await router.ask(json=chat(stream=True))
+    lines = (await router.http.get("/metrics")).text.splitlines()
+    assert f'wattshift_router_requests_total{{model="{MODEL}",request_class="",status="200"}} 2' in lines
+    assert f'wattshift_router_ttft_seconds_count{{model="{MODEL}",request_class=""}} 1' in lines
+    assert 'wattshift_router_server_up{server="instance_1",location="here"} 1' in lines
+    assert not any("nothing" in line for line in lines)
+    assert (await router.http.get("/status")).status_code == 403
+    assert (await router.http.get("/status", headers={"authorization": "Bearer no"})).status_code == 401
+
+
+async def test_prompts_are_never_logged(router: Running, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    stage.one.dies_after = 1
+    await router.ask(json=chat("a very private question", stream=True))
+    stage.one.status, stage.one.dies_after = 503, None
+    await router.ask(json=chat("a very private question"))
+    logged = "\n".join(f"{record.getMessage()} {record.__dict__.get('fields')}" for record in caplog.records)
+    assert "server.broke_off" in logged
+    assert "private" not in logged
