@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.secrets import SecretRepository, SecretWanted
 from services.admission.repository.uploads import UploadRepository
 from services.admission.submissions import Draft
-from services.contracts.jobs import JobSpec
 from services.contracts.problems import FieldError, ProblemCode
 from services.kit.problems import ProblemError
-
-NO_UPLOAD = "There is no complete upload with this SHA-256; upload it first, as `wattshift submit --upload` does."
+from services.kit.references import missing_references, named_upload, secret_places
 
 
 class References:
@@ -28,7 +28,7 @@ class References:
             if job.spec.secrets or job.spec.source
             for name in secret_places(job.spec)
         ]
-        uploads = {job.spec.source.upload for job in draft.jobs if job.spec.source and job.spec.source.upload}
+        uploads = {upload for job in draft.jobs if (upload := named_upload(job.spec))}
         if not secrets and not uploads:
             return None
         tenant_id = draft.entry.tenant_id
@@ -37,27 +37,10 @@ class References:
             lacking = uploads - await UploadRepository(connection).use(tenant_id, uploads) if uploads else uploads
         if not missing and not lacking:
             return None
-        errors = [_missing_secret(draft, at, name) for at, name in missing]
-        errors += [
-            FieldError(pointer=f"{_prefix(draft, at)}/source/upload", detail=NO_UPLOAD)
-            for at, job in enumerate(draft.jobs)
-            if job.spec.source and job.spec.source.upload in lacking
-        ]
+        names: defaultdict[int, list[str]] = defaultdict(list)
+        for at, name in missing:
+            names[at].append(name)
+        errors: list[FieldError] = []
+        for at, job in enumerate(draft.jobs):
+            errors += missing_references(job.spec, names[at], lacking, f"/jobs/{at}" if draft.entry.batch else "")
         return ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors[:50])
-
-
-def _missing_secret(draft: Draft, at: int, name: str) -> FieldError:
-    detail = f"There is no secret {name}; set it with `wattshift secrets set {name}`, or PUT /v1/secrets/{name}."
-    return FieldError(pointer=_prefix(draft, at) + secret_places(draft.jobs[at].spec)[name], detail=detail)
-
-
-def _prefix(draft: Draft, at: int) -> str:
-    return f"/jobs/{at}" if draft.entry.batch else ""
-
-
-def secret_places(spec: JobSpec) -> dict[str, str]:
-    """Return the secrets that a job names, each with the pointer to where it does so first."""
-    places = {use.name: f"/secrets/{number}/name" for number, use in reversed([*enumerate(spec.secrets or ())])}
-    if spec.source and spec.source.git and spec.source.git.secret:
-        places.setdefault(spec.source.git.secret, "/source/git/secret")
-    return places

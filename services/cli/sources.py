@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.contracts.jobs import JobSpec
+from services.kit.references import named_upload
 from wattshift.errors import WattshiftError
 from wattshift.sources import Archive, SourceError, git_source
 
@@ -61,6 +63,15 @@ class LocalSources:
         """
         for archive in self._archives.values():
             gateway.send(archive)
+
+    def as_if_sent(self, spec: JobSpec) -> JobSpec:
+        """Return a spec to be tested as if its archive were uploaded already, as a submission would do first.
+
+        When and where a job starts does not depend on its files.
+        """
+        if named_upload(spec) in {archive.sha256 for archive in self._archives.values()}:
+            return spec.model_copy(update={"source": None, "working_dir": None})
+        return spec
 
     def _packed(self, folder: Path, what: str) -> str:
         if folder not in self._archives:

@@ -289,7 +289,7 @@ def submit(
     check_folders(gateway, specs)
     if test_only:
         check_dependencies(gateway, specs)
-        show_estimates(gateway, specs, as_json=as_json)
+        show_estimates(gateway, [sources.as_if_sent(spec) for spec in specs], as_json=as_json)
         return
     if follow and len(specs) == 1 and specs[0].array is not None:
         raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)

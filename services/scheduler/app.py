@@ -58,7 +58,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.redis = redis
             app.state.service = SchedulerService(database)
             view = LiveView(database, settings, carbon, hook)
-            app.state.dry_runs = DryRuns(view)
+            app.state.dry_runs = DryRuns(database, view)
             simulator = ServiceClient(session, settings.simulator_url, "The simulator", token=settings.service_token)
             app.state.explanations = Explanations(database, view, carbon, simulator)
             loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())

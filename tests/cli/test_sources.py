@@ -12,6 +12,7 @@ import pytest
 from services.cli.client import EXIT_REFUSED, EXIT_USAGE, CliError, Gateway
 from services.cli.main import app
 from services.cli.specs import SpecOptions, read_specs, spec_of
+from services.contracts.jobs import JobSpec
 from tests.cli.conftest import Run
 from wattshift.sources import Archive
 
@@ -57,10 +58,22 @@ def test_a_directive_and_a_file_of_specs_say_the_same(run: Run, gateway: Gateway
 
 def test_testing_sends_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
+    tested: list[JobSpec] = []
     monkeypatch.setattr(Gateway, "send", lambda self, archive: sent.append(archive.sha256))
-    monkeypatch.setattr("services.cli.submit.show_estimates", lambda gateway, specs, as_json: None)
-    run("submit", "--test-only", "--upload", ".", "--", "true")
+    monkeypatch.setattr("services.cli.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
+    run("submit", "--test-only", "--upload", ".", "--workdir", "src", "--", "true")
+    (spec,) = tested
     assert sent == []
+    # The estimate of a job whose archive is not there would be refused.
+    assert (spec.source, spec.working_dir) == (None, None)
+
+
+def test_an_upload_that_a_file_names_is_tested_for(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[JobSpec] = []
+    monkeypatch.setattr("services.cli.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
+    (folder / "job.yaml").write_text(f"name: j\ncommand: [x]\nsource: {{upload: {'a' * 64}}}\n")
+    run("submit", "--test-only", "job.yaml")
+    assert [spec.source and spec.source.upload for spec in tested] == ["a" * 64]
 
 
 def test_an_archive_that_is_refused_names_its_biggest_files(

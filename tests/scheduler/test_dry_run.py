@@ -26,6 +26,7 @@ from tests.support.builders import hourly_curve
 from tests.support.servers import fresh_database
 
 HOUR_S = 3_600
+WHOLE, PARTIAL = "a" * 64, "b" * 64
 
 
 @pytest.fixture
@@ -48,7 +49,8 @@ async def answer(world: World, **spec: Any) -> httpx.Response:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(endpoints.router)
-    app.state.dry_runs = DryRuns(LiveView(world.database, world.settings, world.scheduler._carbon, NoHook()))
+    view = LiveView(world.database, world.settings, world.scheduler._carbon, NoHook())
+    app.state.dry_runs = DryRuns(world.database, view)
     identity = Identity(tenant_id="default", role=Role.USER, key_id="key-1")
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
@@ -162,3 +164,38 @@ async def test_a_service_instance_and_a_bad_spec_are_refused(world: World) -> No
         refused = await answer(world, **spec)
         assert refused.status_code == 422
         assert refused.json()["errors"][0]["pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    ("spec", "pointer"),
+    [
+        ({"secrets": [{"name": "HERE", "env": "A"}, {"name": "GONE", "env": "B"}]}, "/secrets/1/name"),
+        ({"secrets": [{"name": "ELSEWHERE", "env": "A"}]}, "/secrets/0/name"),
+        ({"source": {"upload": PARTIAL}}, "/source/upload"),
+        ({"source": {"upload": "c" * 64}}, "/source/upload"),
+        ({"secrets": [{"name": "HERE", "env": "A"}, {"name": "OURS", "file": "b"}], "source": {"upload": WHOLE}}, None),
+    ],
+)
+async def test_what_a_job_names_has_to_exist_as_for_a_submission(world: World, spec: Any, pointer: str | None) -> None:
+    await world.scheduler.turn()
+    await world.fetch("INSERT INTO tenants (id, limits) VALUES ('default', '{}')")
+    for name, project in (("HERE", ""), ("OURS", "default"), ("ELSEWHERE", "other")):
+        await world.fetch(
+            "INSERT INTO secrets (tenant_id, project, name, version, sealed) VALUES ('default', $2, $1, 1, '')",
+            name,
+            project,
+        )
+    for sha256 in (WHOLE, PARTIAL):
+        await world.fetch(
+            "INSERT INTO uploads (tenant_id, sha256, size_bytes, is_complete) VALUES ('default', $1, 1, $2)",
+            sha256,
+            sha256 == WHOLE,
+        )
+
+    found = await answer(world, **spec)
+
+    if pointer is None:
+        assert found.status_code == 200, found.text
+    else:
+        assert found.status_code == 422
+        assert [error["pointer"] for error in found.json()["errors"]] == [pointer]

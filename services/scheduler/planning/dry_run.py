@@ -17,14 +17,19 @@ import numpy as np
 
 from services.contracts.estimates import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
+from services.contracts.problems import ProblemCode
 from services.core.cycle.plan import Hold, Reason, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
 from services.core.domain.units import J_PER_KWH
 from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
+from services.db.database import Database
+from services.kit.problems import ProblemError
+from services.kit.references import missing_references, named_upload, secret_places
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.reasons import SENTENCES
+from services.scheduler.repository import references
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import JobRow, SpecRow
 
@@ -55,18 +60,31 @@ class Power:
 class DryRuns:
     """Answers what would become of a job."""
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, database: Database, view: LiveView) -> None:
+        self._database = database
         self._view = view
 
     async def estimate(self, spec: JobSpec, tenant_id: str) -> StartEstimate:
         """Return what the policy would do with the job now, and what it would emit now and at the greenest time.
 
         Raises:
+            ProblemError: 422, the spec names a secret or an upload that the tenant does not have.
             PlanError: The policy's plan for this state is not valid.
         """
+        await self._check_references(spec, tenant_id)
         row = SpecRow(DRAFT, tenant_id, spec.model_dump(mode="json", exclude_none=True))
         live = await self._view.read((draft_row(spec, tenant_id, time.time()), row))
         return await asyncio.to_thread(self._round, live, spec)
+
+    async def _check_references(self, spec: JobSpec, tenant_id: str) -> None:
+        names, upload = secret_places(spec), named_upload(spec)
+        if not names and upload is None:
+            return
+        async with self._database.connection() as connection:
+            missing = await references.missing_secrets(connection, tenant_id, spec.project, names)
+            lacks = upload is not None and not await references.has_upload(connection, tenant_id, upload)
+        if errors := missing_references(spec, missing, (upload,) if lacks else ()):
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
 
     def _round(self, live: Live, spec: JobSpec) -> StartEstimate:
         dry = self._view.round(live, Trigger.PASSIVE)

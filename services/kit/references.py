@@ -1,0 +1,48 @@
+"""The secrets and uploads that a job's spec names, and what is wrong with a spec whose tenant does not have them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from services.contracts.jobs import JobSpec
+from services.contracts.problems import FieldError
+
+NO_UPLOAD = "There is no complete upload with this SHA-256; upload it first, as `wattshift submit --upload` does."
+
+
+def secret_places(spec: JobSpec) -> dict[str, str]:
+    """Return the secrets that a job names, each with the pointer to where it does so first."""
+    places = {use.name: f"/secrets/{number}/name" for number, use in reversed([*enumerate(spec.secrets or ())])}
+    if spec.source and spec.source.git and spec.source.git.secret:
+        places.setdefault(spec.source.git.secret, "/source/git/secret")
+    return places
+
+
+def named_upload(spec: JobSpec) -> str | None:
+    """Return the SHA-256 of the upload that a job runs in; None if it names none."""
+    return spec.source.upload if spec.source else None
+
+
+def missing_references(
+    spec: JobSpec, secrets: Iterable[str], uploads: Container[str | None], prefix: str = ""
+) -> list[FieldError]:
+    """Return one error for each secret and upload that a job names and that does not exist.
+
+    Args:
+        spec: The job.
+        secrets: Those that it names and its tenant does not have.
+        uploads: SHA-256 of those that its tenant does not have.
+        prefix: The pointer to the job in its submission.
+    """
+    places = secret_places(spec)
+    errors = [
+        FieldError(
+            pointer=prefix + places[name],
+            detail=f"There is no secret {name}; set it with `wattshift secrets set {name}`, or PUT /v1/secrets/{name}.",
+        )
+        for name in secrets
+    ]
+    upload = named_upload(spec)
+    if upload is not None and upload in uploads:
+        errors.append(FieldError(pointer=f"{prefix}/source/upload", detail=NO_UPLOAD))
+    return errors
