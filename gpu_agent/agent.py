@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -32,6 +33,7 @@ from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher
 from gpu_agent.intervals import Intervals
+from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox
 from gpu_agent.launch import Launcher
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
@@ -39,6 +41,7 @@ from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
+from services.contracts.routing import LatencyReport
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.controls import ControlKind
 from services.kit.http import ServiceClient
@@ -133,6 +136,8 @@ class Agent:
         sources = Sources(settings.state_folder, limits, git)
         self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of)
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
+        self.clocks = LatencyClocks(self.devices, settings.latency_clocks, settings.latency_stale_s)
+        self._latency = LatencyInbox(redis, settings.node_id, self._take_latency, settings.retry_s)
 
     async def start(self) -> None:
         """Take over what an earlier agent left, then begin."""
@@ -146,6 +151,7 @@ class Agent:
             "ranks": self._watch_ranks,
             "heartbeats": self._send_heartbeats,
             "commands": self.inbox.run,
+            "latency": self._latency.run,
             "energy": self._measure,
             "delivery": self._deliver,
             "housekeeping": self._keep_house,
@@ -195,6 +201,7 @@ class Agent:
             "problems": [p for p in (self._state_problem, self.spool.problem, self.inbox.problem) if p],
             "energy_intervals_waiting": len(self.spool),
             "controls_in_force": self.controls.in_force,
+            "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
             "owners": self.gangs.owners(),
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
@@ -249,9 +256,12 @@ class Agent:
         while True:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
+            ordered = self.gangs.orders()
+            self.clocks.decide(self.gangs, self._power_w, shim.clock())
             if await self._set_devices():
                 await self.meter.sample()  # from now on the devices draw something else
-                self._heartbeat_due.set()
+                if ordered:  # clocks that follow latency move every second, and go with the next heartbeat
+                    self._heartbeat_due.set()
             await self._look_at_intervals()
             self._write_device_files()
             await _wait(self._tick_due, self.settings.tick_s)
@@ -317,7 +327,16 @@ class Agent:
         An agent that has just started has no lease yet; the gangs that it found run under theirs.
         """
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
-        return await self.controls.enforce([] if is_lost else self.gangs.orders())
+        return await self.controls.enforce([] if is_lost else self.clocks.orders(self.gangs))
+
+    def _take_latency(self, report: LatencyReport) -> None:
+        self.clocks.take(report, shim.clock())
+        self._tick_due.set()
+
+    def _power_w(self, devices: Sequence[int]) -> float:
+        """Return the power of devices by their last readings, watts; NaN if one has none."""
+        known = {reading.index: reading.power_w for reading in self.meter.readings()}
+        return sum(known.get(index, math.nan) for index in devices)
 
     async def _look_at_intervals(self) -> None:
         orders = (order for order in self.gangs.orders() if order.settings.measure)
@@ -334,17 +353,15 @@ class Agent:
                     self._heartbeat_due.set()
 
     def _readings(self) -> list[DeviceReading]:
-        readings = self.meter.readings()
-        if not self.controls.in_force:
-            return readings
         return [
             each.model_copy(
                 update={
                     "power_limit_w": self.controls.value(ControlKind.POWER_LIMIT, each.index),
                     "locked_clock_mhz": self.controls.value(ControlKind.CLOCK, each.index),
+                    "latency_clock_mhz": self.clocks.wanted_mhz(each.index),
                 }
             )
-            for each in readings
+            for each in self.meter.readings()
         ]
 
     async def _on_owners(self, owners: dict[int, str]) -> None:

@@ -54,6 +54,16 @@ class AgentSettings(SharedSettings):
     )
     containers: Literal["auto", "off"] = "auto"
 
+    latency_clocks: Literal["on", "dry_run", "off"] = Field(
+        "on", description="Whether clocks follow latency where a pool says so; dry_run only reports what they would be."
+    )
+    latency_stale_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="Without a router's report for so long, a server's GPUs return to default clocks.",
+    )
+
     tick_s: float = Field(0.25, gt=0, le=5, description="How often ranks and their progress are checked.")
     sample_interval_s: float = Field(1.0, gt=0, le=60)
     energy_interval_s: float = Field(2.0, gt=0, le=600)

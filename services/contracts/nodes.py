@@ -150,6 +150,11 @@ class DeviceReading(Message):
     locked_clock_mhz: int | None = Field(
         default=None, description="The clock that the device is locked to; null if it is not locked."
     )
+    latency_clock_mhz: int | None = Field(
+        default=None,
+        description="The clock that the latency of a pool's requests asks for; in a dry run it is not set. Null where "
+        "clocks do not follow latency.",
+    )
     enforced_limit_w: float | None = Field(default=None, description="The power limit that the device itself reports.")
 
 

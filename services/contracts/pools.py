@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.units import J_PER_KWH
+from services.core.policies.freesh.miad import TABLE_7, LatencyLimits
 from services.core.policies.freesh.pools import (
     NegativeRates,
     Partition,
@@ -92,6 +93,15 @@ class ClassTerms(Message):
             (self.max_tbt_ms, profile.tbt_ms),
         )
         return all(limit is None or (found is not None and found <= limit) for limit, found in pairs)
+
+    def latency_limits(self) -> LatencyLimits:
+        """Return the thresholds for clocks: the stated limits, and where there is none that of FREESH's Table 7."""
+        paper = TABLE_7.get(self.name, LatencyLimits())
+        return LatencyLimits(
+            ttft_s=paper.ttft_s if self.max_ttft_ms is None else 1e-3 * self.max_ttft_ms,
+            tbt_s=paper.tbt_s if self.max_tbt_ms is None else 1e-3 * self.max_tbt_ms,
+            e2e_s=paper.e2e_s if self.max_latency_s is None else self.max_latency_s,
+        )
 
 
 class RequestClass(ClassTerms):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
+from services.contracts.clocks import ServerClocks
 from services.contracts.schema import Instant, Int, Message, Name, Real
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
@@ -127,6 +128,7 @@ class RoutedServer(Message):
     gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
     is_intensity_estimated: bool = True
     pue: float = 1
+    clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
 
 
 class RoutingTable(Message):
@@ -192,10 +194,17 @@ class ServerLatency(Message):
     first_tokens: int = Field(description="Answers whose first token came in that second.")
     mean_ttft_ms: float | None = Field(description="Of those, the wait in the queue included. Null without any.")
     max_ttft_ms: float | None
+    mean_wait_ms: float | None = Field(default=None, description="Of those, the wait in the queue alone.")
+    tokens: int = Field(default=0, description="Tokens after first ones that came in that second.")
     mean_tbt_ms: float | None = Field(description="Between tokens that came in that second. Null without any.")
     max_tbt_ms: float | None
-    ended: int = Field(description="Answers that ended in that second.")
+    ended: int = Field(description="Complete answers that ended in that second.")
+    mean_e2e_s: float | None = Field(default=None, description="Of those. Null without any.")
     max_e2e_s: float | None = Field(description="Of those. Null without any.")
+    ended_tokens: int = Field(default=0, description="Of those: all their tokens.")
+    clocks: ServerClocks | None = Field(
+        default=None, description="How its clocks follow these latencies; null if they do not."
+    )
 
 
 class LatencyReport(Message):

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
+from services.contracts.clocks import ClockPolicy, PoolClocks
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, LabelKey, LabelValue
 from services.contracts.pools import (
@@ -34,6 +35,7 @@ from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.signal import Signal
 from services.core.policies.freesh.classes import CLASSES
+from services.core.policies.freesh.miad import LatencyLimits
 from services.core.policies.freesh.pools import NegativeRates
 from services.core.profiles.traffic import WINDOW_S
 
@@ -217,6 +219,7 @@ class PoolSpec(SolveOptions):
     modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
+    clocks: PoolClocks = PoolClocks()
     models: list[ModelName] = Field(
         default_factory=list[str], max_length=100, description="Names of the model that the router serves by this pool."
     )
@@ -260,6 +263,11 @@ class PoolSpec(SolveOptions):
                 for profile in each.profiles:
                     if profile.mode not in modes:
                         raise ValueError(f"class {each.name} of partition {part.name} names no mode: {profile.mode}")
+                if self.clocks.policy is not ClockPolicy.DEFAULT and each.latency_limits() == LatencyLimits():
+                    raise ValueError(
+                        f"clocks follow the limits of each class, and class {each.name} of partition {part.name} has "
+                        "none: give it max_ttft_ms, max_tbt_ms or max_latency_s, or set the clocks' policy to default"
+                    )
         for place in self.places:
             if self.objective == "cost" and place.price_per_kwh is None:
                 raise ValueError(f"the objective is cost, and place {place.name} has no price_per_kwh")

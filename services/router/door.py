@@ -497,7 +497,7 @@ class Door:
                         latency.gap(server.id, request_class, now_s - event_s, reader.events - events)
                     else:
                         turn.first_s = now_s - turn.arrival_s
-                        latency.first(server.id, request_class, turn.first_s)
+                        latency.first(server.id, request_class, turn.first_s, turn.wait_s)
                     events, event_s = reader.events, now_s
                 if out:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
@@ -532,6 +532,7 @@ class Door:
         expected = turn.expected
         e2e_s = now_s - turn.arrival_s
         served_s = e2e_s - turn.wait_s
+        self._latency.end(server.id, expected.request_class, e2e_s, output_tokens)
         ttft_s = turn.first_s - turn.wait_s if turn.first_s else min(server.ttft_s, served_s)
         server.answered(ttft_s, served_s, output_tokens)
         turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
@@ -565,7 +566,6 @@ class Door:
         metrics.requests.add((*labels, str(status)))
         e2e_s = time.monotonic() - turn.arrival_s
         metrics.e2e.observe(labels, e2e_s)
-        self._latency.end(server.id, turn.expected.request_class, e2e_s)
         metrics.wait.observe(labels, turn.wait_s)
         if status == 200:
             metrics.tokens.add((*labels, "input"), input_tokens)

@@ -25,12 +25,24 @@ STREAM_KEPT_S = 3_600
 class _Second:
     """One server's and class's latencies since the last report."""
 
-    __slots__ = ("ended", "gap_max_s", "gap_s", "gaps", "max_e2e_s", "ttft_max_s", "ttft_s", "ttfts")
+    __slots__ = (
+        "e2e_s",
+        "ended",
+        "ended_tokens",
+        "gap_max_s",
+        "gap_s",
+        "gaps",
+        "max_e2e_s",
+        "ttft_max_s",
+        "ttft_s",
+        "ttfts",
+        "wait_s",
+    )
 
     def __init__(self) -> None:
-        self.ttft_s, self.ttft_max_s, self.ttfts = 0.0, 0.0, 0
+        self.ttft_s, self.ttft_max_s, self.wait_s, self.ttfts = 0.0, 0.0, 0.0, 0
         self.gap_s, self.gap_max_s, self.gaps = 0.0, 0.0, 0
-        self.max_e2e_s, self.ended = 0.0, 0
+        self.e2e_s, self.max_e2e_s, self.ended, self.ended_tokens = 0.0, 0.0, 0, 0
 
 
 class LatencyReporter:
@@ -44,9 +56,10 @@ class LatencyReporter:
         self._found: dict[tuple[str, str], _Second] = {}
         self._is_down = False
 
-    def first(self, server: str, request_class: str, ttft_s: float) -> None:
-        """Note a first token."""
+    def first(self, server: str, request_class: str, ttft_s: float, wait_s: float) -> None:
+        """Note a first token, and how much of the time until then its request waited in the queue."""
         second = self._of(server, request_class)
+        second.wait_s += wait_s
         second.ttft_s += ttft_s
         second.ttfts += 1
         second.ttft_max_s = max(second.ttft_max_s, ttft_s)
@@ -58,10 +71,12 @@ class LatencyReporter:
         second.gaps += tokens
         second.gap_max_s = max(second.gap_max_s, gap_s / tokens)
 
-    def end(self, server: str, request_class: str, e2e_s: float) -> None:
-        """Note the end of an answer."""
+    def end(self, server: str, request_class: str, e2e_s: float, tokens: int) -> None:
+        """Note the end of a complete answer."""
         second = self._of(server, request_class)
         second.ended += 1
+        second.e2e_s += e2e_s
+        second.ended_tokens += tokens
         second.max_e2e_s = max(second.max_e2e_s, e2e_s)
 
     def _of(self, server: str, request_class: str) -> _Second:
@@ -93,10 +108,15 @@ class LatencyReporter:
                         first_tokens=second.ttfts,
                         mean_ttft_ms=1e3 * second.ttft_s / second.ttfts if second.ttfts else None,
                         max_ttft_ms=1e3 * second.ttft_max_s if second.ttfts else None,
+                        mean_wait_ms=1e3 * second.wait_s / second.ttfts if second.ttfts else None,
+                        tokens=second.gaps,
                         mean_tbt_ms=1e3 * second.gap_s / second.gaps if second.gaps else None,
                         max_tbt_ms=1e3 * second.gap_max_s if second.gaps else None,
                         ended=second.ended,
+                        mean_e2e_s=second.e2e_s / second.ended if second.ended else None,
                         max_e2e_s=second.max_e2e_s if second.ended else None,
+                        ended_tokens=second.ended_tokens,
+                        clocks=server.spec.clocks,
                     )
                 )
         return {node: LatencyReport(router=self._router, at=at, servers=servers) for node, servers in by_node.items()}

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from services.contracts.carbon import CurrentIntensity
+from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.identity import Identity
-from services.contracts.pools import ModeProfile
+from services.contracts.pools import ClassTerms, ModeProfile
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
 from services.contracts.routing import (
@@ -24,7 +25,8 @@ from services.contracts.routing import (
     RoutingTable,
 )
 from services.contracts.schema import NAME_PATTERN
-from services.contracts.serving import InstanceState, PoolPartition, PoolSpec
+from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
+from services.core.policies.freesh.miad import LatencyLimits
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.http import ServiceClient
 from services.kit.networks import is_within, read_networks
@@ -187,17 +189,38 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) 
         gco2_per_kwh=gco2,
         is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
         pue=row.pue or 1,
+        clocks=_clocks(spec, row, mode),
+    )
+
+
+def _clocks(spec: PoolSpec, row: ServerRow, mode: ServerMode) -> ServerClocks | None:
+    """Return how a server's clocks follow latency; one that is kept without a class has no limits to keep."""
+    if spec.clocks.policy is ClockPolicy.DEFAULT:
+        return None
+    terms = _class(spec.partitions, row.partition, row.request_class)
+    limits = terms.latency_limits() if terms else LatencyLimits()
+    return ServerClocks(
+        **spec.clocks.model_dump(),
+        max_ttft_ms=None if limits.ttft_s is None else 1e3 * limits.ttft_s,
+        max_tbt_ms=None if limits.tbt_s is None else 1e3 * limits.tbt_s,
+        max_e2e_s=limits.e2e_s,
+        capacity=mode.max_requests,
+        idle_w=mode.idle_w or 0.0,
     )
 
 
 def _profile(
     partitions: Iterable[PoolPartition], partition: str | None, request_class: str | None, mode: str
 ) -> ModeProfile | None:
+    terms = _class(partitions, partition, request_class)
+    return next((profile for profile in terms.profiles if profile.mode == mode), None) if terms else None
+
+
+def _class(partitions: Iterable[PoolPartition], partition: str | None, request_class: str | None) -> ClassTerms | None:
     for part in partitions:
         for each in part.classes if part.name == partition else ():
-            for profile in each.profiles if each.name == request_class else ():
-                if profile.mode == mode:
-                    return profile
+            if each.name == request_class:
+                return each
     return None
 
 

@@ -15,7 +15,6 @@ CALLERS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_ag
 SOON = "of the router and of the simulator of serving, which come next"
 ALLOWED: dict[str, str] = {
     "services/core/policies/freesh/dispatch.py:with_affinity": SOON,
-    "services/core/policies/freesh/miad.py:common_clocks": SOON,
 }
 """``path:name`` of what nothing calls, and why it stays."""
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
+from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.identity import Role, TenantLimits
+from services.contracts.routing import LatencyReport, ServerLatency
+from services.contracts.streams import LATENCY_FIELD, latency_stream
+from services.kit.redis import connect
 from tests.router.conftest import Stage, error_of
 from tests.support.routers import (
     MODEL,
@@ -170,3 +175,33 @@ async def test_a_key_stays_valid_while_admission_is_away(router: Running, stage:
     stage.plane.is_admission_up = False
     assert (await router.ask()).status_code == 200
     assert error_of(await router.ask(key=a_key("third")))[0] == 503
+
+
+async def test_latencies_go_to_the_stream_of_the_servers_node_each_second(stage: Stage) -> None:
+    clocks = ServerClocks(policy=ClockPolicy.MIAD, max_tbt_ms=100)
+    node = f"node-{stage.folder.name}"
+    stage.plane.servers = [a_routed_server(stage.one, node_id=node, clocks=clocks)]
+    redis: Any = connect(stage.redis_url)
+    seen: list[ServerLatency] = []
+    async with stage.router() as router:
+        await router.adopted()
+        stage.one.status = 400
+        await router.ask(json=chat())
+        stage.one.status = 200
+        await router.ask(json=chat(stream=True))
+        async with asyncio.timeout(20):
+            while sum(each.ended for each in seen) < 1:
+                reports = await redis.xrange(latency_stream(node))
+                found = [LatencyReport.model_validate_json(fields[LATENCY_FIELD]) for _, fields in reports]
+                seen = [row for report in found for row in report.servers]
+    await redis.aclose()
+
+    assert sum(each.ended for each in seen) == 1, "what is refused is no answer that ended"
+    assert sum(each.ended_tokens for each in seen) == 5
+    [first] = [each for each in seen if each.first_tokens]
+    [last] = [each for each in seen if each.ended]
+    assert first.mean_ttft_ms is not None
+    assert first.mean_wait_ms is not None
+    assert last.mean_e2e_s is not None
+    assert first.mean_wait_ms <= first.mean_ttft_ms <= 1e3 * last.mean_e2e_s
+    assert first.clocks == clocks

@@ -257,6 +257,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"partitions": [a_partition(thresholds=(0, 1))]}, "/partitions/0/thresholds/input_tokens"),
     ({"partitions": [a_partition(assumed_qps={"XL": 1.0})]}, "/partitions/0"),
     ({"probes": {"health_path": "health"}}, "/probes/health_path"),
+    ({"clocks": {"policy": "fast"}}, "/clocks/policy"),
+    ({"clocks": {"policy": "miad", "factor": 1}}, "/clocks/factor"),
+    ({"clocks": {"policy": "miad", "step_mhz": 0}}, "/clocks/step_mhz"),
+    ({"clocks": {"policy": "learned"}, "partitions": [a_partition(thresholds=None)]}, ""),
     ({"unheard_of": 1}, "/unheard_of"),
 ]
 

@@ -10,9 +10,10 @@ import pytest
 from services.contracts.identity import Role
 from services.contracts.routing import Endpoint, RoutingTable
 from services.contracts.serving import InstanceState
+from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
 from services.serving.controller.advance import Seen, advance
 from tests.serving.test_advance import DRAINING, NOW, PROBES
-from tests.support.pools import PoolApi, pool_api
+from tests.support.pools import PoolApi, a_partition, pool_api
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,23 @@ async def test_power_and_intensity_come_from_the_newest_lines_of_the_ledger(api:
 
     assert server.power_w == pytest.approx(300, rel=1e-3)
     assert (server.is_power_measured, server.pue, server.gco2_per_kwh) == (True, 1.2, 321)
+
+
+async def test_servers_whose_clocks_follow_latency_carry_the_limits_of_their_class(api: PoolApi) -> None:
+    clocks = {"policy": "miad", "step_mhz": 50}
+    partition = a_partition("halves")
+    partition["classes"][0] |= {"max_tbt_ms": 90}
+    await api.made("warm", tenant="acme", models=["warm-model"], clocks=clocks, partitions=[partition])
+    await api.made("plain", tenant="acme", models=["plain-model"])
+    await add_instance(api, "warm", "instance_w")
+    await add_instance(api, "plain", "instance_p")
+
+    found = {each.id: each.clocks for each in (await table(api)).servers}
+
+    limits = LatencyLimits(ttft_s=0.3, tbt_s=0.09, e2e_s=7.0)  # the stated one, and those of the paper's Table 7
+    assert found["instance_p"] is None
+    assert (following := found["instance_w"]) is not None
+    assert (following.limits, following.miad, following.dry_run) == (limits, MiadConfig(2.0, 50.0), False)
 
 
 async def test_a_model_is_served_by_one_pool_of_a_tenant(api: PoolApi) -> None:

@@ -12,14 +12,14 @@ from importlib import resources
 
 import numpy as np
 
-from services.contracts.pools import ClassTerms, ModeProfile
+from services.contracts.pools import ModeProfile
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.arrays import Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.core.policies.freesh.classes import CLASSES, Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
-from services.core.policies.freesh.miad import TABLE_7, Clocks, LatencyLimits, clocks_between
+from services.core.policies.freesh.miad import Clocks, LatencyLimits, clocks_between
 from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer, profiled_server
 from services.simulator.raw import TraceFormatError
 
@@ -118,7 +118,7 @@ class Site:
                 highest_clock_mhz=clocks.highest,
             ),
             times=ServiceTimes(1e-3 * profile.ttft_ms, 1e-3 * profile.tbt_ms),
-            limits=_limits(terms),
+            limits=terms.latency_limits(),
             clocks=clocks,
             weight=profile.max_qps,
             start_j=3_600 * self._modes[mode].start_wh,
@@ -132,17 +132,3 @@ class Site:
     def _profiles(self, mode: str) -> list[ModeProfile]:
         classes = (each for part in self.spec.partitions for each in part.classes)
         return [profile for each in classes for profile in each.profiles if profile.mode == mode]
-
-
-def _limits(terms: ClassTerms) -> LatencyLimits:
-    """Return a class's thresholds: those of the file, and where it has none those of the paper's Table 7."""
-    paper = TABLE_7.get(terms.name, LatencyLimits())
-
-    def of(stated: float | None, scale: float, default: float | None) -> float | None:
-        return default if stated is None else scale * stated
-
-    return LatencyLimits(
-        ttft_s=of(terms.max_ttft_ms, 1e-3, paper.ttft_s),
-        tbt_s=of(terms.max_tbt_ms, 1e-3, paper.tbt_s),
-        e2e_s=of(terms.max_latency_s, 1.0, paper.e2e_s),
-    )

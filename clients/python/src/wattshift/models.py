@@ -132,6 +132,8 @@ class DeviceReading:
     Attributes:
         power_limit_w: The power limit set for a gang; null for the default.
         locked_clock_mhz: The clock that the device is locked to; null if it is not locked.
+        latency_clock_mhz: The clock that the latency of a pool's requests asks for; in a dry run it is not set.
+            Null where clocks do not follow latency.
         enforced_limit_w: The power limit that the device itself reports.
     """
 
@@ -142,6 +144,7 @@ class DeviceReading:
     memory_used_gib: float | None = None
     power_limit_w: float | None = None
     locked_clock_mhz: int | None = None
+    latency_clock_mhz: int | None = None
     enforced_limit_w: float | None = None
 
 

@@ -1,0 +1,319 @@
+"""Clocks of model servers that follow the latency of their requests, which routers report every second.
+
+Each report of a server moves the clock of all its devices once, by MIAD or by the learned model, among the clocks that
+all of them support. A server that no router has reported for ``stale_s`` returns to the default clock. What is decided
+here is an order like the scheduler's: ``controls`` sets it, remembers it on disk and restores the default. A clock that
+the scheduler orders comes first.
+
+Source: FREESH section 3.2, equation 5; ``services.core.policies.freesh.clock_model`` for the learned clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gpu_agent.controls import Order
+from gpu_agent.gangs import Gang
+from services.contracts.clocks import ClockPolicy, ServerClocks
+from services.contracts.nodes import DeviceControls, DeviceInfo
+from services.contracts.routing import LatencyReport, ServerLatency
+from services.contracts.streams import LATENCY_FIELD, latency_stream
+from services.core.domain.errors import DomainError
+from services.core.policies.freesh import miad
+from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
+from services.core.policies.freesh.miad import Clocks, common_clocks, miad_clock
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+Following = Literal["on", "dry_run", "off"]
+
+PACE_S = 0.9
+"""Least time between two changes of a clock: a little less than the second between reports, whose arrival varies."""
+MOST_LEARNERS = 64
+_BLOCK_MS = 2_000
+_BATCH = 100
+
+
+@dataclass
+class Seen:
+    """What the routers saw of one server since its clock was last decided, as sums."""
+
+    clocks: ServerClocks
+    first_tokens: int = 0
+    ttft_s: float = 0.0
+    wait_s: float = 0.0
+    tokens: int = 0
+    tbt_s: float = 0.0
+    ended: int = 0
+    e2e_s: float = 0.0
+    ended_tokens: int = 0
+    reports: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, router: str, row: ServerLatency) -> None:
+        """Add what one router saw of one class of requests."""
+        self.reports[f"{router}\n{row.request_class}"] += 1
+        self.first_tokens += row.first_tokens
+        self.ttft_s += 1e-3 * (row.mean_ttft_ms or 0.0) * row.first_tokens
+        self.wait_s += 1e-3 * (row.mean_wait_ms or 0.0) * row.first_tokens
+        self.tokens += row.tokens
+        self.tbt_s += 1e-3 * (row.mean_tbt_ms or 0.0) * row.tokens
+        self.ended += row.ended
+        self.e2e_s += (row.mean_e2e_s or 0.0) * row.ended
+        self.ended_tokens += row.ended_tokens
+
+    @property
+    def window_s(self) -> float:
+        """The time that the reports are of, seconds: one for each of a router."""
+        return float(max(self.reports.values()))
+
+    def report(self) -> miad.LatencyReport:
+        """Return the means."""
+        return miad.LatencyReport(
+            ttft_s=self.ttft_s / self.first_tokens if self.first_tokens else None,
+            tbt_s=self.tbt_s / self.tokens if self.tokens else None,
+            e2e_s=self.e2e_s / self.ended if self.ended else None,
+        )
+
+    def sample(self, clock_mhz: float, power_w: float) -> ClockSample:
+        """Return what the server did at a clock.
+
+        *Approximation*: requests that were decoded together, on average, are the time between all tokens over the
+        window (Little's law). An average below 1 is one request for that share of the time.
+        """
+        mean_batch = self.tbt_s / self.window_s
+        busy_share = min(mean_batch, 1.0)
+        return ClockSample(
+            clock_mhz=clock_mhz,
+            batch=mean_batch / busy_share if busy_share > 0 else 0.0,
+            report=self.report(),
+            power_w=power_w,
+            queued_s=self.wait_s / self.first_tokens if self.first_tokens else 0.0,
+            tokens_per_request=self.ended_tokens / self.ended if self.ended else None,
+            tokens_per_s=self.tokens / self.window_s,
+            busy_share=busy_share,
+        )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The clock of one server.
+
+    Attributes:
+        devices: Its devices, all of them with this clock.
+        clock_mhz: What its devices are to have. In a dry run: what they would get next after their default.
+        dry_run: Whether it is only said.
+        at_s: When it was decided.
+        exceeded: Whether the reports that it came from exceeded a limit.
+    """
+
+    devices: tuple[int, ...]
+    policy: ClockPolicy
+    clock_mhz: float
+    dry_run: bool
+    at_s: float
+    exceeded: bool
+
+
+class LatencyClocks:
+    """Decides the clocks of this node's model servers. Times are seconds on any clock that does not go back.
+
+    Args:
+        devices: Of this node.
+        following: Whether this node's clocks follow latency at all, or only say so.
+        stale_s: Without a report for so long, a server's devices return to their default.
+    """
+
+    def __init__(self, devices: Sequence[DeviceInfo], following: Following, stale_s: float) -> None:
+        self._devices = {device.index: device for device in devices}
+        self._following = following
+        self._stale_s = stale_s
+        self._seen: dict[str, Seen] = {}
+        self._heard_s: dict[str, float] = {}
+        self._decisions: dict[str, Decision] = {}
+        self._learners: dict[Hashable, ClockLearner] = {}
+        self._unable: set[str] = set()
+
+    def take(self, report: LatencyReport, now_s: float) -> None:
+        """Take in what one router saw; a server whose clocks do not follow latency any more is dropped."""
+        for row in report.servers:
+            if row.job_id is None or self._following == "off":
+                continue
+            if row.clocks is None or row.clocks.policy is ClockPolicy.DEFAULT:
+                self._forget(row.job_id)
+                continue
+            self._heard_s[row.job_id] = now_s
+            seen = self._seen.get(row.job_id)
+            if seen is None:
+                seen = self._seen[row.job_id] = Seen(row.clocks)
+            seen.clocks = row.clocks
+            seen.add(report.router, row)
+
+    def decide(self, gangs: Iterable[Gang], power_w: Callable[[Sequence[int]], float], now_s: float) -> None:
+        """Decide the clocks of servers that were reported since their last decision.
+
+        Args:
+            gangs: Those of this node.
+            power_w: Returns the power of devices, watts; NaN where it is unknown.
+            now_s: The time.
+        """
+        running = {gang.start.job_id: gang for gang in gangs if gang.holding and gang.start}
+        self._unable &= running.keys()
+        for job_id in [each for each in self._heard_s if each not in running]:
+            self._forget(job_id)
+        for job_id, heard_s in list(self._heard_s.items()):
+            if now_s - heard_s > self._stale_s:
+                log.warning("clocks.reports_stopped", job_id=job_id, silent_s=round(now_s - heard_s, 1))
+                self._forget(job_id)
+        for job_id, seen in list(self._seen.items()):
+            gang = running[job_id]
+            last = self._decisions.get(job_id)
+            if last is not None and last.devices == gang.devices and now_s - last.at_s < PACE_S:
+                continue
+            del self._seen[job_id]
+            decision = self._decision(gang, seen, last, power_w, now_s)
+            if decision is None:
+                self._decisions.pop(job_id, None)
+            else:
+                self._decisions[job_id] = decision
+
+    def orders(self, gangs: Iterable[Gang]) -> list[Order]:
+        """Return what the devices of gangs are to be set to: as the scheduler ordered, and else as decided here."""
+        found: list[Order] = []
+        for gang in gangs:
+            decision = self._decisions.get(gang.start.job_id) if gang.start else None
+            settings = gang.settings
+            if decision and not decision.dry_run and decision.devices == gang.devices and not _is_ordered(gang):
+                clock = {"clock_mhz": round(decision.clock_mhz)}
+                settings = (settings or DeviceControls(revision=0)).model_copy(update=clock)
+            if gang.holding and settings:
+                found.append(Order(gang.allocation_id, gang.devices, settings))
+        return found
+
+    def wanted_mhz(self, index: int) -> int | None:
+        """Return the clock that latency asks for on a device; None if it asks for none."""
+        for decision in self._decisions.values():
+            if index in decision.devices:
+                return round(decision.clock_mhz)
+        return None
+
+    def describe(self, now_s: float) -> list[dict[str, Any]]:
+        """Return the clocks decided, for troubleshooting."""
+        return [
+            {
+                "job_id": job_id,
+                "devices": list(decision.devices),
+                "policy": decision.policy.value,
+                "dry_run": decision.dry_run,
+                "clock_mhz": round(decision.clock_mhz),
+                "exceeded": decision.exceeded,
+                "reported_s_ago": round(now_s - self._heard_s[job_id], 1),
+            }
+            for job_id, decision in self._decisions.items()
+        ]
+
+    def _decision(
+        self, gang: Gang, seen: Seen, last: Decision | None, power_w: Callable[[Sequence[int]], float], now_s: float
+    ) -> Decision | None:
+        terms = seen.clocks
+        dry_run = terms.dry_run or self._following == "dry_run"
+        clocks = None if _is_ordered(gang) else self._clocks(gang, dry_run=dry_run)
+        if clocks is None:
+            return None
+        goes_on = last is not None and last.devices == gang.devices and not (last.dry_run or dry_run)
+        sample = seen.sample(last.clock_mhz if last and goes_on else clocks.highest, power_w(gang.devices))
+        if terms.policy is ClockPolicy.LEARNED:
+            learner = self._learner(gang, seen)
+            learner.add(sample)
+            clock_mhz = learned_clock(
+                learner, sample, terms.limits, clocks, terms.capacity, idle_w=terms.idle_w, config=terms.miad
+            )
+        else:
+            clock_mhz = miad_clock(sample.clock_mhz, sample.report, terms.limits, clocks, terms.miad)
+        exceeded = sample.report.exceeds(terms.limits)
+        if last is None or (last.policy, last.dry_run) != (terms.policy, dry_run):
+            log.info("clocks.follow", job_id=gang.start and gang.start.job_id, policy=terms.policy, dry_run=dry_run)
+        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded)
+
+    def _clocks(self, gang: Gang, *, dry_run: bool) -> Clocks | None:
+        """Return the clocks that all devices of a gang support and may be set to; None if there are none."""
+        devices = [self._devices[index] for index in gang.devices if index in self._devices]
+        may = bool(devices) and (dry_run or all(device.can_set_clock for device in devices))
+        try:
+            found = common_clocks([Clocks(tuple(map(float, sorted(each.clocks_mhz)))) for each in devices])
+        except DomainError:
+            may = False
+        else:
+            if may:
+                return found
+        if gang.start and gang.start.job_id not in self._unable:
+            self._unable.add(gang.start.job_id)
+            log.warning("clocks.not_settable", job_id=gang.start.job_id, devices=gang.devices)
+        return None
+
+    def _learner(self, gang: Gang, seen: Seen) -> ClockLearner:
+        """Return what is known of servers like this one: the same process on as many GPUs, for the same limits."""
+        assert gang.start is not None
+        spec, model = gang.start.spec, self._devices[gang.devices[0]].model
+        kind = (tuple(spec.command), spec.image, len(gang.devices), model, seen.clocks.limits)
+        learner = self._learners.pop(kind, None) or ClockLearner()
+        self._learners[kind] = learner  # the one used last comes last
+        if len(self._learners) > MOST_LEARNERS:
+            del self._learners[next(iter(self._learners))]
+        return learner
+
+    def _forget(self, job_id: str) -> None:
+        self._seen.pop(job_id, None)
+        self._heard_s.pop(job_id, None)
+        self._decisions.pop(job_id, None)
+
+
+class LatencyInbox:
+    """This node's stream of latency reports. It is read from its end on: what was missed is of no use any more."""
+
+    def __init__(self, redis: Redis, node_id: str, take: Callable[[LatencyReport], None], retry_s: float) -> None:
+        self._redis: Any = redis  # the library's types do not know that its answers are awaited
+        self._stream = latency_stream(node_id)
+        self._take = take
+        self._retry_s = retry_s
+        self._is_down = False
+
+    async def run(self) -> None:
+        """Pass on reports until cancelled; failures of Redis are retried."""
+        while True:
+            try:
+                newest = await self._redis.xrevrange(self._stream, count=1)
+                last = newest[0][0] if newest else "0-0"
+                self._is_down = False
+                while True:
+                    answer = await self._redis.xread({self._stream: last}, count=_BATCH, block=_BLOCK_MS)
+                    for _, entries in answer or []:
+                        for entry_id, fields in entries:
+                            last = entry_id
+                            self._read(fields.get(LATENCY_FIELD, ""))
+            except (RedisError, OSError) as error:
+                if not self._is_down:
+                    log.warning("latency.interrupted", error=str(error) or type(error).__name__)
+                self._is_down = True
+                await asyncio.sleep(self._retry_s)
+
+    def _read(self, text: str) -> None:
+        try:
+            report = LatencyReport.model_validate_json(text)
+        except ValidationError as error:
+            log.warning("latency.unreadable", error=str(error)[:500])
+            return
+        self._take(report)
+
+
+def _is_ordered(gang: Gang) -> bool:
+    """Whether the scheduler orders the clock of a gang's devices."""
+    return gang.settings is not None and gang.settings.clock_mhz is not None

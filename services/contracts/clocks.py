@@ -1,0 +1,56 @@
+"""Clocks of a pool's GPUs that follow latency: what an operator asks for, and what agents are sent with each report."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from services.contracts.schema import Flag, Int, Message, Real
+from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
+
+
+class ClockPolicy(StrEnum):
+    """How the clocks of a pool's GPUs are set."""
+
+    DEFAULT = "default"
+    """They are not: devices choose their clocks, or follow the policy in force."""
+    MIAD = "miad"
+    """Every second: times `factor` after a second in which a limit was exceeded, else lower by `step_mhz`."""
+    LEARNED = "learned"
+    """The clock of least predicted power that keeps the limits; MIAD until enough is known, and where it fails."""
+
+
+class PoolClocks(Message):
+    """How the clocks of a pool's GPUs follow the latency that routers report."""
+
+    policy: ClockPolicy = ClockPolicy.DEFAULT
+    dry_run: Flag = Field(default=False, description="Whether agents only say which clocks they would set.")
+    factor: Real = Field(default=2, gt=1, le=100, description="MIAD multiplies the clock by this; the paper's is 2.")
+    step_mhz: Real = Field(
+        default=100, gt=0, le=10_000, description="MIAD lowers the clock by this each second; the paper's is 100."
+    )
+
+    @property
+    def miad(self) -> MiadConfig:
+        """The parameters of MIAD."""
+        return MiadConfig(self.factor, self.step_mhz)
+
+
+class ServerClocks(PoolClocks):
+    """The same for one server, with the latency limits of the class that it serves now."""
+
+    max_ttft_ms: Real | None = Field(default=None, gt=0)
+    max_tbt_ms: Real | None = Field(default=None, gt=0)
+    max_e2e_s: Real | None = Field(default=None, gt=0)
+    capacity: Int = Field(default=64, ge=1, description="Requests that it is given at once.")
+    idle_w: Real = Field(default=0, ge=0, description="Its power without requests.")
+
+    @property
+    def limits(self) -> LatencyLimits:
+        """The latency limits, seconds."""
+        return LatencyLimits(_seconds(self.max_ttft_ms), _seconds(self.max_tbt_ms), self.max_e2e_s)
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else 1e-3 * ms
