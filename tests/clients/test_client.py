@@ -1,11 +1,15 @@
 """The Python client against a running gateway."""
 
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from tests.clients.conftest import Front
 from wattshift import ApiError, AsyncClient, Client, UnreachableError, WattshiftError
+from wattshift.models import SecretUseFields
+from wattshift.sources import Archive
 
 TRAIN = ["python3", "train.py", "--epochs", "3"]
 
@@ -45,6 +49,54 @@ def test_an_array_is_submitted_read_and_cancelled_as_one(client: Client) -> None
     assert client.release_array(array).state == "queued"
     assert client.cancel_array(made).tasks.cancelled == 4
     assert client.wait_array(made, timeout_s=20).state == "cancelled"
+
+
+def test_secrets_are_set_named_by_jobs_and_deleted(client: Client) -> None:
+    first = client.set_secret("HF_TOKEN", "hunter-2")
+    again = client.set_secret("HF_TOKEN", "hunter-3")
+    client.set_secret("HF_TOKEN", "hunter-4", project="vision")
+    listed = client.secrets()
+    uses: list[SecretUseFields] = [{"name": "HF_TOKEN", "env": "TOKEN"}]
+    job = client.job(client.submit(TRAIN, hold=True, secrets=uses))
+    client.delete_secret("HF_TOKEN")
+
+    assert (first.version, again.version) == (1, 2)
+    assert [(secret.name, secret.project, secret.version) for secret in listed] == [
+        ("HF_TOKEN", None, 2),
+        ("HF_TOKEN", "vision", 1),
+    ]
+    assert [(use.name, use.env) for use in job.spec.secrets or ()] == [("HF_TOKEN", "TOKEN")]
+    assert "hunter" not in repr((first, listed, job))
+    assert [secret.project for secret in client.secrets()] == ["vision"]
+    with pytest.raises(ApiError, match="There is no secret HF_TOKEN") as caught:
+        client.submit(TRAIN, secrets=uses)
+    assert caught.value.errors[0].pointer == "/secrets/0/name"
+
+
+def test_an_upload_that_broke_off_is_continued_and_is_not_sent_again(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noise").write_bytes(os.urandom(600_000))
+    with Archive(tmp_path) as archive:
+        path = f"/v1/uploads/{archive.sha256}"
+        client.request("PUT", path, json={"size_bytes": archive.size_bytes})
+        client.request("PUT", f"{path}/chunks/0", json={"data": archive.chunk(0)})
+    sent: list[int] = []
+    chunk = Archive.chunk
+
+    def noted(self: Archive, number: int) -> str:
+        sent.append(number)
+        return chunk(self, number)
+
+    monkeypatch.setattr(Archive, "chunk", noted)
+    source = client.upload(tmp_path)
+
+    assert sent == [1]
+    assert client.upload(tmp_path) == source
+    assert sent == [1]
+    job = client.job(client.submit(TRAIN, hold=True, source=source))
+    assert job.spec.source is not None
+    assert job.spec.source.upload == source.get("upload")
 
 
 def test_jobs_are_listed_over_all_pages(client: Client) -> None:

@@ -53,6 +53,9 @@ def test_a_job_is_followed_from_its_submission_to_its_footprint(client: Client) 
     wait_until(lambda: (done := client.job(job).progress) is not None and done.done == 5)
     wait_until(lambda: client.footprint(job).footprint.energy_j > 0)
     assert [event.type for event in client.events(job)][-1] == "job.succeeded"
+    explained = client.explain(job)
+    assert explained.ended is not None
+    assert (explained.state, explained.ended.exit_code, explained.ended.starts) == ("succeeded", 0, 1)
     assert client.prediction(job).job_id == job.id
     assert client.policy().name
     assert len(client.nodes()) == 2

@@ -20,7 +20,7 @@ from wattshift.errors import ApiError, FieldError, UnreachableError, WattshiftEr
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
-"""The states of a job that has ended."""
+"""The states of a job, an array or a simulation that has ended."""
 
 REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
@@ -36,7 +36,7 @@ AnyArray = str | models.JobArray | models.SubmittedJob
 """An array of jobs, or its id."""
 
 
-Ending = TypeVar("Ending", models.Job, models.JobArray)
+Ending = TypeVar("Ending", models.Job, models.JobArray, models.Simulation)
 """What can be waited for."""
 
 Gpus = int | tuple[int, int] | models.GpuRequestFields

@@ -401,16 +401,8 @@ class AsyncClient:
             TimeoutError: It has not ended within ``timeout_s``.
         """
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         made = (await self.request("POST", "/v1/simulations", json=request, headers=headers)).json()
-        for pause_s in polls():
-            found = read(models.Simulation, (await self.request("GET", f"/v1/simulations/{made['id']}")).json())
-            if found.status in FINAL:
-                return found
-            if until_s is not None and time.monotonic() + pause_s > until_s:
-                raise TimeoutError(f"{found.id} has not ended within {timeout_s:g} s")
-            await asyncio.sleep(pause_s)
-        raise AssertionError("polls never end")
+        return await self._ended(models.Simulation, f"/v1/simulations/{made['id']}", timeout_s, "status")
 
     # --- the cluster and its grids
 
@@ -522,15 +514,18 @@ class AsyncClient:
     async def _steer_array(self, array: AnyArray, action: str) -> models.JobArray:
         return read(models.JobArray, (await self.request("POST", f"/v1/arrays/{id_of(array)}/{action}")).json())
 
-    async def _ended(self, kind: type[Ending], path: str, timeout_s: float | None) -> Ending:
+    async def _ended(
+        self, kind: type[Ending], path: str, timeout_s: float | None, state: Literal["state", "status"] = "state"
+    ) -> Ending:
+        """Return what is at ``path`` once its field ``state`` says that it has ended."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         etag = None
         for pause_s in polls():
             answer = await self.request("GET", path, headers={"if-none-match": etag} if etag else None)
             if answer.status_code != 304:
-                found, etag = read(kind, answer.json()), answer.headers.get("etag")
-                if found.state in FINAL:
-                    return found
+                found, etag = answer.json(), answer.headers.get("etag")
+                if found[state] in FINAL:
+                    return read(kind, found)
             if until_s is not None and time.monotonic() + pause_s > until_s:
                 raise TimeoutError(f"{path.rpartition('/')[2]} has not ended within {timeout_s:g} s")
             await asyncio.sleep(pause_s)
