@@ -127,7 +127,7 @@ def test_the_first_commands_of_the_readme_work_as_pasted(home: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     (submit,) = (line for block in blocks for line in block.splitlines() if "wattshift submit" in line)
-    (curl,) = (block for block in blocks if block.startswith("curl"))
+    (curl,) = (block for block in blocks if block.startswith("curl") and "/v1/jobs" in block)
     up = stack.up(home / "data", nodes="2x4", env=environment_of(home))
     (home / "train.py").write_text("print('step 30000')\n")
     curl = curl.replace("http://127.0.0.1:8000", up.gateway_url).replace(".wattshift/admin.key", "data/admin.key")
@@ -149,6 +149,36 @@ def test_the_first_commands_of_the_readme_work_as_pasted(home: Path) -> None:
     assert json.loads(by_curl)["name"] == "bert"
     assert "step 30000" in followed
     assert "bert succeeded" in followed
+
+
+def test_the_readmes_commands_lead_to_a_streamed_answer_with_its_grams(home: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    (pools,) = (block.splitlines() for block in blocks if "wattshift pools set" in block)
+    (curl,) = (block for block in blocks if block.startswith("curl") and "/v1/chat/completions" in block)
+    nodes = pools[0].rpartition(" ")[2]
+    up = stack.up(home / "data", nodes=nodes, env=environment_of(home))
+    curl = curl.replace("http://127.0.0.1:8050", up.urls["router"]).replace(".wattshift/admin.key", "data/admin.key")
+    commands = [
+        f"cd {ROOT}",
+        pools[1],
+        f"until curl -sf {up.urls['router']}/metrics | grep -q 'server_up.*germany.* 1'; do sleep 0.5; done",
+        f"cd {home}",
+        curl,
+    ]
+
+    *_, answer = on_a_terminal(commands, home, environment_of(home))
+
+    assert [json.loads(line[6:])["object"] for line in answer if line.startswith("data: {")] == [
+        "chat.completion.chunk"
+    ] * 20
+    (comment,) = (line for line in answer if line.startswith(":"))
+    found = re.fullmatch(r": x-wattshift-gco2=(\S+) x-wattshift-wh=(\S+) x-wattshift-location=(\S+)", comment)
+    assert found, comment
+    assert float(found[1]) > 0
+    assert float(found[2]) > 0
+    assert found[3] in ("germany", "california")
+    assert "data: [DONE]" in answer
 
 
 def test_pages_and_terminals_are_compared_line_by_line() -> None:
