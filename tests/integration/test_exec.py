@@ -87,14 +87,14 @@ def test_only_its_tenants_users_may_run_commands(installation: Installation, cli
         call("POST", "/v1/tenants", body={"id": "others"})
     keys = {
         (tenant, role): call("POST", "/v1/keys", body={"tenant_id": tenant, "role": role})["secret"]
-        for tenant, role in (("others", "user"), ("default", "read_only"), ("default", "user"))
+        for tenant, role in (("others", "user"), ("default", "read_only"), ("default", "operator"))
     }
     refused = {("others", "user"): (404, "not_found"), ("default", "read_only"): (403, "forbidden")}
     for who, expected in refused.items():
         with Client(installation.gateway.url, keys[who]) as other, pytest.raises(ApiError) as error:
             other.exec(job, ["true"])
         assert (error.value.status, error.value.code) == expected
-    with Client(installation.gateway.url, keys["default", "user"]) as own:
+    with Client(installation.gateway.url, keys["default", "operator"]) as own:
         assert own.exec(job, ["true"]).exit_code == 0
         with client.stream(f"/v1/jobs/{job}/exec", method="POST", json={"command": ["sleep", "4001"]}) as answer:
             started = next(line for line in answer.iter_lines() if line.startswith("data: "))
