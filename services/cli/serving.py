@@ -28,6 +28,16 @@ BATCH_WINDOWS, BATCH_REQUESTS = 720, 50_000
 """Of one report: an hour, or less where much came."""
 WAIT_S = 0.5
 CARRIED = ("applied", "proposed")
+ASKED_BY = {
+    "clock": "the clock",
+    "request": "an operator",
+    "node_lost": "a node was lost",
+    "node_back": "a node is back",
+    "shortfall": "GPUs were taken",
+    "gpus_freed": "GPUs were freed",
+    "demand": "more demand",
+    "intensity": "another intensity",
+}
 Windows = dict[int, "array[int]"]
 """Input and output tokens of a window's requests, one after the other: a log may have millions."""
 
@@ -171,7 +181,7 @@ def list_plans(
     for plan in found:
         took = "-" if plan["plan_s"] is None else f"{plan['plan_s']:.1f} s"
         why = plan["failure"]["detail"] if plan["failure"] else ""
-        asked = {"clock": "the clock", "request": "an operator"}[plan["trigger"]]
+        asked = ASKED_BY.get(plan["trigger"], plan["trigger"].replace("_", " "))
         begins = plan["from_at"][:19].replace("T", " ")
         shown.add_row(plan["id"], begins, asked, str(plan["revision"]), _outcome(plan), took, why)
     console.print(shown if found else "no plans")

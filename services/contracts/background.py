@@ -31,6 +31,8 @@ class WorkFailureCode(StrEnum):
     INVALID_PROBLEM = "invalid_problem"
     UNAVAILABLE = "unavailable"
     """Another service that it needs did not answer."""
+    OUTDATED = "outdated"
+    """What it was made from has changed so much that the answer cannot be used."""
     INTERNAL = "internal"
 
 

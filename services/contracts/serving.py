@@ -374,6 +374,32 @@ class PlanOutcome(StrEnum):
     """The pool was changed or a newer plan was applied first."""
 
 
+class PlanTrigger(StrEnum):
+    """Why a plan was made."""
+
+    CLOCK = "clock"
+    """It was due."""
+    REQUEST = "request"
+    """An operator asked for it."""
+    NODE_LOST = "node_lost"
+    """A place has fewer GPUs than the plan before knew."""
+    NODE_BACK = "node_back"
+    """A place has more GPUs than the plan before knew."""
+    SHORTFALL = "shortfall"
+    """The instances that were planned do not fit any more: others have taken the GPUs."""
+    GPUS_FREED = "gpus_freed"
+    """The plan before lacked GPUs, and others have released some."""
+    DEMAND = "demand"
+    """More requests arrive than the plan before has capacity for."""
+    INTENSITY = "intensity"
+    """The carbon intensity is far from what the plan before was made for."""
+
+
+EVENTS = frozenset(PlanTrigger) - {PlanTrigger.CLOCK, PlanTrigger.REQUEST}
+RESCUES = frozenset({PlanTrigger.NODE_LOST, PlanTrigger.SHORTFALL})
+"""Events after which planned instances have nowhere to run."""
+
+
 class DemandForecast(Message):
     """The predicted peak rates of one partition."""
 
@@ -406,7 +432,11 @@ class PlanForecasts(Message):
     step_s: float
     demand: dict[str, DemandForecast] = Field(description="Demand by partition.")
     intensity: dict[str, PlaceIntensity] = Field(description="Carbon intensity by place.")
-    gpus: dict[str, dict[str, int]] = Field(description="Number of GPUs by place and model.")
+    gpus: dict[str, dict[str, int]] = Field(description="Number of GPUs that the pool could have, by place and model.")
+    installed: dict[str, dict[str, int]] = Field(
+        default_factory=dict[str, dict[str, int]],
+        description="Number of GPUs of nodes that accept work, whoever holds them, by place and model.",
+    )
 
 
 class PoolPlanSummary(Message):
@@ -415,7 +445,7 @@ class PoolPlanSummary(Message):
     id: str
     pool: str
     revision: int = Field(description="Revision of the spec that it was made for.")
-    trigger: Literal["clock", "request"]
+    trigger: PlanTrigger
     from_at: Instant
     deadline_at: Instant = Field(description="A plan that is not ready by then is late.")
     state: WorkState

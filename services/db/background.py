@@ -48,11 +48,13 @@ class WorkRepository:
         summary: Sequence[ColumnElement[Any]],
         *,
         swept: ColumnElement[bool] | None = None,
+        urgent: ColumnElement[bool] | None = None,
     ) -> None:
         """Take the tables, the name of one piece of work, and the columns that lists show beside the usual ones.
 
         Without a table of submissions no draft may have an idempotency key. With ``swept`` the sweeper is limited to
-        that condition: a table whose work goes to several queues has a sweeper for each.
+        that condition: a table whose work goes to several queues has a sweeper for each. Work that is ``urgent`` is
+        listed as queued before all other.
         """
         self._engine = engine
         self._work = work
@@ -61,6 +63,7 @@ class WorkRepository:
         self._what = what
         self._summary = (*(work.c[name] for name in SHOWN), *summary)
         self._swept = literal(True) if swept is None else swept
+        self._urgency = () if urgent is None else (urgent.desc(),)
 
     async def ping(self) -> None:
         """Return once the database has answered."""
@@ -251,7 +254,7 @@ class WorkRepository:
                     and_(work.c.enqueued_at.is_(None), work.c.submitted_at < _from_now(-enqueued_before_s)),
                 ),
             )
-            .order_by(work.c.enqueued_at.asc().nulls_first(), work.c.id)
+            .order_by(*self._urgency, work.c.enqueued_at.asc().nulls_first(), work.c.id)
         )
         async with self._engine.connect() as connection:
             return (await connection.execute(query)).scalars().all()

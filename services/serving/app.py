@@ -23,6 +23,7 @@ from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
+from services.serving.planning.watch import EventWatch
 from services.serving.planning.workers import PlanWorkers
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
@@ -63,11 +64,12 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.pools = Pools(repository, zones, plans, settings.plan_interval_s)
             app.state.traffic = traffic
             app.state.endpoints = Endpoints(repository, settings, zones.signals)
-            app.state.routing = routing = Routing(repository, Intensities(carbon), settings)
+            intensities = Intensities(carbon)
+            app.state.routing = routing = Routing(repository, intensities, settings)
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
-                Planner(plans, settings.plan_look_s),
+                Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
                 Controller(repository, ServerJobs(admission), prober, settings, held=routing.held),
             )

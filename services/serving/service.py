@@ -17,6 +17,7 @@ from services.contracts.serving import (
     InstanceList,
     InstanceQuery,
     PlanMode,
+    PlanTrigger,
     Pool,
     PoolList,
     PoolPlanDetail,
@@ -142,7 +143,7 @@ class Pools:
         async with self._repository.writing() as queries:  # first: nothing is done that is not written down
             await self._locked(queries, name, caller)
             await queries.pools.audit(caller, "pool.plan_requested", name)
-        return await self._plans.find(name, await self._plans.submit(name, "request", caller))
+        return await self._plans.find(name, await self._plans.submit(name, PlanTrigger.REQUEST, caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
         """Put a proposed plan in force; repeating that changes nothing.

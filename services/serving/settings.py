@@ -79,6 +79,17 @@ class ServingSettings(WorkSettings):
         validation_alias=_renamed("PLAN_RETRY_S"),
     )
 
+    plan_settle_s: float = Field(
+        default=5,
+        ge=0,
+        description="How long an event lasts before a pool is planned because of it; lost GPUs count at once.",
+    )
+    plan_event_gap_s: float = Field(
+        default=60,
+        ge=0,
+        description="Minimum time between two plans of a pool because of events; a sixth of it after lost GPUs.",
+    )
+
     plan_workers: int = Field(default=1, ge=1, description="Plans made at once, each in a process of its own.")
 
     instance_look_s: float = Field(

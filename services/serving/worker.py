@@ -1,9 +1,11 @@
 """Makes plans of pools, one after the other: ``python -m services.serving.worker``, which serving starts itself.
 
-A worker claims a plan that waits, reads everything at that moment (traffic, carbon forecasts, nodes, instances),
-predicts the demand, and has the optimizer solve the problem. The problem is kept with the plan before the optimizer is
-asked, and the plan's id is the solve's idempotency key, so that a worker that resumes the plan after a crash asks for
-the same solve.
+A worker claims a plan that waits, reads the traffic and predicts the demand, waits for its turn over the GPUs that it
+shares with other workers, reads carbon forecasts, nodes and instances, and has the optimizer solve the problem. Its
+turn ends when the answer is written, so that the next worker knows what is no longer free. The problem is kept with the
+plan before the optimizer is asked, and the plan's id is the solve's idempotency key, so that a worker that resumes the
+plan after a crash asks for the same solve. It resumes without a turn; whether the plan still fits is checked again when
+it is applied.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from services.contracts.background import WorkFailure, WorkFailureCode, WorkReco
 from services.contracts.optimize import Solve
 from services.contracts.pools import PoolsRequest, PoolsResult
 from services.contracts.schema import Message
-from services.contracts.serving import DemandForecast, PlanForecasts, PoolPlanResult, PoolSpec
+from services.contracts.serving import DemandForecast, PlanForecasts, PlanTrigger, PoolPlanResult, PoolSpec
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S
 from services.core.solvers.model import SolveStatus
@@ -39,10 +41,13 @@ from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
 from services.kit.settings import settings_or_exit
 from services.serving.carbon import place_intensities
+from services.serving.planning.cluster import Cluster, gpus_by_place
 from services.serving.planning.demand import predict_demand
-from services.serving.planning.problem import check_signals, gpus_by_place, problem_of, result_of
-from services.serving.repository.cluster import read_known
+from services.serving.planning.problem import check_signals, problem_of, result_of
+from services.serving.repository import ServingRepository
+from services.serving.repository.cluster import OwnState, read_cluster, read_own, read_traffic
 from services.serving.repository.plans import plan_repository
+from services.serving.repository.turns import Turn
 from services.serving.settings import ServingSettings
 from services.serving.solver import NotSolvedError, PlanSolver
 
@@ -53,6 +58,8 @@ SPARE_S = 2.0
 IDLE_S = 10.0
 """A worker without a plan ends after so long; until then the next plan is spared its start."""
 LOOK_S = 0.5
+TURN_WITHIN_S = 60.0
+"""A worker that holds its turn for longer stands still; the plan is then checked against others' when it is applied."""
 HARD_LIMIT_S = 30.0
 """After the soft time limit: for code that does not come back to Python."""
 
@@ -70,12 +77,14 @@ class PlanWork:
 
     Attributes:
         pool: The pool's name.
+        trigger: Why it is made.
         spec: What it was when the plan was submitted.
         from_at: When the plan begins.
         deadline_s: When an answer is late, less what is done besides solving; on this process's monotonic clock.
     """
 
     pool: str
+    trigger: PlanTrigger
     spec: PoolSpec
     from_at: datetime
     deadline_s: float
@@ -84,9 +93,11 @@ class PlanWork:
 class PlanMaker:
     """Makes the plans that a worker has claimed."""
 
-    def __init__(self, settings: ServingSettings) -> None:
+    def __init__(self, engine: AsyncEngine, settings: ServingSettings) -> None:
+        self._repository = ServingRepository(engine)
         self._settings = settings
         self._solver: PlanSolver | None = None
+        self.turn = Turn(settings.database_url)
 
     def answer(self, work: WorkRecord, worker: Worker) -> Any:
         """Return the plan, or why there is none."""
@@ -96,7 +107,13 @@ class PlanMaker:
         if kept := document.pop("asked", None):
             asked = AskedPlan.model_validate(kept)
         else:
-            plan = PlanWork(columns["pool"], PoolSpec.model_validate(document["spec"]), columns["from_at"], deadline_s)
+            plan = PlanWork(
+                columns["pool"],
+                PlanTrigger(columns["trigger"]),
+                PoolSpec.model_validate(document["spec"]),
+                columns["from_at"],
+                deadline_s,
+            )
             prepared = self._prepare(plan, worker)
             if isinstance(prepared, WorkFailure):
                 return prepared
@@ -125,38 +142,51 @@ class PlanMaker:
 
     def _prepare(self, plan: PlanWork, worker: Worker) -> AskedPlan | WorkFailure:
         settings, spec = self._settings, plan.spec
-        known = worker.ask(lambda: read_known(settings.database_url, plan.pool, spec))
-        from_s = max(plan.from_at.timestamp(), known.now_s)
-        try:
-            intensity = worker.ask(lambda: place_intensities(settings, spec, from_s, known.now_s))
-        except ProblemError as error:
-            return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=error.detail)
-        check_signals(spec, intensity)
+        now_s, logs = worker.ask(lambda: read_traffic(settings.database_url, plan.pool, spec))
+        from_s = max(plan.from_at.timestamp(), now_s)
         demand: dict[str, DemandForecast] = {}
         for part in spec.partitions:
             if time.monotonic() >= plan.deadline_s:
                 return _too_late("The forecasts took until the deadline.")
             demand[part.name] = predict_demand(
                 part,
-                known.logs[part.name],
+                logs[part.name],
                 from_s=from_s,
-                now_s=known.now_s,
+                now_s=now_s,
                 head_room=spec.head_room,
                 max_age_s=settings.traffic_max_age_s,
+                is_surge=plan.trigger is PlanTrigger.DEMAND,
             )
-        gpus = gpus_by_place(spec, known.nodes)
+        try:
+            intensity = worker.ask(lambda: place_intensities(settings, spec, from_s, now_s))
+        except ProblemError as error:
+            return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=error.detail)
+        check_signals(spec, intensity)
+        left_s = plan.deadline_s - time.monotonic()
+        if left_s <= 0:
+            return _too_late("The forecasts took until the deadline.")
+        if not worker.ask(lambda: self.turn.take(spec, min(TURN_WITHIN_S, left_s / 2))):
+            log.warning("plan.out_of_turn", pool=plan.pool)
+        cluster, own = worker.ask(lambda: self._read(plan.pool))
+        gpus = gpus_by_place(spec, cluster.nodes_for(plan.pool))
+        installed = gpus_by_place(spec, cluster.installed())
         limit_s = plan.deadline_s - time.monotonic()
         if limit_s <= 0:
-            return _too_late("The forecasts took until the deadline.")
+            return _too_late("Other plans of the same GPUs took until the deadline.")
         return AskedPlan(
-            request=problem_of(spec, demand, intensity, gpus, known.instances, limit_s, known.in_force),
+            request=problem_of(spec, demand, intensity, gpus, own.instances, limit_s, own.in_force),
             forecasts=PlanForecasts(
                 step_s=STEP_S,
                 demand=demand,
                 intensity=intensity,
                 gpus={place: dict(has.models) for place, has in gpus.items()},
+                installed={place: dict(has.models) for place, has in installed.items()},
             ),
         )
+
+    async def _read(self, pool: str) -> tuple[Cluster, OwnState]:
+        async with self._repository.reading() as queries:
+            return await read_cluster(queries.connection), await read_own(queries.connection, pool)
 
     async def _solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
         settings = self._settings
@@ -175,13 +205,13 @@ def plan_worker(
     engine: AsyncEngine, settings: ServingSettings, *, on_lost_claim: Callable[[], None] | None = None
 ) -> Worker:
     """Return a worker that plans pools; one that loses its claim ends its process."""
-    maker = PlanMaker(settings)
+    maker = PlanMaker(engine, settings)
     leaving: set[asyncio.Task[None]] = set()
 
     def leave() -> None:
         leaving.add(asyncio.get_running_loop().create_task(maker.give_up()))
 
-    return Worker(
+    worker = Worker(
         "plan",
         plan_repository(engine),
         maker.answer,
@@ -189,7 +219,9 @@ def plan_worker(
         took="plan_s",
         is_away=is_connection_error,
         on_lost_claim=on_lost_claim or leave,
+        on_written=lambda: worker.ask(maker.turn.end),
     )
+    return worker
 
 
 def _result(asked: AskedPlan, solve: Solve) -> Any:
@@ -250,12 +282,12 @@ def main() -> None:
     idle_since_s = time.monotonic()
     while time.monotonic() - idle_since_s < IDLE_S:
         waiting = worker.ask(lambda: store.queued(0))
-        for plan_id in waiting:
-            with time_limit(limit_s):
-                worker.run(plan_id)
-            idle_since_s = time.monotonic()
         if not waiting:
             time.sleep(LOOK_S)
+            continue
+        with time_limit(limit_s):  # the first alone: a more urgent one may have come by the time it is made
+            worker.run(waiting[0])
+        idle_since_s = time.monotonic()
     worker.close(engine.dispose())
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
+from services.cli.serving import ASKED_BY
+from services.contracts.serving import PlanTrigger
 from tests.support.services import services
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pools" / "two-zones.json"
@@ -205,3 +207,7 @@ def test_refusals_have_exit_codes(wattshift: Any, tmp_path: Path) -> None:
         with pytest.raises(CliError, match=says) as refused:
             wattshift(*words)
         assert refused.value.exit_code == exit_code, words
+
+
+def test_every_trigger_of_a_plan_has_words() -> None:
+    assert ASKED_BY.keys() == set(PlanTrigger)

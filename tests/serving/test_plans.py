@@ -4,103 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.background import WorkFailure, WorkFailureCode
 from services.contracts.identity import Identity, Role
-from services.contracts.pools import PoolsResult
 from services.contracts.problems import ProblemCode
-from services.contracts.serving import PlanForecasts, PlanMode, PlanOutcome, PoolPlanQuery, PoolPlanResult
-from services.core.solvers.model import Backend, SolveStatus
-from services.db.database import connect
-from services.db.engine import create_engine
+from services.contracts.serving import PlanMode, PlanOutcome, PlanTrigger, PoolPlanQuery, PoolPlanResult
 from services.kit.problems import ProblemError
-from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
-from services.serving.settings import ServingSettings
 from tests.serving.pools import a_spec, add_pool, revise
+from tests.serving.world import ANSWER, World, a_world
 
 OPERATOR = Identity(tenant_id="ops", role=Role.OPERATOR, key_id="key_ops")
-ANSWER = PoolPlanResult(
-    forecasts=PlanForecasts(step_s=300, demand={}, intensity={}, gpus={}),
-    plan=PoolsResult(status=SolveStatus.OPTIMAL, solver=Backend.HIGHS, partition="one"),
-).model_dump(mode="json")
 AWAY = WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail="The carbon service does not answer; try again.")
-
-
-@dataclass
-class World:
-    """A planner, its database, and a hand in place of the worker."""
-
-    engine: AsyncEngine
-    database: Any
-    plans: Plans
-    settings: ServingSettings
-
-    async def look(self) -> None:
-        await Planner(self.plans, 1).look()
-
-    async def of(self, pool: str) -> list[Any]:
-        return await self.database.fetch("SELECT * FROM pool_plans WHERE pool = $1 ORDER BY id", pool)
-
-    async def outcomes(self, pool: str) -> list[tuple[str, str | None]]:
-        return [(plan["state"], plan["outcome"]) for plan in await self.of(pool)]
-
-    async def in_force(self, pool: str) -> str | None:
-        return await self.database.fetchval("SELECT plan_id FROM pools WHERE name = $1", pool)
-
-    async def answer(self, plan_id: str, answer: Any = None) -> bool:
-        store = plan_repository(self.engine)
-        assert await store.claim(plan_id, "hand", 60)
-        if isinstance(answer, WorkFailure):
-            return await store.fail(plan_id, "hand", answer)
-        return await store.succeed(plan_id, "hand", answer or ANSWER)
-
-    async def answered(self, pool: str, answer: Any = None) -> str:
-        """Have the newest plan answered and judged; return its id."""
-        plan_id = (await self.of(pool))[-1]["id"]
-        await self.answer(plan_id, answer)
-        await self.look()
-        return plan_id
-
-    async def planned(self, pool: str, **spec: Any) -> str:
-        """Make a pool and have its first plan answered and judged; return the plan's id."""
-        await add_pool(self.database, pool, a_spec(**spec))
-        await self.look()
-        return await self.answered(pool)
-
-    async def shift(self, pool: str, by: timedelta) -> None:
-        """Have all that happened to a pool's plans have happened so much earlier."""
-        slots = timedelta(weeks=by // timedelta(weeks=1))
-        await self.database.execute(
-            "UPDATE pool_plans SET slot_at = slot_at - $2::interval WHERE pool = $1", pool, slots
-        )
-        for column in ("from_at", "deadline_at", "submitted_at", "started_at", "ended_at", "decided_at"):
-            await self.database.execute(
-                f"UPDATE pool_plans SET {column} = {column} - $2::interval WHERE pool = $1", pool, by
-            )
-        await self.database.execute("UPDATE pools SET created_at = created_at - $2::interval WHERE name = $1", pool, by)
-        made_at = "problem = jsonb_set(problem, '{made_at}', to_jsonb((SELECT created_at FROM pools WHERE name = $1)))"
-        await self.database.execute(f"UPDATE pool_plans SET {made_at} WHERE pool = $1", pool)
 
 
 @pytest.fixture
 async def world(database_url: str) -> AsyncIterator[World]:
-    made = {"database_url": database_url, "plan_interval_s": 604_800, "plan_lead_s": 0}
-    settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, plan_retry_s=1e-6, **made)  # type: ignore[arg-type]
-    engine = create_engine(database_url, pool_size=10)
-    database = await connect(database_url, application_name="test")
-    await database.execute("TRUNCATE pools, pool_plans, audit_log")
-    yield World(engine, database, Plans(ServingRepository(engine), plan_repository(engine), settings), settings)
-    await database.close()
-    await engine.dispose()
+    async with a_world(database_url) as world:
+        yield world
 
 
 async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> None:
@@ -124,7 +50,7 @@ async def test_a_slot_is_planned_ahead(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
     plans = Plans(ServingRepository(world.engine), plan_repository(world.engine), settings)
     await add_pool(world.database, "ahead", a_spec())
-    await plans.submit("ahead", "clock")
+    await plans.submit("ahead", PlanTrigger.CLOCK)
     (plan,) = await world.of("ahead")
     assert plan["from_at"] == plan["slot_at"] > plan["submitted_at"]
 
@@ -133,11 +59,11 @@ async def test_who_asks_again_ahead_of_a_slot_gets_another_plan(world: World) ->
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
     plans = Plans(ServingRepository(world.engine), plan_repository(world.engine), settings)
     await add_pool(world.database, "again", a_spec())
-    first = await plans.submit("again", "request")
-    assert await plans.submit("again", "request") == first, "it is being made"
+    first = await plans.submit("again", PlanTrigger.REQUEST)
+    assert await plans.submit("again", PlanTrigger.REQUEST) == first, "it is being made"
     await world.answer(first)
     await plans.decide(first)
-    second = await plans.submit("again", "request")
+    second = await plans.submit("again", PlanTrigger.REQUEST)
     assert second != first
     assert len({plan["from_at"] for plan in await world.of("again")}) == 1
 
@@ -251,14 +177,14 @@ async def refused(world: World, plan_id: str) -> ProblemCode:
 
 async def test_what_is_no_proposal_any_more_is_not_applied(world: World) -> None:
     older = await world.planned("r", mode=PlanMode.FIXED)
-    waiting = await world.plans.submit("r", "request", OPERATOR)
+    waiting = await world.plans.submit("r", PlanTrigger.REQUEST, OPERATOR)
     assert await refused(world, waiting) == ProblemCode.INVALID_TRANSITION
     newer = await world.answered("r")
     assert newer == waiting
     await world.plans.apply(newer, OPERATOR)
     assert await world.outcomes("r") == [("succeeded", "superseded"), ("succeeded", "applied")]
     assert await refused(world, older) == ProblemCode.INVALID_TRANSITION
-    proposal = await world.plans.submit("r", "request", OPERATOR)
+    proposal = await world.plans.submit("r", PlanTrigger.REQUEST, OPERATOR)
     await world.answered("r")
     await revise(world.database, "r", a_spec(mode=PlanMode.FIXED, gap=0.1))
     assert await refused(world, proposal) == ProblemCode.CONFLICT
@@ -268,15 +194,15 @@ async def test_what_is_no_proposal_any_more_is_not_applied(world: World) -> None
 
 async def test_a_request_makes_a_plan_beside_the_clocks_and_waits_for_one_under_way(world: World) -> None:
     await world.planned("q")
-    asked = await world.plans.submit("q", "request", OPERATOR)
-    assert await world.plans.submit("q", "request", OPERATOR) == asked
+    asked = await world.plans.submit("q", PlanTrigger.REQUEST, OPERATOR)
+    assert await world.plans.submit("q", PlanTrigger.REQUEST, OPERATOR) == asked
     plan = (await world.of("q"))[-1]
     assert (plan["id"], plan["trigger"], plan["key_id"], plan["tenant_id"]) == (asked, "request", "key_ops", "acme")
     await world.answered("q")
     assert await world.in_force("q") == asked
-    assert await world.plans.submit("q", "request", OPERATOR) != asked
+    assert await world.plans.submit("q", PlanTrigger.REQUEST, OPERATOR) != asked
     with pytest.raises(ProblemError, match="no such pool"):
-        await world.plans.submit("nowhere", "request", OPERATOR)
+        await world.plans.submit("nowhere", PlanTrigger.REQUEST, OPERATOR)
 
 
 async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
@@ -284,7 +210,7 @@ async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
     await world.look()
     older = (await world.of("o"))[0]["id"]
     await world.database.execute("UPDATE pool_plans SET deadline_at = now() - interval '1 s' WHERE id = $1", older)
-    newer = await world.plans.submit("o", "request", OPERATOR)
+    newer = await world.plans.submit("o", PlanTrigger.REQUEST, OPERATOR)
     await world.database.execute("UPDATE pool_plans SET deadline_at = now() + interval '1 h' WHERE id = $1", older)
     await world.answer(newer)
     assert await world.plans.decide(newer) is PlanOutcome.APPLIED
@@ -293,12 +219,12 @@ async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
 
 async def test_a_deleted_pool_is_not_planned_and_one_made_anew_knows_nothing_of_it(world: World) -> None:
     first = await world.planned("d")
-    waiting = await world.plans.submit("d", "request", OPERATOR)
+    waiting = await world.plans.submit("d", PlanTrigger.REQUEST, OPERATOR)
     await world.database.execute("UPDATE pools SET deleted_at = now() WHERE name = 'd'")
     await world.look()
     assert (await world.of("d"))[-1]["outcome"] == "superseded"
     with pytest.raises(ProblemError, match="being deleted"):
-        await world.plans.submit("d", "request", OPERATOR)
+        await world.plans.submit("d", PlanTrigger.REQUEST, OPERATOR)
     await world.database.execute("DELETE FROM pools")
     await world.planned("d")
     listed = (await world.plans.page("d", PoolPlanQuery())).items
@@ -311,7 +237,7 @@ async def test_a_deleted_pool_is_not_planned_and_one_made_anew_knows_nothing_of_
 async def test_plans_are_listed_and_read(world: World) -> None:
     made = [await world.planned("p")]
     for _ in range(3):
-        made.append(await world.plans.submit("p", "request", OPERATOR))
+        made.append(await world.plans.submit("p", PlanTrigger.REQUEST, OPERATOR))
         await world.answered("p", None if len(made) < 4 else AWAY)
     first = await world.plans.page("p", PoolPlanQuery(limit=3))
     rest = await world.plans.page("p", PoolPlanQuery(limit=3, cursor=first.next_cursor))
@@ -327,7 +253,7 @@ async def test_plans_are_listed_and_read(world: World) -> None:
 
 async def test_old_plans_are_deleted_but_not_the_one_in_force(world: World) -> None:
     first = await world.planned("k")
-    second = await world.plans.submit("k", "request", OPERATOR)
+    second = await world.plans.submit("k", PlanTrigger.REQUEST, OPERATOR)
     await world.answered("k")
     await world.shift("k", timedelta(days=40))
     assert await plan_repository(world.engine).forget_ended(30) == 1

@@ -14,17 +14,8 @@ from services.contracts.serving import DemandForecast, PlaceIntensity, PoolSpec
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.serving.instances import InstanceTerms
-from services.serving.planning.problem import (
-    Need,
-    Node,
-    Running,
-    check_signals,
-    gpus_by_place,
-    intensity_of,
-    problem_of,
-    result_of,
-    without_needs,
-)
+from services.serving.planning.cluster import Need, Node, gpus_by_place, without_needs
+from services.serving.planning.problem import Running, check_signals, intensity_of, problem_of, result_of
 from tests.serving.pools import ZONE, a_spec
 
 

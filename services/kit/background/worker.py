@@ -47,6 +47,7 @@ class Worker:
         took: str,
         is_away: Callable[[BaseException], bool],
         on_lost_claim: Callable[[], None] = leave_process,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a worker.
 
@@ -59,6 +60,7 @@ class Worker:
             took: Column for how long the work took, in seconds.
             is_away: Whether an exception means that the database does not answer.
             on_lost_claim: Ends the work when its claim was lost, so that its result is not needed any more.
+            on_written: Called in the main thread once an answer was written, or could not be.
         """
         self.progress: dict[str, Any] = {}
         self._what = what
@@ -68,6 +70,7 @@ class Worker:
         self._took = took
         self._is_away = is_away
         self._on_lost_claim = on_lost_claim
+        self._on_written = on_written
         self._claimed: tuple[str, str] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="claims", daemon=True)
@@ -91,7 +94,10 @@ class Worker:
             answer = WorkFailure(code=WorkFailureCode.TIME_LIMIT, detail="It exceeded its time limit.")
         finally:
             renewal.cancel()
-        self._write(work_id, claim, answer, time.monotonic() - began_s)
+        try:
+            self._write(work_id, claim, answer, time.monotonic() - began_s)
+        finally:
+            self._on_written()
 
     def ask(self, query: Callable[[], Awaitable[R]]) -> R:
         """Run a query on the event loop's thread, and repeat it while the database is unreachable."""

@@ -13,6 +13,7 @@ from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDO
 
 HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS
+SURGE_WINDOWS = 12
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,19 @@ class RequestLog:
 
 
 def predict_demand(
-    part: PoolPartition, log: RequestLog, *, from_s: float, now_s: float, head_room: float, max_age_s: float
+    part: PoolPartition,
+    log: RequestLog,
+    *,
+    from_s: float,
+    now_s: float,
+    head_room: float,
+    max_age_s: float,
+    is_surge: bool = False,
 ) -> DemandForecast:
     """Return the peaks to plan for in six steps from ``from_s`` on.
+
+    In a surge, when more requests arrive than were planned for, the first step has at least the greatest rate of the
+    last minute: forecasters that learn from days do not know it yet.
 
     If the log ended more than ``max_age_s`` ago, or is shorter than a step, they are the spec's assumed rates, or the
     greatest peak of the last known day if that is more; with neither, there is no demand.
@@ -63,6 +74,9 @@ def predict_demand(
         peaks, is_assumed = np.repeat(rates[None], STEPS_AHEAD, axis=0), True
         why = "no whole step was reported" if age_s <= max_age_s else f"the log ended {age_s:.0f} s ago"
         left_out = {each.name: why if len(counts) else "nothing was reported" for each in candidates()}
+    if is_surge:
+        peaks = peaks.copy()
+        peaks[0] = np.maximum(peaks[0], counts[-SURGE_WINDOWS:].max(axis=0, initial=0) / WINDOW_S)
     return DemandForecast(
         method=method,
         is_assumed=is_assumed,

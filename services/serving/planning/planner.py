@@ -1,23 +1,26 @@
-"""Has every pool planned each half hour, and decides the outcomes of plans.
+"""Has every pool planned each half hour and at events, and decides the outcomes of plans.
 
 A loop in the service, as the sweeper is one. Any number of services may run it: the clock's plan for a slot is one row,
-and its outcome is decided once.
+so is that for an event, and an outcome is decided once.
 """
 
 from __future__ import annotations
 
 import contextlib
 
+from services.contracts.serving import PlanTrigger
 from services.kit.problems import ProblemError
 from services.kit.tasks import repeat
 from services.serving.planning.plans import Plans
+from services.serving.planning.watch import EventWatch
 
 
 class Planner:
-    """Finds the plans that have an answer, and the pools that are due."""
+    """Finds the plans that have an answer, and the pools that are due or to which something has happened."""
 
-    def __init__(self, plans: Plans, look_s: float) -> None:
+    def __init__(self, plans: Plans, watch: EventWatch, look_s: float) -> None:
         self._plans = plans
+        self._watch = watch
         self._look_s = look_s
 
     async def run(self) -> None:
@@ -28,6 +31,9 @@ class Planner:
         """Decide the outcomes of plans that have an answer or never will, then submit those that are due."""
         for plan_id in await self._plans.undecided():
             await self._plans.decide(plan_id)
+        for standing, event in await self._watch.look():
+            with contextlib.suppress(ProblemError):
+                await self._plans.submit(standing.pool, event, after=standing)
         for due in await self._plans.due():
             with contextlib.suppress(ProblemError):  # deleted since
-                await self._plans.submit(due.pool, "clock", deadline_at=due.deadline_at)
+                await self._plans.submit(due.pool, PlanTrigger.CLOCK, deadline_at=due.deadline_at)

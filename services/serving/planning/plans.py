@@ -6,25 +6,36 @@ applied is in force in the same transaction, so that a crash leaves it either un
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from services.contracts.background import Draft, WorkProblem, WorkState
+from services.contracts.background import Draft, WorkFailure, WorkFailureCode, WorkProblem, WorkState
 from services.contracts.identity import Identity
 from services.contracts.problems import ProblemCode
-from services.contracts.serving import PlanMode, PlanOutcome, PoolPlanDetail, PoolPlanList, PoolPlanQuery
+from services.contracts.serving import (
+    PlanMode,
+    PlanOutcome,
+    PlanTrigger,
+    PoolPlanDetail,
+    PoolPlanList,
+    PoolPlanQuery,
+    PoolPlanResult,
+    PoolSpec,
+)
 from services.kit.background.work_queue import sha256
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
-from services.serving.repository import ServingRepository
+from services.serving.planning.cluster import gpus_by_place, misfits
+from services.serving.planning.events import Standing, is_any_less
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.cluster import read_cluster
 from services.serving.repository.plans import Due, LockedPool, PlanRecord, PlanRepository, Slot
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
-
-Trigger = Literal["clock", "request"]
 
 PLAN_ID = r"plan_[0-9a-z]{26}"
 MOST_PENDING = 100_000
@@ -46,10 +57,11 @@ class Plans:
     async def submit(
         self,
         pool: str,
-        trigger: Trigger,
+        trigger: PlanTrigger,
         caller: Identity | None = None,
         *,
         deadline_at: datetime | None = None,
+        after: Standing | None = None,
     ) -> str:
         """Have a pool planned; return the plan's id.
 
@@ -62,6 +74,7 @@ class Plans:
             caller: For a request.
             deadline_at: When an answer is late; by default some time after the plan begins, and for a first plan at its
                 end.
+            after: For an event: the plan that it is about. However many services notice the event, it is planned once.
 
         Raises:
             ProblemError: 404 where there is no such pool, 409 for one that is being deleted.
@@ -72,11 +85,13 @@ class Plans:
                 raise not_found("pool")
             if slot.pool.deleted_at is not None:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"Pool {pool} is being deleted.")
-            if trigger == "request" and (pending := await queries.plans.pending(slot.pool)):
+            if trigger is PlanTrigger.REQUEST and (pending := await queries.plans.pending(slot.pool)):
                 return pending
         # A pool that nothing was planned for yet has no plan to keep: any answer within its half hour is a good one.
         patience = self._interval if slot.pool.plan_id is None else self._late
-        draft = _draft(slot, trigger, caller, deadline_at or slot.from_at + patience)
+        if after is not None:
+            slot = replace(slot, slot_at=after.slot_at, from_at=slot.now)
+        draft = _draft(slot, trigger, caller, deadline_at or slot.from_at + patience, after)
         submitted = await self._store.submit(draft, MOST_PENDING)
         if submitted.is_new:
             log.info("plan.submitted", id=submitted.id, pool=pool, trigger=trigger, revision=slot.pool.revision)
@@ -99,11 +114,13 @@ class Plans:
             if found is None or found[1].outcome is not None:
                 return None
             pool, plan = found
-            outcome = self._outcome(pool, plan)
+            outcome, failure = self._outcome(pool, plan), None
+            if outcome is PlanOutcome.APPLIED and (lacking := await _lacking(queries, plan)):
+                outcome, failure = PlanOutcome.FAILED, WorkFailure(code=WorkFailureCode.OUTDATED, detail=lacking)
             if outcome is not None:
-                await queries.plans.decide(plan, outcome)
+                await queries.plans.decide(plan, outcome, failure)
         if outcome is not None:
-            log.info(f"plan.{outcome}", id=plan_id, pool=plan.pool)
+            log.info(f"plan.{outcome}", id=plan_id, pool=plan.pool, why=failure and failure.detail)
         return outcome
 
     async def apply(self, plan_id: str, caller: Identity | None) -> None:
@@ -111,7 +128,7 @@ class Plans:
 
         Raises:
             ProblemError: 404 where there is no such plan, 409 ``invalid_transition`` for one that is no proposal,
-                ``conflict`` where the pool was changed or a newer plan applied since.
+                ``conflict`` where the pool was changed, a newer plan applied or its GPUs taken since.
         """
         async with self._repository.writing() as queries:
             found = await queries.plans.lock(plan_id)
@@ -128,6 +145,8 @@ class Plans:
                 raise ProblemError(409, ProblemCode.INVALID_TRANSITION, f"The plan is not a proposal: it is {what}.")
             if _is_older(plan, locked):
                 raise ProblemError(409, ProblemCode.CONFLICT, "A newer plan is in force.")
+            if lacking := await _lacking(queries, plan):
+                raise ProblemError(409, ProblemCode.CONFLICT, f"{lacking} Plan the pool again.")
             await queries.plans.decide(plan, PlanOutcome.APPLIED)
             if caller is not None:
                 await queries.pools.audit(caller, "pool.plan_applied", plan.pool, plan=plan_id)
@@ -172,7 +191,29 @@ class Plans:
         return PlanOutcome.PROPOSED if locked.pool.document["mode"] == PlanMode.FIXED else PlanOutcome.APPLIED
 
 
-def _draft(slot: Slot, trigger: Trigger, caller: Identity | None, deadline_at: datetime) -> Draft:
+async def _lacking(queries: Queries, plan: PlanRecord) -> str:
+    """Return where a plan's instances no longer fit, as a sentence; nothing where they do.
+
+    Until the transaction ends no other plan is applied, so that no two plans count on the same GPUs. GPUs that were
+    missing when the plan was made do not count: it was made with that known.
+    """
+    await queries.plans.take_turn_to_apply()
+    made = await queries.plans.made(plan.id)
+    if made is None:
+        return ""
+    spec, result = PoolSpec.model_validate(made.spec), PoolPlanResult.model_validate(made.result)
+    nodes = (await read_cluster(queries.connection)).nodes_for(plan.pool, by_plans_in_force=True)
+    gpus = {place: has.models for place, has in gpus_by_place(spec, nodes).items()}
+    if not is_any_less(gpus, result.forecasts.gpus):
+        return ""
+    places = misfits(spec, result.plan, nodes)
+    which = f"{', '.join(places)} {'has' if len(places) == 1 else 'have'}"
+    return f"Since the plan was made, {which} lost GPUs that it needs." if places else ""
+
+
+def _draft(
+    slot: Slot, trigger: PlanTrigger, caller: Identity | None, deadline_at: datetime, after: Standing | None
+) -> Draft:
     pool = slot.pool
     key: dict[str, Any] = {
         "pool": pool.name,
@@ -180,7 +221,9 @@ def _draft(slot: Slot, trigger: Trigger, caller: Identity | None, deadline_at: d
         "revision": pool.revision,
         "slot": slot.slot_at,
     }
-    if trigger == "request":
+    if after is not None:
+        key |= {"event": trigger, "after": after.plan_id, "event_before": after.event_at}
+    if trigger is PlanTrigger.REQUEST:
         key["asked"] = slot.now  # not from_at: ahead of a slot that is the same for two minutes
     digest = sha256("plan", key)
     document = {"made_at": pool.created_at, "spec": pool.document}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.contracts.carbon import IntensityForecast, curve_of
@@ -18,45 +18,16 @@ from services.contracts.pools import (
     RequestPartition,
     RunningInstances,
 )
-from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolPlace, PoolSpec, ServerMode
+from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
 from services.serving.instances import Blueprint, InstanceTerms
+from services.serving.planning.cluster import PlaceGpus
 
 MAX_TYPES = 50
 """Of GPUs in one problem."""
 FITS = "fits--"
 """Begins the name of a stand-in for a GPU type: so many instances of a mode fit on whole nodes of a place."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node that accepts work.
-
-    Attributes:
-        zone: Its grid zone.
-        labels: Its labels.
-        gpus: How many of each model the pool may have there: its own instances' and free ones, and those that training
-            would be preempted from.
-    """
-
-    zone: str
-    labels: Mapping[str, str]
-    gpus: Mapping[str, int]
-
-    def is_of(self, zone: str, labels: Mapping[str, str]) -> bool:
-        """Return whether it belongs to a place."""
-        return self.zone == zone and labels.items() <= self.labels.items()
-
-
-@dataclass(frozen=True)
-class Need:
-    """GPUs of one node that another pool's instance waits for."""
-
-    zone: str
-    labels: Mapping[str, str]
-    model: str
-    gpus: int
 
 
 @dataclass(frozen=True)
@@ -72,49 +43,6 @@ class Running:
     mode: str
     terms: InstanceTerms
     up_s: float
-
-
-@dataclass(frozen=True)
-class PlaceGpus:
-    """The GPUs that a place has for a pool.
-
-    Attributes:
-        models: GPUs by model, of those models that a mode takes.
-        fits: How many instances of a mode fit on its nodes if alone there: each needs its GPUs on one node.
-    """
-
-    models: Mapping[str, int] = field(default_factory=dict[str, int])
-    fits: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
-    """Return the nodes without the GPUs that others wait for, each taken on the first node that has them, if any."""
-    free = [Counter(node.gpus) for node in nodes]
-    for need in needs:
-        for node, left in zip(nodes, free, strict=True):
-            if node.is_of(need.zone, need.labels) and left[need.model] >= need.gpus:
-                left[need.model] -= need.gpus
-                break
-    return [Node(node.zone, node.labels, left) for node, left in zip(nodes, free, strict=True)]
-
-
-def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
-    """Return the GPUs of each place; a node of two places counts for the first, so that no GPU is planned twice."""
-    of_place: dict[str, list[Node]] = {place.name: [] for place in spec.places}
-    for node in nodes:
-        place = next((each for each in spec.places if node.is_of(each.zone, each.node_labels)), None)
-        if place is not None:
-            of_place[place.name].append(node)
-    return {place.name: _place_gpus(place, spec.modes, of_place[place.name]) for place in spec.places}
-
-
-def _place_gpus(place: PoolPlace, modes: Sequence[ServerMode], nodes: Sequence[Node]) -> PlaceGpus:
-    models: dict[str, int] = {}
-    for model in sorted({mode.gpu_model for mode in modes}):
-        there = sum(node.gpus.get(model, 0) for node in nodes)
-        models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
-    fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in modes}
-    return PlaceGpus(models, fits)
 
 
 def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:

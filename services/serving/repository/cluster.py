@@ -1,11 +1,14 @@
-"""The inputs of a plan: a pool's traffic, nodes and instances as the database has them at one moment."""
+"""The inputs of plans: a pool's traffic and instances, and the nodes with what others have of them."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPartition, PoolSpec
@@ -13,8 +16,9 @@ from services.core.profiles.traffic import WINDOW_S
 from services.db.database import connect
 from services.db.job_specs import PREEMPTIBLE
 from services.serving.instances import InstanceTerms
+from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
 from services.serving.planning.demand import HISTORY_S, RequestLog
-from services.serving.planning.problem import Need, Node, Running, without_needs
+from services.serving.planning.problem import Running
 
 PAGE = 24
 
@@ -26,93 +30,80 @@ SELECT jsonb_agg(jsonb_build_array(((extract(epoch FROM start_at) - $2) / {WINDO
 """
 """A row for each hour: with one for each window, two weeks take several times as long to read."""
 
-NODES = """
-SELECT n.id, n.zone, n.labels, n.devices
-  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
- WHERE n.state = 'up' AND NOT n.draining AND coalesce(p.state, 'on') <> 'failed'
-   AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
- ORDER BY n.id
-"""
+CLUSTER = text(f"""
+SELECT
+  (SELECT jsonb_agg(jsonb_build_array(n.id, n.zone, n.labels, n.devices) ORDER BY n.id)
+     FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+    WHERE n.state = 'up' AND NOT n.draining AND coalesce(p.state, 'on') <> 'failed'
+      AND (n.lease_until > now() OR p.state IN ('off', 'waking'))) AS nodes,
+  (SELECT jsonb_agg(jsonb_build_array(c.node_id, c.device,
+          (SELECT min(i.pool) FROM pool_instances i WHERE i.job_id = j.id AND i.state <> 'ended')))
+     FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
+    WHERE NOT {PREEMPTIBLE}) AS held,
+  (SELECT jsonb_agg(jsonb_build_array(i.pool, i.terms) ORDER BY i.id)
+     FROM pool_instances i LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
+    WHERE i.state IN ('wanted', 'starting') AND a.id IS NULL) AS awaited,
+  (SELECT jsonb_agg(jsonb_build_array(q.name, q.spec, p.instances, f.instances))
+     FROM pools q
+     JOIN LATERAL (
+          SELECT result #> '{{plan,instances}}' AS instances FROM pool_plans
+           WHERE pool = q.name AND revision = q.revision AND state = 'succeeded'
+             AND (id = q.plan_id OR outcome IS NULL AND q.spec ->> 'mode' = 'automatic')
+           ORDER BY submitted_at DESC LIMIT 1) p ON true
+     LEFT JOIN pool_plans g ON g.id = q.plan_id AND g.revision = q.revision
+     CROSS JOIN LATERAL (SELECT g.result #> '{{plan,instances}}' AS instances) f
+    WHERE q.deleted_at IS NULL) AS planned,
+  (SELECT jsonb_agg(jsonb_build_array(m.pool, m.place, m.mode, m.count))
+     FROM (SELECT pool, place, mode, count(*) AS count FROM pool_instances
+            WHERE state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode) m) AS made
+""")
+"""Everything in one statement, so that it is of one moment. ``held``: devices of jobs that may not be preempted.
+``planned``: what pools are to have, by the newest plan that is or is about to be in force, and by the one in force."""
 
-HELD = f"""
-SELECT c.node_id, c.device
-  FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
- WHERE NOT {PREEMPTIBLE}
-   AND NOT EXISTS (SELECT FROM pool_instances i WHERE i.job_id = j.id AND i.pool = $1 AND i.state <> 'ended')
-"""
-"""Devices held by jobs that may not be preempted, except this pool's instances."""
-
-AWAITED = """
-SELECT i.terms
-  FROM pool_instances i LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
- WHERE i.pool <> $1 AND i.state IN ('wanted', 'starting') AND a.id IS NULL
- ORDER BY i.id
-"""
-
-PLANNED = """
-SELECT q.name, q.spec, p.instances
-  FROM pools q
-  JOIN LATERAL (
-       SELECT result #> '{plan,instances}' AS instances FROM pool_plans
-        WHERE pool = q.name AND revision = q.revision AND state = 'succeeded'
-          AND (id = q.plan_id OR outcome IS NULL AND q.spec ->> 'mode' = 'automatic')
-        ORDER BY submitted_at DESC LIMIT 1) p ON true
- WHERE q.name <> $1 AND q.deleted_at IS NULL
- ORDER BY q.name
-"""
-"""What other pools are to have: as the plan in force says, or one that is about to be."""
-
-MADE = """
-SELECT pool, place, mode, count(*) AS count FROM pool_instances
- WHERE pool <> $1 AND state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode
-"""
-
-INSTANCES = """
-SELECT place, mode, terms, extract(epoch FROM now() - coalesce(ready_at, created_at))::float8 AS up_s
-  FROM pool_instances WHERE pool = $1 AND state IN ('wanted', 'starting', 'ready') ORDER BY id
-"""
-
-IN_FORCE = """
-SELECT p.result -> 'plan' FROM pools q JOIN pool_plans p ON p.id = q.plan_id WHERE q.name = $1
-"""
+OWN = text("""
+SELECT extract(epoch FROM now())::float8 AS now_s,
+  (SELECT jsonb_agg(jsonb_build_array(place, mode, terms,
+                                      extract(epoch FROM now() - coalesce(ready_at, created_at))) ORDER BY id)
+     FROM pool_instances WHERE pool = :pool AND state IN ('wanted', 'starting', 'ready')) AS instances,
+  (SELECT p.result -> 'plan' FROM pools q JOIN pool_plans p ON p.id = q.plan_id WHERE q.name = :pool) AS in_force
+""")
 
 
 @dataclass(frozen=True)
-class Known:
-    """The data in the database at one moment.
+class OwnState:
+    """What a pool has.
 
     Attributes:
-        now_s: That moment, UTC seconds.
-        logs: Of requests, by partition.
-        nodes: Those that accept work, with the GPUs that the pool may have.
-        instances: The pool's own.
+        now_s: The moment, UTC seconds.
+        instances: Those that run or are starting.
         in_force: The plan in force.
     """
 
     now_s: float
-    logs: Mapping[str, RequestLog]
-    nodes: list[Node]
     instances: list[Running]
     in_force: PoolsResult | None
 
 
-async def read_known(database_url: str, pool: str, spec: PoolSpec) -> Known:
-    """Return the data of a pool, in one consistent view."""
+async def read_own(connection: AsyncConnection, pool: str) -> OwnState:
+    """Return a pool's instances and its plan in force."""
+    row: Any = (await connection.execute(OWN, {"pool": pool})).one()
+    return OwnState(
+        now_s=row.now_s,
+        instances=[
+            Running(place, mode, InstanceTerms.model_validate(terms), up_s)
+            for place, mode, terms, up_s in _rows(row.instances)
+        ],
+        in_force=None if row.in_force is None else PoolsResult.model_validate(row.in_force),
+    )
+
+
+async def read_traffic(database_url: str, pool: str, spec: PoolSpec) -> tuple[float, dict[str, RequestLog]]:
+    """Return the present, UTC seconds, and the logs of two weeks by partition, on a connection of their own."""
     connection: Any = await connect(database_url, application_name="serving-planner")
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             now_s: float = await connection.fetchval("SELECT extract(epoch FROM now())::float8")
-            in_force = await connection.fetchval(IN_FORCE, pool)
-            return Known(
-                now_s=now_s,
-                logs=await read_logs(connection, pool, spec.partitions, now_s),
-                nodes=await _nodes(connection, pool),
-                instances=[
-                    Running(place, mode, InstanceTerms.model_validate(terms), up_s)
-                    for place, mode, terms, up_s in await connection.fetch(INSTANCES, pool)
-                ],
-                in_force=None if in_force is None else PoolsResult.model_validate(in_force),
-            )
+            return now_s, await read_logs(connection, pool, spec.partitions, now_s)
     finally:
         await connection.close()
 
@@ -138,40 +129,46 @@ async def read_logs(
     return logs
 
 
-async def _nodes(connection: Any, pool: str) -> list[Node]:
-    held = {(row["node_id"], row["device"]) for row in await connection.fetch(HELD, pool)}
-    nodes = [
-        Node(
-            row["zone"],
-            row["labels"],
-            Counter(each["model"] for each in row["devices"] if (row["id"], each["index"]) not in held),
-        )
-        for row in await connection.fetch(NODES)
-    ]
-    return without_needs(nodes, [*await _awaited(connection, pool), *await _planned(connection, pool)])
+async def read_cluster(connection: AsyncConnection) -> Cluster:
+    """Return the nodes that accept work, and who has or needs their GPUs."""
+    row: Any = (await connection.execute(CLUSTER)).one()
+    needs: dict[str, PoolNeeds] = defaultdict(PoolNeeds)
+    for pool, document in _rows(row.awaited):
+        of = InstanceTerms.model_validate(document)
+        needs[pool].awaited.append(Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus))
+    made = Counter({(pool, place, mode): count for pool, place, mode, count in _rows(row.made)})
+    for pool, document, planned, in_force in _rows(row.planned):
+        spec = PoolSpec.model_validate(document)
+        needs[pool].planned.extend(_not_made(pool, spec, planned, made))
+        needs[pool].in_force.extend(_not_made(pool, spec, in_force or [], made))
+    return Cluster(
+        nodes=[
+            ClusterNode(node, zone, labels, {each["index"]: each["model"] for each in devices})
+            for node, zone, labels, devices in _rows(row.nodes)
+        ],
+        held={(node, device): pool for node, device, pool in _rows(row.held)},
+        needs=needs,
+    )
 
 
-async def _awaited(connection: Any, pool: str) -> list[Need]:
-    """Return the GPUs that other pools' instances wait for."""
-    awaited = [InstanceTerms.model_validate(terms) for (terms,) in await connection.fetch(AWAITED, pool)]
-    return [Need(of.place.zone, of.place.node_labels, of.mode.gpu_model, of.mode.gpus) for of in awaited]
+def _rows(aggregated: list[Any] | None) -> list[Any]:
+    return aggregated or []  # jsonb_agg of no row is null
 
 
-async def _planned(connection: Any, pool: str) -> list[Need]:
-    """Return the GPUs for other pools' instances that are planned and not created yet.
+def _not_made(
+    pool: str, spec: PoolSpec, planned: Sequence[Mapping[str, Any]], made: Mapping[tuple[str, str, str], int]
+) -> list[Need]:
+    """Return what a pool's instances need that are planned and not created yet.
 
     All pools are planned at the same time: one must not count on GPUs that were planned for another.
     """
-    made = Counter({tuple(row[:3]): row["count"] for row in await connection.fetch(MADE, pool)})
+    places, modes = {each.name: each for each in spec.places}, {each.name: each for each in spec.modes}
+    target = Counter[tuple[str, str]]()
+    for each in planned:
+        target[each["location"], each["mode"]] += each["count"]
     needs: list[Need] = []
-    for name, document, planned in await connection.fetch(PLANNED, pool):
-        spec = PoolSpec.model_validate(document)
-        places, modes = {each.name: each for each in spec.places}, {each.name: each for each in spec.modes}
-        target = Counter[tuple[str, str]]()
-        for each in planned:
-            target[each["location"], each["mode"]] += each["count"]
-        for (location, mode_name), count in target.items():
-            place, mode = places[location], modes[mode_name]
-            missing = count - made[name, location, mode_name]
-            needs += [Need(place.zone, place.node_labels, mode.gpu_model, mode.gpus)] * missing
+    for (location, mode_name), count in target.items():
+        place, mode = places[location], modes[mode_name]
+        missing = count - made.get((pool, location, mode_name), 0)
+        needs += [Need(place.zone, place.node_labels, mode.gpu_model, mode.gpus)] * missing
     return needs

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Select, case, delete, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from services.contracts.background import WorkState
-from services.contracts.serving import PlanOutcome, PoolPlanDetail, PoolPlanSummary
+from services.contracts.background import WorkFailure, WorkState
+from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDetail, PoolPlanSummary
 from services.db.background import LIVE, WorkRepository
 from services.db.tables.pools import pool_plans, pools
 from services.serving.repository.pools import EPOCH, PoolRecord, pool_record
@@ -41,6 +41,48 @@ SELECT p.id
         OR q.name IS NULL OR q.deleted_at IS NOT NULL OR q.revision <> p.revision)
  ORDER BY p.submitted_at, p.id
 """)
+
+TURN_TO_APPLY = text("SELECT pg_advisory_xact_lock(hashtextextended('serving-apply', 0))")
+STANDING = text(f"""
+SELECT q.name, s.id, e.event_at
+  FROM pools q
+  JOIN LATERAL (
+       SELECT id, outcome FROM pool_plans
+        WHERE pool = q.name AND revision = q.revision AND submitted_at >= q.created_at
+          AND (outcome IN ('applied', 'proposed') OR outcome = 'failed' AND failure ->> 'code' = 'outdated')
+        ORDER BY id DESC LIMIT 1) s ON true
+  LEFT JOIN LATERAL (
+       SELECT max(submitted_at) AS event_at FROM pool_plans
+        WHERE pool = q.name AND trigger IN ({", ".join(f"'{event}'" for event in sorted(EVENTS))})) e ON true
+ WHERE q.deleted_at IS NULL
+   AND NOT EXISTS (SELECT FROM pool_plans WHERE pool = q.name AND outcome IS NULL AND revision = q.revision)
+ ORDER BY q.name
+""")
+"""Pools for which no plan is being made, with the newest that was not in vain."""
+
+
+@dataclass(frozen=True)
+class StandingPlan:
+    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted.
+
+    Attributes:
+        event_at: When the pool was last planned because of an event, if it was.
+    """
+
+    pool: str
+    plan_id: str
+    event_at: datetime | None
+
+
+@dataclass(frozen=True)
+class MadePlan:
+    """A plan as it was made; the result and the spec are as they are stored."""
+
+    spec: dict[str, Any]
+    result: dict[str, Any]
+    outcome: PlanOutcome | None
+    from_at: datetime
+    slot_at: datetime
 
 
 @dataclass(frozen=True)
@@ -104,7 +146,8 @@ class PlanRepository(WorkRepository):
 
 def plan_repository(engine: AsyncEngine) -> PlanRepository:
     """Return the queries on plans as on work that workers claim."""
-    return PlanRepository(engine, pool_plans, None, "plan", ())
+    is_rescue = pool_plans.c.trigger.in_(sorted(RESCUES))
+    return PlanRepository(engine, pool_plans, None, "plan", (), urgent=is_rescue)
 
 
 class PlanRows:
@@ -121,6 +164,17 @@ class PlanRows:
     async def undecided(self) -> list[str]:
         """Return the plans without an outcome, the oldest first."""
         return list((await self._connection.execute(UNDECIDED)).scalars())
+
+    async def standing(self) -> list[StandingPlan]:
+        """Return the plans that events are compared with; none of a pool that is being planned."""
+        return [StandingPlan(*row) for row in (await self._connection.execute(STANDING)).all()]
+
+    async def made(self, plan_id: str) -> MadePlan | None:
+        """Return a plan that has a result."""
+        c = pool_plans.c
+        query = select(c.problem["spec"], c.result, c.outcome, c.from_at, c.slot_at)
+        row = (await self._connection.execute(query.where(c.id == plan_id, c.result.is_not(None)))).one_or_none()
+        return None if row is None else MadePlan(row[0], row[1], row[2] and PlanOutcome(row[2]), row[3], row[4])
 
     async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
         """Return a pool and its next half hour; None where there is no such pool."""
@@ -176,13 +230,18 @@ class PlanRows:
         )
         return pool, plan
 
-    async def decide(self, plan: PlanRecord, outcome: PlanOutcome) -> None:
+    async def take_turn_to_apply(self) -> None:
+        """Wait until no other transaction applies a plan; until this one ends, none does."""
+        await self._connection.execute(TURN_TO_APPLY)
+
+    async def decide(self, plan: PlanRecord, outcome: PlanOutcome, failure: WorkFailure | None = None) -> None:
         """Write an outcome, and put the plan in force if it is applied; both rows are locked."""
         c = pool_plans.c
+        why = {} if failure is None else {"failure": failure.model_dump(mode="json")}
         await self._connection.execute(
             update(pool_plans)
             .where(c.id == plan.id, c.outcome.is_not_distinct_from(plan.outcome))
-            .values(_ended_as(outcome))
+            .values(_ended_as(outcome) | why)
         )
         if outcome is not PlanOutcome.APPLIED:
             return

@@ -1,0 +1,180 @@
+"""The nodes of an installation, and who has which of their GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.contracts.pools import PoolsResult
+from services.contracts.serving import PoolPlace, PoolSpec
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that accepts work.
+
+    Attributes:
+        zone: Its grid zone.
+        labels: Its labels.
+        gpus: How many of each model the pool may have there: its own instances' and free ones, and those that training
+            would be preempted from.
+    """
+
+    zone: str
+    labels: Mapping[str, str]
+    gpus: Mapping[str, int]
+
+    def is_of(self, zone: str, labels: Mapping[str, str]) -> bool:
+        """Return whether it belongs to a place."""
+        return self.zone == zone and labels.items() <= self.labels.items()
+
+
+@dataclass(frozen=True)
+class Need:
+    """GPUs of one node that another pool's instance waits for."""
+
+    zone: str
+    labels: Mapping[str, str]
+    model: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class PoolNeeds:
+    """The GPUs that instances of one pool need and do not hold.
+
+    Attributes:
+        awaited: Of instances that were made and have no GPUs yet.
+        in_force: Of instances that the plan in force wants and that were not made yet.
+        planned: As ``in_force``, by the newest plan that is or may be put in force.
+    """
+
+    awaited: list[Need] = field(default_factory=list[Need])
+    in_force: list[Need] = field(default_factory=list[Need])
+    planned: list[Need] = field(default_factory=list[Need])
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node that accepts work, with the model of each of its devices, by index."""
+
+    id: str
+    zone: str
+    labels: Mapping[str, str]
+    devices: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes that accept work at one moment.
+
+    Attributes:
+        nodes: The nodes.
+        held: Devices, by node and index, of jobs that may not be preempted: with their pool, if it is one's instance.
+        needs: By pool.
+    """
+
+    nodes: Sequence[ClusterNode]
+    held: Mapping[tuple[str, int], str | None]
+    needs: Mapping[str, PoolNeeds]
+
+    def nodes_for(self, pool: str, *, by_plans_in_force: bool = False) -> list[Node]:
+        """Return the nodes with the GPUs that a pool may have.
+
+        Args:
+            pool: Its name.
+            by_plans_in_force: Whether other pools get what their plans in force want; by default what plans want that
+                may still be put in force.
+        """
+        nodes = [
+            Node(
+                node.zone,
+                node.labels,
+                Counter(
+                    model for index, model in node.devices.items() if self.held.get((node.id, index), pool) == pool
+                ),
+            )
+            for node in self.nodes
+        ]
+        others = [needs for name, needs in sorted(self.needs.items()) if name != pool]
+        planned = [need for each in others for need in (each.in_force if by_plans_in_force else each.planned)]
+        return without_needs(nodes, [*(need for each in others for need in each.awaited), *planned])
+
+    def installed(self) -> list[Node]:
+        """Return the nodes with all their GPUs."""
+        return [Node(node.zone, node.labels, Counter(node.devices.values())) for node in self.nodes]
+
+
+@dataclass(frozen=True)
+class PlaceGpus:
+    """The GPUs that a place has for a pool.
+
+    Attributes:
+        models: GPUs by model, of those models that a mode takes.
+        fits: How many instances of a mode fit on its nodes if alone there: each needs its GPUs on one node.
+    """
+
+    models: Mapping[str, int] = field(default_factory=dict[str, int])
+    fits: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
+    """Return the nodes without the GPUs that others wait for, each taken on the first node that has them, if any."""
+    free = [Counter(node.gpus) for node in nodes]
+    for need in needs:
+        for node, left in zip(nodes, free, strict=True):
+            if node.is_of(need.zone, need.labels) and left[need.model] >= need.gpus:
+                left[need.model] -= need.gpus
+                break
+    return [Node(node.zone, node.labels, left) for node, left in zip(nodes, free, strict=True)]
+
+
+def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]:
+    """Return the GPUs of each place; a node of two places counts for the first, so that no GPU is planned twice."""
+    of_place = _nodes_by_place(spec, nodes)
+    return {place.name: _place_gpus(place, spec, of_place[place.name]) for place in spec.places}
+
+
+def misfits(spec: PoolSpec, plan: PoolsResult, nodes: Iterable[Node]) -> list[str]:
+    """Return the places where a plan's instances do not fit, the largest placed first on the fullest node that holds
+    them. That finds a way wherever there is one if the sizes of modes divide each other, as powers of two do."""
+    of_place = _nodes_by_place(spec, nodes)
+    modes = {mode.name: mode for mode in spec.modes}
+    found: list[str] = []
+    for place in spec.places:
+        planned = [
+            modes[each.mode]
+            for each in plan.instances
+            if each.location == place.name and each.mode in modes
+            for _ in range(each.count)
+        ]
+        free = [Counter(node.gpus) for node in of_place[place.name]]
+        taken = Counter[str]()
+        for mode in sorted(planned, key=lambda mode: -mode.gpus):
+            taken[mode.gpu_model] += mode.gpus
+            most = None if place.gpus is None else place.gpus.get(mode.gpu_model, 0)
+            roomy = [left for left in free if left[mode.gpu_model] >= mode.gpus]
+            if not roomy or (most is not None and taken[mode.gpu_model] > most):
+                found.append(place.name)
+                break
+            min(roomy, key=lambda left: left[mode.gpu_model])[mode.gpu_model] -= mode.gpus
+    return found
+
+
+def _nodes_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    of_place: dict[str, list[Node]] = {place.name: [] for place in spec.places}
+    for node in nodes:
+        place = next((each for each in spec.places if node.is_of(each.zone, each.node_labels)), None)
+        if place is not None:
+            of_place[place.name].append(node)
+    return of_place
+
+
+def _place_gpus(place: PoolPlace, spec: PoolSpec, nodes: Sequence[Node]) -> PlaceGpus:
+    models: dict[str, int] = {}
+    for model in sorted({mode.gpu_model for mode in spec.modes}):
+        there = sum(node.gpus.get(model, 0) for node in nodes)
+        models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
+    fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in spec.modes}
+    return PlaceGpus(models, fits)

@@ -1,0 +1,133 @@
+"""Why a pool is planned between its half hours: what has changed since its newest plan was made. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain
+
+from services.contracts.serving import PlanTrigger, PoolPlanResult, PoolSpec
+from services.core.profiles.traffic import STEPS_AHEAD
+from services.serving.planning.cluster import Cluster, gpus_by_place, misfits
+
+INTENSITY_TOLERANCE = 0.25
+"""How far an intensity may be from its forecast, as a share of the places' mean intensity."""
+DEMAND_WINDOWS = 3
+"""A peak of one or two windows of 5 s is what queues are for; from so many known windows on, the mean counts."""
+
+Gpus = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The newest plan of a pool that is in force, proposed, or was refused because it no longer fitted.
+
+    Attributes:
+        pool: The pool's name.
+        spec: What it was made for, which is still the pool's.
+        plan_id: The plan.
+        made: The plan and the forecasts it was made from.
+        from_at: When it begins.
+        slot_at: The half hour of the clock that it is for.
+        was_refused: Whether it no longer fitted when it was to be applied.
+        event_at: When the pool was last planned because of an event, if it was.
+    """
+
+    pool: str
+    spec: PoolSpec
+    plan_id: str
+    made: PoolPlanResult
+    from_at: datetime
+    slot_at: datetime
+    was_refused: bool
+    event_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Present:
+    """The present.
+
+    Attributes:
+        now: The database's time.
+        cluster: The nodes.
+        qps: By what a partition is counted as and class: requests per second over the last known windows.
+        intensity: gCO2/kWh by place; empty where it is unknown or nothing depends on it.
+    """
+
+    now: datetime
+    cluster: Cluster
+    qps: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    intensity: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def event_of(standing: Standing, present: Present) -> PlanTrigger | None:
+    """Return the most urgent reason to plan a pool again, if there is one."""
+    spec, known, cluster = standing.spec, standing.made.forecasts, present.cluster
+    nodes = cluster.nodes_for(standing.pool)
+    gpus = {place: has.models for place, has in gpus_by_place(spec, nodes).items()}
+    installed = {place: has.models for place, has in gpus_by_place(spec, cluster.installed()).items()}
+    # What did not fit when the plan was made is no news.
+    fewer = is_any_less(gpus, known.gpus)
+    if is_any_less(installed, known.installed):
+        return PlanTrigger.NODE_LOST
+    if standing.was_refused or (fewer and misfits(spec, standing.made.plan, nodes)):
+        return PlanTrigger.SHORTFALL
+    if standing.made.plan.shortfall and is_any_less(known.gpus, gpus):
+        return PlanTrigger.GPUS_FREED
+    if is_demand_above(standing, present.qps):
+        return PlanTrigger.DEMAND
+    if known.installed and is_any_less(known.installed, installed):
+        return PlanTrigger.NODE_BACK
+    if is_intensity_off(standing, present):
+        return PlanTrigger.INTENSITY
+    return None
+
+
+def is_demand_above(standing: Standing, qps: Mapping[str, Mapping[str, float]]) -> bool:
+    """Return whether a class of the plan's partition gets more requests than were planned for with head-room."""
+    chosen = standing.made.plan.partition
+    part = next((each for each in standing.spec.partitions if each.name == chosen), None)
+    forecast = standing.made.forecasts.demand.get(chosen or "")
+    if part is None or forecast is None:
+        return False
+    return any(
+        rate > standing.spec.head_room * max(forecast.peaks_qps.get(name, [0.0]))
+        for name, rate in qps.get(part.counted_as, {}).items()
+    )
+
+
+def is_intensity_off(standing: Standing, present: Present) -> bool:
+    """Return whether an intensity differs from its forecast by more than ``INTENSITY_TOLERANCE``."""
+    known, step_s = standing.made.forecasts.intensity, standing.made.forecasts.step_s
+    step = int((present.now - standing.from_at).total_seconds() // step_s)
+    if not known or not 0 <= step < STEPS_AHEAD or present.intensity.keys() != known.keys():
+        return False
+    planned = {place: each.gco2_per_kwh[min(step, len(each.gco2_per_kwh) - 1)] for place, each in known.items()}
+    scale = sum(map(abs, planned.values())) / len(planned)
+    return any(abs(present.intensity[place] - value) > INTENSITY_TOLERANCE * scale for place, value in planned.items())
+
+
+def mean_qps(
+    windows: Mapping[datetime, Mapping[str, Mapping[str, int]]], window_s: float
+) -> dict[str, dict[str, float]]:
+    """Return the mean rates over known windows, by what a partition is counted as and class; none of too few windows.
+
+    Args:
+        windows: Counts by the window's start, all sources together.
+        window_s: Length of a window.
+    """
+    if len(windows) < DEMAND_WINDOWS:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for counted_as, counts in chain.from_iterable(each.items() for each in windows.values()):
+        rates = found.setdefault(counted_as, {})
+        for name, count in counts.items():
+            rates[name] = rates.get(name, 0.0) + count / (len(windows) * window_s)
+    return found
+
+
+def is_any_less(these: Gpus, those: Gpus) -> bool:
+    """Return whether a place has fewer GPUs of a model in ``these`` than in ``those``."""
+    pairs = [(place, model, count) for place, has in those.items() for model, count in has.items()]
+    return any(these.get(place, {}).get(model, 0) < count for place, model, count in pairs)

@@ -1,0 +1,98 @@
+"""Watches for events after which pools are planned again, and waits for those that may pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from services.contracts.serving import RESCUES, PlanOutcome, PlanTrigger, PoolPlanResult, PoolSpec
+from services.core.profiles.traffic import WINDOW_S
+from services.serving.planning.events import Present, Standing, event_of, mean_qps
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.cluster import read_cluster
+from services.serving.repository.plans import MadePlan, StandingPlan
+from services.serving.routing import Intensities
+from services.serving.settings import ServingSettings
+
+OVER = timedelta(seconds=60)
+"""The traffic that is compared with what was planned for."""
+RESCUE_SHARE = 1 / 6
+INTENSITY_GAP_S = 300.0
+"""A forecast that is off at once would be off again after each plan: one for each of its steps is enough."""
+
+Signals = Mapping[str, tuple[str, str | None]]
+"""Zone and signal by place."""
+
+
+class EventWatch:
+    """Finds the events of pools. An event that lasts is reported until the pool is planned because of it."""
+
+    def __init__(self, repository: ServingRepository, intensities: Intensities, settings: ServingSettings) -> None:
+        self._repository = repository
+        self._intensities = intensities
+        self._settle_s = settings.plan_settle_s
+        self._gap_s = settings.plan_event_gap_s
+        self._made: dict[str, MadePlan | None] = {}
+        self._parsed: dict[str, tuple[PoolSpec, PoolPlanResult]] = {}
+        self._since_s: dict[tuple[str, PlanTrigger], float] = {}
+
+    async def look(self) -> list[tuple[Standing, PlanTrigger]]:
+        """Return the pools to be planned now because of an event, those first whose instances have nowhere to run."""
+        async with self._repository.reading() as queries:
+            rows = await queries.plans.standing()
+            if not rows:
+                return []
+            standing = [each for row in rows if (each := await self._standing(queries, row))]
+            now, cluster = await queries.now(), await read_cluster(queries.connection)
+            windows = await queries.traffic.recent(OVER)
+        signals = {each.pool: _signals(each.spec) for each in standing}
+        known = await self._intensities.of({key for places in signals.values() for key in places.values()})
+        found: list[tuple[Standing, PlanTrigger]] = []
+        for each in standing:
+            intensity = {
+                place: known[key].point.gco2_per_kwh
+                for place, key in signals[each.pool].items()
+                if key in known and not known[key].is_stale
+            }
+            qps = mean_qps(windows.get(each.pool, {}), WINDOW_S)
+            event = event_of(each, Present(now, cluster, qps, intensity))
+            if event is not None:
+                found.append((each, event))
+        self._forget({(each.pool, event) for each, event in found}, {row.plan_id for row in rows})
+        due = [(each, event) for each, event in found if self._is_due(each, event, now)]
+        return sorted(due, key=lambda pair: pair[1] not in RESCUES)
+
+    async def _standing(self, queries: Queries, row: StandingPlan) -> Standing | None:
+        if row.plan_id not in self._made:
+            self._made[row.plan_id] = made = await queries.plans.made(row.plan_id)
+            if made is not None:
+                read = PoolSpec.model_validate(made.spec), PoolPlanResult.model_validate(made.result)
+                self._parsed[row.plan_id] = read
+        made = self._made[row.plan_id]
+        if made is None:
+            return None
+        spec, result = self._parsed[row.plan_id]
+        was_refused = made.outcome is PlanOutcome.FAILED
+        return Standing(row.pool, spec, row.plan_id, result, made.from_at, made.slot_at, was_refused, row.event_at)
+
+    def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
+        """Return whether an event has lasted long enough, and the pool was not planned because of one just before."""
+        since_s = self._since_s.setdefault((standing.pool, event), time.monotonic())
+        ago_s = (now - standing.event_at).total_seconds() if standing.event_at else float("inf")
+        if event in RESCUES:
+            return ago_s >= RESCUE_SHARE * self._gap_s
+        gap_s = max(self._gap_s, INTENSITY_GAP_S) if event is PlanTrigger.INTENSITY else self._gap_s
+        return ago_s >= gap_s and time.monotonic() - since_s >= self._settle_s
+
+    def _forget(self, events: set[tuple[str, PlanTrigger]], plans: set[str]) -> None:
+        self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in events}
+        self._made = {plan_id: made for plan_id, made in self._made.items() if plan_id in plans}
+        self._parsed = {plan_id: read for plan_id, read in self._parsed.items() if plan_id in plans}
+
+
+def _signals(spec: PoolSpec) -> Signals:
+    """Return what a pool's plans depend on: nothing where there is one place, or carbon is not the objective."""
+    if spec.objective != "carbon" or len(spec.places) < 2:
+        return {}
+    return {place.name: (place.zone, place.signal and str(place.signal)) for place in spec.places}
