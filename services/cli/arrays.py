@@ -26,6 +26,11 @@ def counts(array: dict[str, Any]) -> str:
     return ", ".join(f"{count} {state}" for state, count in array["tasks"].items() if count)
 
 
+def waiting_words(array: dict[str, Any]) -> str:
+    """Return for what reasons tasks wait, and how many for each."""
+    return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in array["waiting"].items())
+
+
 def done(array: dict[str, Any]) -> float:
     """Return the share of tasks that have ended."""
     return sum(array["tasks"][state] for state in ENDED) / array["count"]
@@ -44,7 +49,6 @@ def what_follows(action: str, array: dict[str, Any]) -> str:
 def rows(array: dict[str, Any]) -> dict[str, str]:
     """Return what `wattshift job` shows of an array, by label."""
     footprint, limit = array["footprint"], array["max_running"]
-    waiting = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in array["waiting"].items())
     return {
         "array": array["id"],
         "name": array["name"],
@@ -52,7 +56,7 @@ def rows(array: dict[str, Any]) -> dict[str, str]:
         "tasks": f"{array['count']}, from {array['name']}.{array['first']} to {array['name']}.{array['last']}"
         + (f", at most {limit} at once" if limit else ""),
         "of which": counts(array),
-        "waiting for": waiting or "-",
+        "waiting for": waiting_words(array) or "-",
         "GPUs": str(array["gpus"]),
         "submitted": f"{array['submitted_at']} ({output.age(array['submitted_at'])} ago)",
         "ended": array.get("ended_at") or "-",

@@ -1,4 +1,4 @@
-"""``wattshift explain``: why a job waits, how it runs, or what happened to it, on one page."""
+"""``wattshift explain``: why a job or an array waits, how it runs, or what happened to it, on one page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from services.cli import output
+from services.cli import arrays, output
 from services.cli.client import Gateway
-from services.cli.names import job_id
+from services.cli.names import is_array, job_or_array, path_of
 from services.cli.output import console
 
 POLL_S = 1.0
@@ -20,25 +20,59 @@ POLL_S = 1.0
 
 def explain(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
+        str,
+        typer.Argument(
+            metavar="JOB", help="The id, the beginning of the id, or the name of a job or an array; unambiguous."
+        ),
     ],
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it is known what the other policies would do with the job.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
-    """Explain why a job waits, how it runs, or what happened to it."""
+    """Explain why a job waits, how it runs, or what happened to it; of an array, its tasks and the next to start."""
     gateway = Gateway()
-    path = f"/v1/jobs/{job_id(gateway, job)}/explain"
-    found = gateway.get(path)
-    while wait and (found["under_policies"] or {}).get("status") == "pending":
-        time.sleep(POLL_S)
-        found = gateway.get(path)
+    found_id = job_or_array(gateway, job)
+    if is_array(found_id):
+        array = gateway.get(path_of(found_id))
+        task = None if array["next_task"] is None else _explanation(gateway, array["next_task"], wait=wait)
+        answer: dict[str, Any] = {"array": array, "next_task": task}
+        lines = array_lines(array, task, datetime.now(UTC))
+    else:
+        answer = _explanation(gateway, found_id, wait=wait)
+        lines = explanation_lines(answer, datetime.now(UTC))
     if as_json:
-        output.print_json(found)
+        output.print_json(answer)
         return
-    for line in explanation_lines(found, datetime.now(UTC)):
+    for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _explanation(gateway: Gateway, job_id: str, *, wait: bool) -> dict[str, Any]:
+    while True:
+        found = gateway.get(f"{path_of(job_id)}/explain")
+        if not wait or (found["under_policies"] or {}).get("status") != "pending":
+            return found
+        time.sleep(POLL_S)
+
+
+def array_lines(
+    array: dict[str, Any], task: dict[str, Any] | None, now: datetime, zone: tzinfo | None = None
+) -> list[str]:
+    """Return an array as lines: its tasks by state, why those that wait do so, and the next of them explained."""
+    lines = [f"[bold]{escape(array['name'])}[/] ({array['id']}) is {output.state(array['state'])}."]
+    lines.append(f"  tasks: {array['count']}, of which {arrays.counts(array)}")
+    if array["max_running"]:
+        lines.append(f"  limit: at most {array['max_running']} run at once")
+    if array["waiting"]:
+        lines.append(f"  waiting for: {arrays.waiting_words(array)}")
+    footprint = array["footprint"]
+    if footprint["energy_j"] > 0:
+        used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2"
+        lines.append(f"  used: {used} with PUE, {output.duration(footprint['gpu_s'])} of GPU time")
+    if task is not None:
+        lines += ["  the next task:", *(f"    {line}" for line in explanation_lines(task, now, zone))]
+    return lines
 
 
 def explanation_lines(found: dict[str, Any], now: datetime, zone: tzinfo | None = None) -> list[str]:

@@ -93,7 +93,7 @@ def shell(
     with _cancelled_at_the_end(gateway) as jobs:
         job = submit_all(gateway, [spec])[0]["id"]
         jobs.append(job)
-        _say(f"{job}  waits for {gpus} GPU{'s' if gpus > 1 else ''}; Ctrl-C cancels it")
+        _say(f"{job} waits for {gpus} GPU{'s' if gpus > 1 else ''}; Ctrl-C cancels it")
         _wait_until_running(gateway, job)
         body = {"command": ["/bin/sh", "-c", _ATTEND, "sh", *program], "stdin": True, **terminal}
         started = f"{job} runs; it ends with this terminal, and after {time_limit} at the latest"

@@ -375,6 +375,9 @@ class JobArray(Message):
     waiting: dict[str, int] = Field(
         default_factory=dict[str, int], description="Why queued and held tasks wait: how many, by reason."
     )
+    next_task: str | None = Field(
+        default=None, description="Of the queued or, if there are none, the held tasks that of the lowest index."
+    )
     gpus: int = Field(description="GPUs that its tasks hold now.")
     submitted_at: Instant
     started_at: Instant | None = Field(default=None, description="When its first task started.")

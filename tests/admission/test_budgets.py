@@ -101,6 +101,33 @@ async def test_jobs_beyond_a_budget_are_held_by_name_and_released_when_it_is_rai
     assert await events(admission, waits) == ["job.submitted", "job.held", "job.queued"]
 
 
+async def test_the_waiting_tasks_of_an_array_are_held_and_those_that_run_go_on(
+    admission: Admission, database_url: str
+) -> None:
+    tenant = await admission.make_tenant("sweeps")
+    array_id = await admission.submit({"project": "vision", "array": "0-4%2"}, tenant=tenant)
+    path = f"/v1/arrays/{array_id}"
+    tasks = (await admission.ask("GET", f"/v1/jobs?array={array_id}", tenant=tenant)).json()["items"]
+    ids = sorted(task["id"] for task in tasks)
+    await admission.start(ids[0])
+    await spend(admission, ids[0], 2.0)
+
+    made = await put(admission, tenant, project="vision", quantity="kwh", amount=2)
+
+    held = (await admission.ask("GET", path, tenant=tenant)).json()
+    assert (held["state"], held["tasks"]["running"], held["tasks"]["held"]) == ("running", 1, 4)
+    assert (held["waiting"], held["next_task"]) == ({"budget_exceeded": 4}, ids[1])
+    assert not set(ids[1:]) & await planned(database_url)
+    assert (await admission.ask("POST", f"{path}/release", tenant=tenant)).status_code == 200
+    assert not set(ids[1:]) & await planned(database_url), "an own release does not lift a budget"
+
+    await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")
+
+    freed = (await admission.ask("GET", path, tenant=tenant)).json()
+    assert (freed["tasks"]["queued"], freed["waiting"]) == (4, {})
+    assert set(ids) <= await planned(database_url)
+
+
 async def test_a_job_that_its_user_holds_is_not_released_by_a_budget(admission: Admission) -> None:
     tenant = await admission.make_tenant("mine")
     held = await admission.submit({"project": "vision", "hold": True}, tenant=tenant)

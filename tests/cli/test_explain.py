@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from services.cli import explain as command
-from services.cli.explain import explanation_lines
+from services.cli.explain import array_lines, explanation_lines
 from services.contracts.explanations import Explanation
+from tests.cli.conftest import Run
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 JOB = "job_01m7x7bdh29b0c6vxjkxnx11mt"
@@ -164,3 +166,44 @@ def test_wait_asks_until_the_policies_part_is_there(monkeypatch: pytest.MonkeyPa
 
     assert not answers
     assert "pollux" in capsys.readouterr().out
+
+
+_ARRAY: dict[str, Any] = {
+    "id": "array_01m7x7bdh29b0c6vxjkxnx1000",
+    "name": "sweep",
+    "state": "running",
+    "count": 6,
+    "max_running": 2,
+    "tasks": {"queued": 3, "running": 2, "succeeded": 1, "failed": 0},
+    "waiting": {"array_limit": 2, "dependency": 1},
+    "footprint": {"energy_j": 3.6e6, "carbon_gco2": 400.0, "gpu_s": 7_200.0},
+}
+
+
+def test_an_array_is_explained_by_its_counts_and_its_next_task() -> None:
+    found = Explanation.model_validate(
+        {**_COMMON, "name": "sweep.3", "state": "queued", "summary": "At most 2 tasks of its array may run at once."}
+    ).model_dump(mode="json")
+
+    shown = array_lines(_ARRAY, found, NOW, CET)
+
+    assert shown[:8] == [
+        "[bold]sweep[/] (array_01m7x7bdh29b0c6vxjkxnx1000) is [green]running[/].",
+        "  tasks: 6, of which 3 queued, 2 running, 1 succeeded",
+        "  limit: at most 2 run at once",
+        "  waiting for: 2 array limit, 1 dependency",
+        "  used: 1.000 kWh, 400.00 g CO2 with PUE, 2 h of GPU time",
+        "  the next task:",
+        f"    [bold]sweep.3[/] ({JOB}) is queued.",
+        "      At most 2 tasks of its array may run at once.",
+    ]
+
+
+def test_an_array_of_which_nothing_waits_has_no_next_task(run: Run) -> None:
+    run("submit", "--array", "0-2", "--name", "over", "--", "true")
+    run("cancel", "over")
+
+    shown, document = run("explain", "over"), json.loads(run("explain", "over", "--json"))
+
+    assert shown.splitlines()[1:] == ["  tasks: 3, of which 3 cancelled"]
+    assert (document["array"]["name"], document["next_task"]) == ("over", None)

@@ -194,7 +194,7 @@ async def test_a_policy_that_plans_a_start_says_when(postgres_url: str, redis_ur
     ("state", "reason", "detail", "said"),
     [
         ("held", "held", None, "on hold"),
-        ("held", "budget", "The budget of 5 kWh is used up.", "The budget of 5 kWh is used up."),
+        ("held", "budget_exceeded", "The budget of 5 kWh is used up.", "The budget of 5 kWh is used up."),
         ("held", "some_later_reason", None, "Some later reason."),
     ],
 )
@@ -216,6 +216,75 @@ async def test_a_job_that_no_policy_sees_says_why_by_its_own_reason(
     assert found.waiting.place is None
     assert found.waiting.now is not None  # what it would emit can be told all the same
     assert found.under_policies is None
+
+
+async def test_a_job_with_an_open_dependency_names_it(world: World) -> None:
+    await world.node("n1")
+    first = await renamed(world, await world.running(), name="prepare")
+    then = await world.job(1, time_limit_s=60)
+    await world.after(then, first, "ok")
+    await world.scheduler.turn()
+
+    found = await explain(world, then)
+    await world.exits(first, 1)
+    after = await explain(world, then)
+
+    said = f"It waits for prepare ({first}) to succeed."
+    assert (found.state, found.reason, found.summary) == ("queued", "dependency", said)
+    assert found.waiting is not None
+    assert (found.waiting.place, found.waiting.starts_now, found.under_policies) == (None, False, None)
+    assert found.waiting.gpus.free == 3
+    never = f"It was to start only if prepare ({first}) succeeds, and that did not succeed."
+    assert (after.state, after.reason, after.detail) == ("cancelled", "dependency_failed", never)
+    assert after.ended is not None
+    assert after.story[-1].text.endswith(never)
+
+
+async def test_a_task_beyond_the_limit_of_its_array_says_so(world: World) -> None:
+    await world.node("n1")
+    _, tasks = await world.array(3, limit=1)
+    await world.scheduler.turn()
+
+    found = await explain(world, tasks[1])
+
+    assert (found.state, found.reason) == ("queued", "array_limit")
+    assert found.summary == "At most 1 task of its array may run at once."
+    assert found.waiting is not None
+    assert (found.waiting.place, found.waiting.starts_now) == (None, False)
+    assert found.waiting.gpus.free == 3  # it is not GPUs that it waits for
+
+
+async def test_the_story_says_from_when_to_when_a_job_was_on_hold(world: World) -> None:
+    job = await world.job(1)
+    (row,) = await world.fetch("SELECT extract(epoch FROM submitted_at)::float8 AS s FROM jobs WHERE id = $1", job)
+    happenings: list[tuple[float, str, dict[str, Any]]] = [
+        (0, "job.submitted", {"state": "held"}),
+        (60, "job.queued", {"state": "queued", "by": "key"}),
+        (70, "job.held", {"state": "held", "reason": "budget_exceeded", "detail": "The budget is 5 kWh; 6 are used."}),
+        (3_670, "job.queued", {"state": "queued", "reason": "budget_available"}),
+        (3_680, "job.queued", {"state": "queued", "reason": "node_lost"}),
+        (3_690, "job.held", {"state": "held", "by": "key"}),
+    ]
+    for after_s, event, data in happenings:
+        await world.fetch(
+            "INSERT INTO job_events (job_id, tenant_id, type, data, at) "
+            "VALUES ($1, 'default', $2, $3, to_timestamp($4::float8)) RETURNING 1",
+            job,
+            event,
+            data,
+            row["s"] + after_s,
+        )
+
+    found = await explain(world, job)
+
+    assert [line.text for line in found.story] == [
+        "Submitted, on hold.",
+        "Released after 1 min on hold; it waits for GPUs.",
+        "On hold. The budget is 5 kWh; 6 are used.",
+        "Released after 1 h on hold; it waits for GPUs. The budget of its project or tenant has room again.",
+        "Waits again. A node it ran on was lost; it continues from its checkpoint.",
+        "On hold.",
+    ]
 
 
 async def test_a_running_job_is_told_where_why_and_what_comes_next(postgres_url: str, redis_url: str) -> None:

@@ -3,35 +3,7 @@
 import pytest
 
 from services.contracts.commands import StartGang
-from services.kit.ids import new_block_id
 from tests.scheduler.world import World
-
-
-async def _array(world: World, tasks: int, limit: int | None = None, **spec: object) -> tuple[str, list[str]]:
-    """Store an array as admission does; return its id and its tasks' ids."""
-    array_id = new_block_id("array")
-    ids = [await world.job(**spec) for _ in range(tasks)]
-    await world.fetch(
-        "INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index, "
-        "max_running) VALUES ($1, 'default', 'sweep', 'default', '{}', '{}', $2, 0, $2 - 1, $3)",
-        array_id,
-        tasks,
-        limit,
-    )
-    for index, job_id in enumerate(ids):
-        await world.fetch(
-            "UPDATE jobs SET array_id = $2, array_index = $3, gated = $4 WHERE id = $1",
-            job_id,
-            array_id,
-            index,
-            limit is not None,
-        )
-    return array_id, ids
-
-
-async def _after(world: World, dependent: str, needed: str, condition: str) -> None:
-    await world.fetch("INSERT INTO job_dependencies VALUES ($1, $2, $3)", dependent, needed, condition)
-    await world.fetch("UPDATE jobs SET gated = true WHERE id = $1 OR array_id = $1", dependent)
 
 
 async def _why(world: World, job_id: str) -> tuple[str, str | None, str | None]:
@@ -41,7 +13,7 @@ async def _why(world: World, job_id: str) -> tuple[str, str | None, str | None]:
 
 async def test_no_more_tasks_run_than_the_array_allows(world: World) -> None:
     await world.node("n", gpus=8)
-    _, tasks = await _array(world, 5, limit=2)
+    _, tasks = await world.array(5, limit=2)
     await world.scheduler.turn()
     assert [(await _why(world, task))[:2] for task in tasks] == [
         *[("starting", "in_order")] * 2,
@@ -60,7 +32,7 @@ async def test_no_more_tasks_run_than_the_array_allows(world: World) -> None:
 
 async def test_a_task_is_told_which_one_it_is_and_its_node_no_field_it_does_not_know(world: World) -> None:
     await world.node("n")
-    array_id, _ = await _array(world, 2, environment={"OWN": "1"})
+    array_id, _ = await world.array(2, environment={"OWN": "1"})
     await world.scheduler.turn()
     commands = [command for _, command in await world.outbox() if isinstance(command, StartGang)]
     assert [command.spec.environment for command in commands] == [
@@ -80,7 +52,7 @@ async def test_a_task_is_told_which_one_it_is_and_its_node_no_field_it_does_not_
 
 async def test_a_repeated_start_has_the_same_variables(world: World) -> None:
     await world.node("n")
-    array_id, tasks = await _array(world, 1)
+    array_id, tasks = await world.array(1)
     await world.scheduler.turn()
     await world.fetch("DELETE FROM outbox")
     await world.fetch("UPDATE allocations SET started_at = now() - interval '1 minute'")
@@ -99,7 +71,7 @@ async def test_a_job_starts_only_when_its_dependency_is_met(
     await world.node("n")
     first = await world.running()
     then = await world.job()
-    await _after(world, then, first, condition)
+    await world.after(then, first, condition)
     await world.scheduler.turn()
     state, reason, detail = await _why(world, then)
     assert (state, reason) == ("queued", "dependency")
@@ -116,12 +88,12 @@ async def test_a_failed_dependency_cancels_what_waits_through_a_chain_and_lets_t
     await world.node("n")
     first = await world.running()
     second, third, fourth = [await world.job() for _ in range(3)]
-    _, tasks = await _array(world, 2)
-    await _after(world, second, first, "ok")
-    await _after(world, third, second, "ok")
-    await _after(world, fourth, third, "not_ok")
+    _, tasks = await world.array(2)
+    await world.after(second, first, "ok")
+    await world.after(third, second, "ok")
+    await world.after(fourth, third, "not_ok")
     (array_id,) = {row["array_id"] for row in await world.fetch("SELECT array_id FROM jobs WHERE array_id <> ''")}
-    await _after(world, array_id, second, "ok")
+    await world.after(array_id, second, "ok")
     await world.fetch("UPDATE jobs SET state = 'held' WHERE id = $1", third)
     await world.exits(first, 1)
     assert [await world.state(job_id) for job_id in (second, third, fourth, *tasks)] == [
@@ -132,8 +104,8 @@ async def test_a_failed_dependency_cancels_what_waits_through_a_chain_and_lets_t
 async def test_an_end_that_no_scheduler_looked_at_is_found_by_the_next(world: World) -> None:
     await world.node("n")
     first, second, third = [await world.job() for _ in range(3)]
-    await _after(world, second, first, "ok")
-    await _after(world, third, first, "not_ok")
+    await world.after(second, first, "ok")
+    await world.after(third, first, "not_ok")
     await world.fetch("UPDATE jobs SET state = 'cancelled', ended_at = now() WHERE id = $1", first)
     await world.scheduler.turn()
     assert [await world.state(job_id) for job_id in (second, third)] == ["cancelled", "starting"]
@@ -141,9 +113,9 @@ async def test_an_end_that_no_scheduler_looked_at_is_found_by_the_next(world: Wo
 
 async def test_a_dependency_on_an_array_waits_for_all_its_tasks(world: World) -> None:
     await world.node("n")
-    array_id, tasks = await _array(world, 2)
+    array_id, tasks = await world.array(2)
     then = await world.job()
-    await _after(world, then, array_id, "ok")
+    await world.after(then, array_id, "ok")
     await world.scheduler.turn()
     for task in tasks:
         assert await world.state(then) == "queued"

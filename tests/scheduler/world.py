@@ -13,7 +13,7 @@ from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
 from services.db.database import Database
 from services.kit.http import ServiceClient, new_session
-from services.kit.ids import new_id
+from services.kit.ids import new_block_id, new_id
 from services.kit.redis import connect
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
@@ -65,6 +65,32 @@ class World:
             document,
         )
         return job_id
+
+    async def array(self, tasks: int, limit: int | None = None, **spec: Any) -> tuple[str, list[str]]:
+        """Store an array as admission does; return its id and its tasks' ids."""
+        array_id = new_block_id("array")
+        ids = [await self.job(**spec) for _ in range(tasks)]
+        await self.fetch(
+            "INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index, "
+            "max_running) VALUES ($1, 'default', 'sweep', 'default', '{}', '{}', $2, 0, $2 - 1, $3)",
+            array_id,
+            tasks,
+            limit,
+        )
+        for index, job_id in enumerate(ids):
+            await self.fetch(
+                "UPDATE jobs SET array_id = $2, array_index = $3, gated = $4 WHERE id = $1",
+                job_id,
+                array_id,
+                index,
+                limit is not None,
+            )
+        return array_id, ids
+
+    async def after(self, dependent: str, needed: str, condition: str) -> None:
+        """Let a job, or all tasks of an array, depend on another."""
+        await self.fetch("INSERT INTO job_dependencies VALUES ($1, $2, $3)", dependent, needed, condition)
+        await self.fetch("UPDATE jobs SET gated = true WHERE id = $1 OR array_id = $1", dependent)
 
     async def report(self, allocation_id: str, state: str, node: str | None = None, **words: Any) -> None:
         """Say on behalf of one node, or of all nodes of the gang, how it stands with its share."""

@@ -28,6 +28,8 @@ SELECT a.*, t.*, r.waiting, (SELECT name FROM users WHERE id = a.user_id) AS use
 FROM (SELECT * FROM job_arrays a WHERE {{conditions}} ORDER BY a.id DESC LIMIT :limit) a
 CROSS JOIN LATERAL (
     SELECT {_COUNTS}, min(j.started_at) AS started_at,
+           coalesce(min(j.id) FILTER (WHERE j.state = 'queued'), min(j.id) FILTER (WHERE j.state = 'held'))
+               AS next_task,
            CASE WHEN bool_and(j.ended_at IS NOT NULL) THEN max(j.ended_at) END AS ended_at,
            coalesce(sum(l.gpus), 0) AS gpus, coalesce(sum(f.energy_j), 0) AS energy_j,
            coalesce(sum(f.gpu_energy_j), 0) AS gpu_energy_j, coalesce(sum(f.carbon_gco2), 0) AS carbon_gco2,
@@ -207,6 +209,7 @@ def _array(row: RowMapping) -> JobArray:
         max_running=row["max_running"],
         tasks=tasks,
         waiting=row["waiting"] or {},
+        next_task=row["next_task"],
         gpus=row["gpus"],
         submitted_at=row["submitted_at"],
         started_at=row["started_at"],

@@ -22,13 +22,17 @@ ENDINGS: dict[str, str] = {
     EndReason.START_FAILED: "Its processes did not start.",
     EndReason.TIME_LIMIT: "It reached its time limit.",
 }
+OTHERS = {
+    "budget_exceeded": "The budget of its project or tenant is used up.",
+    "budget_available": "The budget of its project or tenant has room again.",
+}
 
 
 def sentence(code: str | None) -> str:
     """Return what a reason code means; an unknown one, of another release or of a later room, as plain words."""
     if not code:
         return ""
-    return PLANNED.get(code) or ENDINGS.get(code) or f"{code.replace('_', ' ').capitalize()}."
+    return PLANNED.get(code) or ENDINGS.get(code) or OTHERS.get(code) or f"{code.replace('_', ' ').capitalize()}."
 
 
 def length_words(seconds: float) -> str:
@@ -47,18 +51,19 @@ def gpus_words(gpus: int) -> str:
 
 
 class Narrator:
-    """Tells events in order; it remembers since when the job waited or held GPUs."""
+    """Tells events in order; it remembers since when the job waited, was on hold or held GPUs."""
 
     def __init__(self, submitted_at: datetime) -> None:
         self._submitted_at = submitted_at
         self._since = submitted_at
+        self._held_at: datetime | None = None
         self._told: dict[str, Callable[[EventRow], str]] = {
-            "submitted": lambda _: "Submitted.",
+            "submitted": self._submitted,
             "starting": self._starting,
             "running": lambda event: f"Its processes run, {self._after(event)} later.",
             "preempting": lambda event: f"Asked to stop after {self._after(event)}. {sentence(_code(event))}",
             "queued": self._queued,
-            "held": lambda event: f"On hold. {sentence(_code(event))}",
+            "held": self._held,
             "hold_requested": lambda _: "A hold was asked for.",
             "hold_withdrawn": lambda _: "The hold was withdrawn.",
             "cancel_requested": lambda _: "Its cancellation was asked for.",
@@ -66,7 +71,7 @@ class Narrator:
             "profiling": lambda _: "Its speed and power are measured at several power limits or clocks.",
             "succeeded": lambda event: f"Succeeded, {self._in_all(event)} after its submission.",
             "failed": self._failed,
-            "cancelled": lambda event: f"Cancelled, {self._in_all(event)} after its submission.",
+            "cancelled": lambda event: f"Cancelled, {self._in_all(event)} after its submission. {_detail(event)}",
         }
 
     def line(self, event: EventRow) -> StoryLine:
@@ -90,9 +95,22 @@ class Narrator:
         got = f"Got {gpus_words(gpus)}" if isinstance(gpus, int) else "Got its GPUs"
         return f"{got} after waiting {self._after(event)}. {sentence(_code(event))}"
 
+    def _submitted(self, event: EventRow) -> str:
+        if event.data.get("state") != "held":
+            return "Submitted."
+        self._held_at = event.at
+        return "Submitted, on hold."
+
+    def _held(self, event: EventRow) -> str:
+        self._held_at = event.at
+        return f"On hold. {_detail(event) or sentence(_code(event))}"
+
     def _queued(self, event: EventRow) -> str:
-        code = _code(event)
-        return f"Waits again. {sentence(code)}" if code else "Released; it waits for GPUs."
+        since, self._held_at = self._held_at, None
+        if since is None:
+            return f"Waits again. {sentence(_code(event))}"
+        held = length_words((event.at - since).total_seconds())
+        return f"Released after {held} on hold; it waits for GPUs. {sentence(_code(event))}"
 
     def _set(self, event: EventRow) -> str:
         limit_w, clock_mhz = event.data.get("power_limit_w"), event.data.get("clock_mhz")
@@ -112,6 +130,11 @@ def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[S
     narrator = Narrator(submitted_at)
     lines = [narrator.line(event) for event in events]
     return lines, events[-1].of - len(events) if events else 0
+
+
+def _detail(event: EventRow) -> str:
+    detail: Any = event.data.get("detail")
+    return detail if isinstance(detail, str) else ""
 
 
 def _code(event: EventRow) -> str | None:

@@ -468,6 +468,7 @@ class JobArray:
         last: The highest index.
         max_running: The most tasks that hold GPUs at once; null: no limit.
         waiting: Why queued and held tasks wait: how many, by reason.
+        next_task: Of the queued or, if there are none, the held tasks that of the lowest index.
         gpus: GPUs that its tasks hold now.
         started_at: When its first task started.
         ended_at: When its last task ended; null before that.
@@ -487,6 +488,7 @@ class JobArray:
     max_running: int | None = None
     tasks: TaskCounts
     waiting: dict[str, int] = field(default_factory=dict[str, int])
+    next_task: str | None = None
     gpus: int
     submitted_at: datetime
     started_at: datetime | None = None
