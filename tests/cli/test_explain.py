@@ -194,7 +194,7 @@ def test_an_array_is_explained_by_its_counts_and_its_next_task() -> None:
         "  waiting for: 2 array limit, 1 dependency",
         "  used: 1.000 kWh, 400.00 g CO2 with PUE, 2 h of GPU time",
         "  the next task:",
-        f"    [bold]sweep.3[/] ({JOB}) is queued.",
+        f"    [bold]sweep.3[/] ({JOB}) is [blue]queued[/].",
         "      At most 2 tasks of its array may run at once.",
     ]
 
