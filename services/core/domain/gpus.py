@@ -135,3 +135,30 @@ def likeliest_gpu_model(name: str) -> GpuModel | None:
         return found
     chips = [board for board in _BOARDS if re.search(rf"{board.chip}(?!\d)", bare)]
     return max(chips, key=lambda board: len(board.chip), default=None)
+
+
+SLICE_SEVENTHS = (1, 2, 3, 4, 7)
+"""The sizes of slices that a GPU can be cut into: 1g, 2g, 3g, 4g and 7g."""
+
+SLICE_SM_PERCENT = (14, 28, 43, 57, 100)
+"""Of the multiprocessors, for CUDA MPS, which stands in for slices on boards without MIG."""
+
+_MIG_MEMORY_GIB: Mapping[tuple[str, float], tuple[float, float, float, float, float]] = {
+    ("A100", 40): (5, 10, 20, 20, 40),
+    ("A100", 80): (10, 20, 40, 40, 80),
+    ("H100", 80): (10, 20, 40, 40, 80),
+    ("H200", 141): (18, 35, 71, 71, 141),
+}
+"""Memory of a slice of each size, as NVIDIA's profile names say it (``1g.5gb``)."""
+
+
+def slice_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float]:
+    """Return the memory of a slice of each of ``SLICE_SEVENTHS``.
+
+    Boards without MIG share memory under MPS; a slice's share is then its sevenths of it.
+    """
+    found = _MIG_MEMORY_GIB.get((board.chip, board.memory_gib))
+    if found is not None:
+        return found
+    one, two, three, four, seven = (board.memory_gib * size / 7 for size in SLICE_SEVENTHS)
+    return one, two, three, four, seven

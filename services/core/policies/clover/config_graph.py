@@ -1,0 +1,126 @@
+"""A configuration as a bipartite graph between model variants and slice types, its distance and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from services.core.domain.arrays import Bools, Ints
+from services.core.domain.errors import DomainError
+from services.core.policies.clover.layouts import LAYOUTS, SLICES, SliceCounts, can_be_cut
+
+GED_THRESHOLD = 4
+"""Graphs within this distance are neighbours (§4.2)."""
+_TRIES = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigGraph:
+    """A Clover configuration graph (Definition 1).
+
+    Attributes:
+        weights: (variants, 5) how many instances of a variant run on slices of a type; an edge of weight 0 is absent.
+    """
+
+    weights: Ints
+
+    def __post_init__(self) -> None:
+        if self.weights.ndim != 2 or self.weights.shape[1] != len(SLICES) or (self.weights < 0).any():
+            raise DomainError(f"a configuration has {len(SLICES)} counts of at least 0 per variant")
+
+    @cached_property
+    def key(self) -> bytes:
+        """What equal graphs have in common."""
+        return self.weights.astype(np.int64).tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConfigGraph) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def instances(self) -> int:
+        """How many instances run."""
+        return int(self.weights.sum())
+
+    @property
+    def slices(self) -> SliceCounts:
+        """How many slices of each type it needs."""
+        ones, twos, threes, fours, sevens = self.weights.sum(axis=0).tolist()
+        return ones, twos, threes, fours, sevens
+
+    def distance(self, other: ConfigGraph) -> int:
+        """Return the graph edit distance on weights: the weight removed plus the weight added (§4.2, Figure 7)."""
+        return int(np.abs(self.weights - other.weights).sum())
+
+    def node_link(self, variants: Sequence[str]) -> dict[str, Any]:
+        """Return the graph as node-link data, which ``networkx.node_link_graph(..., edges="edges")`` reads."""
+        nodes = [{"id": name, "bipartite": 0} for name in variants]
+        nodes += [{"id": f"{size}g", "bipartite": 1} for size in SLICES]
+        edges = [
+            {"source": variants[row], "target": f"{SLICES[column]}g", "weight": int(self.weights[row, column])}
+            for row, column in np.argwhere(self.weights).tolist()
+        ]
+        return {"directed": True, "multigraph": False, "graph": {}, "nodes": nodes, "edges": edges}
+
+
+def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
+    """Return a graph within the distance of neighbours that is not ``graph`` and can be cut from the GPUs.
+
+    One to four unit edits: some instances are removed, by chance, and some are added where they fit.
+
+    Args:
+        graph: The centre.
+        fits: (variants, 5) where an edge may be.
+        gpus: How many GPUs there are.
+        rng: Where chance comes from.
+
+    Raises:
+        DomainError: none was found, because nothing fits.
+    """
+    cells = np.flatnonzero(fits)
+    centre = graph.weights.ravel()
+    instances = np.repeat(np.arange(centre.size), centre)
+    if not cells.size:
+        raise DomainError("no variant fits any slice")
+    for _ in range(_TRIES):
+        edits = int(rng.integers(1, GED_THRESHOLD + 1))
+        removed = min(int(rng.integers(0, edits + 1)), instances.size)
+        weights = centre.copy()
+        for cell in rng.permutation(instances)[:removed].tolist():
+            weights[cell] -= 1
+        for cell in cells[rng.integers(0, cells.size, edits - removed)].tolist():
+            weights[cell] += 1
+        found = ConfigGraph(weights.reshape(graph.weights.shape))
+        if found.instances and found != graph and can_be_cut(found.slices, gpus):
+            return found
+    raise DomainError("no neighbouring configuration was found")
+
+
+def random_graph(fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
+    """Return a configuration drawn in the space of layouts and variants: a layout per GPU, a variant per slice.
+
+    Args:
+        fits: (variants, 5) where an instance may run; slices that no variant fits stay empty.
+        gpus: How many GPUs there are.
+        rng: Where chance comes from.
+
+    Raises:
+        DomainError: none was found in which anything runs.
+    """
+    for _ in range(_TRIES):
+        weights = np.zeros(fits.shape, dtype=np.int64)
+        for layout in rng.integers(0, len(LAYOUTS), gpus):
+            for size in LAYOUTS[int(layout)]:
+                column = SLICES.index(size)
+                variants = np.flatnonzero(fits[:, column])
+                if variants.size:
+                    weights[rng.choice(variants), column] += 1
+        if weights.any():
+            return ConfigGraph(weights)
+    raise DomainError("no variant fits any slice")

@@ -1,0 +1,85 @@
+"""What a configuration does at a load: latency, accuracy and energy, by the queue model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.core.domain.arrays import Floats
+from services.core.domain.errors import DomainError
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.request_queue import Arrivals, serve
+
+QUANTILES: Floats = (np.arange(200, dtype=np.float64) + 0.5) / 200
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured of a configuration.
+
+    Attributes:
+        graph: The configuration.
+        accuracy: Mean over requests of the accuracy of the variant that answered.
+        energy_j: Per request, idle draw included.
+        p95_s: 95th percentile of latency.
+        latency_s: (200,) quantiles of latency at ``QUANTILES``.
+    """
+
+    graph: ConfigGraph
+    accuracy: float
+    energy_j: float
+    p95_s: float
+    latency_s: Floats
+
+
+@dataclass
+class QueueEvaluator:
+    """Measures configurations by serving the same requests with each; equal graphs are served once.
+
+    Attributes:
+        application: What is served.
+        gpus: How many GPUs there are; all of them draw their idle power.
+        rate_per_s: Mean rate of requests.
+        arrivals: The requests.
+    """
+
+    application: Application
+    gpus: int
+    rate_per_s: float
+    arrivals: Arrivals
+    _known: dict[bytes, Outcome] = field(default_factory=dict[bytes, Outcome])
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise DomainError(f"at least 1 GPU is needed, not {self.gpus}")
+        if not (np.isfinite(self.rate_per_s) and self.rate_per_s > 0):
+            raise DomainError("the rate of requests is a number above 0")
+
+    def measure(self, graph: ConfigGraph) -> Outcome:
+        """Return what a configuration does."""
+        found = self._known.get(graph.key)
+        if found is None:
+            found = self._known[graph.key] = self._measure(graph)
+        return found
+
+    def _measure(self, graph: ConfigGraph) -> Outcome:
+        app = self.application
+        rows, columns = np.nonzero(graph.weights)
+        service_s = app.service_s[rows, columns]
+        if not service_s.size or not np.isfinite(service_s).all():
+            raise DomainError("a configuration needs instances, on slices that their variants fit")
+        served = serve(
+            self.arrivals, self.rate_per_s, graph.weights[rows, columns], service_s, app.jitter_s[rows, columns]
+        )
+        shares = np.bincount(served.kinds, minlength=rows.size) / served.kinds.size
+        busy_j = float(shares @ (service_s * app.busy_w[rows, columns]))
+        quantiles = np.quantile(served.latency_s, QUANTILES)
+        return Outcome(
+            graph,
+            accuracy=float(shares @ app.accuracy[rows]),
+            energy_j=busy_j + self.gpus * app.idle_w / min(self.rate_per_s, app.capacity_per_s(graph.weights)),
+            p95_s=float(np.quantile(served.latency_s, 0.95)),
+            latency_s=quantiles,
+        )

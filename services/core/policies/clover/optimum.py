@@ -1,0 +1,147 @@
+"""The best configuration by an integer programme, and a bound that no configuration exceeds.
+
+By ``prediction``, all servers rest equally long between two requests. For rests within an interval, the rate of an
+instance lies between two constants, and objective and constraints are linear in instances and flows: an integer
+programme per interval, whose optimum no configuration with such a rest exceeds. Latency is relaxed to service alone:
+at most 5 % of the requests may go where service alone takes longer than the SLA. Intervals that cover all rests give
+the bound; what the programmes propose is measured, best first, until one keeps the SLA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.domain.arrays import Floats
+from services.core.policies.clover.anneal import Measure
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import Outcome
+from services.core.policies.clover.layouts import LAYOUT_COUNTS, SLICES
+from services.core.policies.clover.objective import Goal
+from services.core.solvers.model import LinearModel, ModelBuilder
+from services.core.solvers.solve import solve
+
+_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """What is known of the best configuration.
+
+    Attributes:
+        bound: No configuration has a higher objective, as far as the closed-form model is right; per cent.
+        proposals: Configurations by what the programmes promise of them, best first.
+    """
+
+    bound: float
+    proposals: tuple[ConfigGraph, ...]
+
+    def best_measured(self, measure: Measure, goal: Goal, intensity_gco2_per_j: float) -> Outcome | None:
+        """Return the best of the proposals that keeps the limits when measured; None if none does."""
+        kept = [outcome for outcome in map(measure, self.proposals) if goal.allows(outcome.accuracy, outcome.p95_s)]
+        return max(
+            kept,
+            key=lambda each: (goal.objective(each.accuracy, each.energy_j * intensity_gco2_per_j), each.graph.key),
+            default=None,
+        )
+
+
+def optimum(
+    application: Application,
+    gpus: int,
+    rate_per_s: float,
+    goal: Goal,
+    intensity_gco2_per_j: float,
+    *,
+    intervals: int = 24,
+    latency_margin: float = 1.0,
+) -> Optimum | None:
+    """Return the bound and the configurations that may reach it; None where no configuration keeps the limits.
+
+    Args:
+        application, gpus, rate_per_s: What is served, with what, at which rate of requests.
+        goal: What is maximised, within which limits.
+        intensity_gco2_per_j: Carbon per energy now.
+        intervals: Of rests; more make the bound tighter.
+        latency_margin: Share of the SLA that service alone may take; below 1 it leaves room for waiting, and the
+            bound is one of the configurations that leave it.
+    """
+    longest_s = 7 * gpus / rate_per_s
+    shortest_s = min(float(np.nanmin(application.service_s)) / 10, longest_s / 2)
+    edges = np.concatenate([[0.0], np.geomspace(shortest_s, longest_s, intervals)])
+    found: list[tuple[float, ConfigGraph]] = []
+    bound = -np.inf
+    for low_s, high_s in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, (low_s, high_s), latency_margin)
+        solution = solve(model, relative_gap=_GAP)
+        if solution.values is None or solution.objective is None:
+            continue
+        weights = np.zeros(application.service_s.shape, dtype=np.int64)
+        kinds = int(application.fits.sum())
+        weights[application.fits] = solution.values[:kinds].astype(np.int64)
+        found.append((-solution.objective, ConfigGraph(weights)))
+        bound = max(bound, -(solution.objective if solution.bound is None else solution.bound))
+    if not found:
+        return None
+    found.sort(key=lambda each: (-each[0], each[1].key))
+    return Optimum(float(bound), tuple(dict.fromkeys(graph for _, graph in found)))
+
+
+def _model(
+    application: Application,
+    gpus: int,
+    rate_per_s: float,
+    goal: Goal,
+    intensity_gco2_per_j: float,
+    rest_s: tuple[float, float],
+    latency_margin: float,
+) -> LinearModel:
+    """Return the programme of one interval of rests: instances by kind, flows by kind, GPUs by layout."""
+    rows, columns = np.nonzero(application.fits)
+    service_s = application.service_s[rows, columns]
+    kinds, ones = rows.size, np.ones(rows.size)
+    model = ModelBuilder()
+    instances = model.add_variables(kinds, upper=7 * gpus, integer=True)
+    gain = _gain(application, goal, intensity_gco2_per_j)[rows, columns] / rate_per_s
+    flows = model.add_variables(kinds, cost=-gain)
+    cut = model.add_variables(len(LAYOUT_COUNTS), upper=gpus, integer=True)
+    at = np.arange(kinds)
+    for rest, lower, upper in ((rest_s[1], 0.0, np.inf), (rest_s[0], -np.inf, 0.0)):
+        model.add_rows(
+            kinds,
+            np.concatenate([at, at]),
+            np.concatenate([flows, instances]),
+            np.concatenate([ones, -1 / (service_s + rest)]),
+            lower=lower,
+            upper=upper,
+        )
+    model.add_rows(1, np.zeros(kinds), flows, 1.0, lower=rate_per_s, upper=rate_per_s)
+    late = service_s > goal.baseline.p95_s * latency_margin
+    if late.any():
+        model.add_rows(1, np.zeros(int(late.sum())), flows[late], 1.0, upper=0.05 * rate_per_s)
+    if goal.max_accuracy_loss_pct is not None:
+        floor = goal.baseline.accuracy * (1 - goal.max_accuracy_loss_pct / 100)
+        model.add_rows(1, np.zeros(kinds), flows, application.accuracy[rows], lower=floor * rate_per_s)
+    held = np.array(LAYOUT_COUNTS, dtype=np.float64)
+    model.add_rows(
+        len(SLICES),
+        np.concatenate([columns, np.repeat(np.arange(len(SLICES)), len(cut))]),
+        np.concatenate([instances, np.tile(cut, len(SLICES))]),
+        np.concatenate([ones, -held.T.ravel()]),
+        upper=0.0,
+    )
+    model.add_rows(1, np.zeros(len(cut)), cut, 1.0, upper=gpus)
+    idle_gco2 = gpus * application.idle_w / rate_per_s * intensity_gco2_per_j
+    weight = goal.carbon_weight
+    constant = weight * 100 * (1 - idle_gco2 / goal.baseline.carbon_gco2) - (1 - weight) * 100
+    return model.build(offset=-constant)
+
+
+def _gain(application: Application, goal: Goal, intensity_gco2_per_j: float) -> Floats:
+    """(variants, 5) what a request adds to the objective where it is served, without constants, per cent."""
+    busy_gco2 = application.service_s * application.busy_w * intensity_gco2_per_j
+    carbon = -100 * busy_gco2 / goal.baseline.carbon_gco2
+    accuracy = 100 * application.accuracy[:, None] / goal.baseline.accuracy
+    return goal.carbon_weight * carbon + (1 - goal.carbon_weight) * accuracy
