@@ -17,6 +17,7 @@ from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
 from services.cli.plugins import add_plugins
+from services.cli.simulate_inference import inference
 from services.cli.simulate_serving import serving
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     experiments.add_to(group)
     group.command()(serving)
+    group.command()(inference)
     app.add_typer(group, name="simulate")
 
 

@@ -16,6 +16,10 @@ file                       what                                                 
 ``azure_2023_conv.csv.gz`` 19,366 LLM requests of an hour, with their numbers of tokens                       CC BY 4.0
 ``freesh_pools.json``      GPUs, modes, partitions and profiles of FREESH's authors, as a pool                MIT
 ``freesh_rates.csv``       a day of their three places' marginal intensities, gCO2/kWh                        MIT
+``inference_slices.csv``   EfficientNet alone on fractions of an H200: latency and power                      our own
+``inference_shared.csv``   the same with several instances at once                                            our own
+``accuracy_*.json``        accuracy of the variants that Clover's authors serve, per cent                     MIT
+``ciso_march.csv`` ...     their three traces of 49 hours, gCO2/kWh                                           MIT
 ========================== ================================================================================== =========
 
 The days are samples of GAIA's sample of Alibaba's PAI trace. ``reproductions/make_traces.py`` makes

@@ -1,0 +1,70 @@
+"""Hourly carbon intensity: the bundled traces of Clover's authors, a single column, or any file of a grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from services.core.domain.arrays import Floats
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.signal import Signal
+from services.simulator.inference.profiles import bundled
+from services.simulator.raw import TraceFormatError
+from services.simulator.readers.grids import read_grid
+from services.simulator.readers.text import first_lines, header_of, number, open_text
+
+TRACES = {"ciso-march": "ciso_march.csv", "ciso-september": "ciso_september.csv", "eso-march": "eso_march.csv"}
+HOUR_S = 3_600.0
+
+
+def read_hours(source: str, hours: int) -> Floats:
+    """Return the intensity of each of so many hours, gCO2/kWh.
+
+    A file of one column has a header, or none, and a value per hour from hour 0 on. Any other file is one that
+    ``read_grid`` knows; its first hour is hour 0.
+
+    Args:
+        source: One of ``TRACES``, or a file.
+        hours: How many, at least 1.
+
+    Raises:
+        TraceFormatError: There is no such file, a value is no intensity above 0, or there are too few.
+    """
+    if hours < 1:
+        raise TraceFormatError(f"--hours must be at least 1, not {hours}")
+    path = bundled(TRACES[source]) if source in TRACES else Path(source)
+    if not path.is_file():
+        raise TraceFormatError(f"there is no file {source!r}; bundled traces: {', '.join(TRACES)}")
+    values = _column(path) if len(header_of(first_lines(path))) == 1 else _grid(path)
+    if len(values) < hours:
+        raise TraceFormatError(f"{path.name} has {len(values)} hours, fewer than the {hours} of --hours")
+    if not (np.isfinite(values[:hours]) & (values[:hours] > 0)).all():
+        at = int(np.argmin(np.isfinite(values[:hours]) & (values[:hours] > 0)))
+        raise TraceFormatError(f"{path.name}: the intensity of hour {at} must be a number above 0, not {values[at]:g}")
+    return values[:hours]
+
+
+def _column(path: Path) -> Floats:
+    values: list[float] = []
+    filled = 0  # up to the empty lines at the end
+    with open_text(path) as lines:
+        for line, text in enumerate(lines, start=1):
+            cell = text.strip().strip('"')
+            try:
+                values.append(number(cell, "the intensity"))
+            except ValueError as error:
+                if line > 1:
+                    raise TraceFormatError(f"{path.name} line {line}: {error}") from None
+                continue  # a header
+            filled = len(values) if cell else filled
+    return np.array(values[:filled])
+
+
+def _grid(path: Path) -> Floats:
+    series = read_grid(path, Signal.AVERAGE_DIRECT)
+    times = series.times_s
+    step_s = float(np.median(np.diff(times))) if times.size > 1 else HOUR_S
+    curve = CarbonCurve(times, series.intensity_gco2_per_kwh, float(times[-1]) + step_s)
+    at_s = np.arange(times[0], float(times[-1]) + step_s, HOUR_S)
+    return np.array([curve.at(float(each)) for each in at_s])
