@@ -113,6 +113,7 @@ class Decision:
         dry_run: Whether it is only said.
         at_s: When it was decided.
         exceeded: Whether the reports that it came from exceeded a limit.
+        model_error: Mean relative error of the learned model; None while there is none.
     """
 
     devices: tuple[int, ...]
@@ -121,6 +122,7 @@ class Decision:
     dry_run: bool
     at_s: float
     exceeded: bool
+    model_error: float | None = None
 
 
 class LatencyClocks:
@@ -215,6 +217,7 @@ class LatencyClocks:
                 "dry_run": decision.dry_run,
                 "clock_mhz": round(decision.clock_mhz),
                 "exceeded": decision.exceeded,
+                "model_error": decision.model_error,
                 "reported_s_ago": round(now_s - self._heard_s[job_id], 1),
             }
             for job_id, decision in self._decisions.items()
@@ -230,18 +233,20 @@ class LatencyClocks:
             return None
         goes_on = last is not None and last.devices == gang.devices and not (last.dry_run or dry_run)
         sample = seen.sample(last.clock_mhz if last and goes_on else clocks.highest, power_w(gang.devices))
+        model_error = None
         if terms.policy is ClockPolicy.LEARNED:
             learner = self._learner(gang, seen)
             learner.add(sample)
             clock_mhz = learned_clock(
                 learner, sample, terms.limits, clocks, terms.capacity, idle_w=terms.idle_w, config=terms.miad
             )
+            model_error = learner.fitted and round(learner.fitted.error, 4)
         else:
             clock_mhz = miad_clock(sample.clock_mhz, sample.report, terms.limits, clocks, terms.miad)
         exceeded = sample.report.exceeds(terms.limits)
         if last is None or (last.policy, last.dry_run) != (terms.policy, dry_run):
             log.info("clocks.follow", job_id=gang.start and gang.start.job_id, policy=terms.policy, dry_run=dry_run)
-        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded)
+        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded, model_error)
 
     def _clocks(self, gang: Gang, *, dry_run: bool) -> Clocks | None:
         """Return the clocks that all devices of a gang support and may be set to; None if there are none."""

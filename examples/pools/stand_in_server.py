@@ -10,8 +10,9 @@ SIGTERM                     it exits at once, whatever it holds
 
 Requests are batched continuously: each is prefilled, then all get a token per step, and what does not fit into
 the batch waits, the lowest `priority` first. How long a prefill and a step take is said by `--hardware` (Llama-2-70B on
-A100s or H100s), or by `--ttft-ms` and `--tbt-ms`, and by the clock in `--clock-file`, if given. An answer has as many
-tokens as `max_tokens` says, at most as many as its prompt's hash says. A client that leaves ends its request.
+A100s or H100s), or by `--ttft-ms` and `--tbt-ms`, and by the clock in `--clock-file`, which a job on simulated GPUs has
+from its agent. An answer has as many tokens as `max_tokens` says, at most as many as its prompt's hash says. A client
+that leaves ends its request.
 
 To try it: WATTSHIFT_PORT=8900 python examples/pools/stand_in_server.py --load-s 2
 """
@@ -101,12 +102,14 @@ class Engine:
 
     @property
     def clock_mhz(self) -> float:
-        """The clock in the file, MHz; the highest where there is none."""
+        """The clock in the file, MHz: a number, or the `clock_mhz` of a device file; the highest where it has none."""
         now_s = time.monotonic()
         if self.clock_file is not None and now_s - self._clock_read_s > CLOCK_READ_S:
             self._clock_read_s = now_s
             with contextlib.suppress(OSError, ValueError):
-                self._clock_mhz = float(self.clock_file.read_text())
+                found = json.loads(self.clock_file.read_text())
+                mhz = found.get("clock_mhz") if isinstance(found, dict) else found
+                self._clock_mhz = float(mhz or self.server.highest_clock_mhz)
         return self._clock_mhz
 
     async def generate(self, generation: Generation) -> AsyncGenerator[int, None]:
@@ -450,7 +453,13 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--context", type=int, default=8_192, help="most tokens of prompt and answer")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than that")
-    parser.add_argument("--clock-file", type=Path, help="file with the clock of its GPU, MHz")
+    device_file = os.environ.get("WATTSHIFT_DEVICE_FILE")
+    parser.add_argument(
+        "--clock-file",
+        type=Path,
+        default=device_file and Path(device_file),
+        help="file with the clock of its GPU, MHz (default: $WATTSHIFT_DEVICE_FILE, which says a simulated GPU's)",
+    )
     for name, kind in (("slow", float), ("reported-load", int), ("die-after-tokens", int), ("fail-status", int)):
         parser.add_argument(f"--{name}", type=kind, help="misbehave; see POST /stand-in")
     for name in ("hang", "unhealthy"):

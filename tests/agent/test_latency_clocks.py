@@ -254,6 +254,7 @@ def test_the_learned_clock_settles_where_miad_goes_up_and_down() -> None:
             clock = found
             ends[policy].append(clock)
 
+    assert run.clocks.describe(run.now_s)[0]["model_error"] < 0.01
     steady = {policy: clocks[-30:] for policy, clocks in ends.items()}
     assert max(step_under_load_s(clock) for clock in steady[ClockPolicy.LEARNED]) < 0.075
     assert max(step_under_load_s(clock) for clock in steady[ClockPolicy.MIAD]) > 0.075

@@ -215,14 +215,20 @@ async def test_it_lies_fails_and_hangs_on_purpose() -> None:
 def test_times_follow_the_clock_in_a_file(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_text("705\n")
+    devices = tmp_path / "devices"
+    devices.write_text('{"relative_speed": 0.57, "clock_mhz": 720}')
+    unknown = tmp_path / "unknown"
+    unknown.write_text('{"relative_speed": 1.0, "clock_mhz": null}')
 
-    async def clocks() -> tuple[float, float]:
+    async def clocks() -> tuple[float, ...]:
         return (
             STAND_IN.Engine(FAST, 0.0, 1.0, clock).clock_mhz,
+            STAND_IN.Engine(FAST, 0.0, 1.0, devices).clock_mhz,
+            STAND_IN.Engine(FAST, 0.0, 1.0, unknown).clock_mhz,
             STAND_IN.Engine(FAST, 0.0, 1.0, tmp_path / "missing").clock_mhz,
         )
 
-    assert asyncio.run(clocks()) == (705, 1_410)
+    assert asyncio.run(clocks()) == (705, 720, 1_410, 1_410)
 
 
 def test_options_say_the_timing() -> None:
