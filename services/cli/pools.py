@@ -22,6 +22,8 @@ WHY = {
     "no_mode": "no mode keeps its limits",
     "gpus": "all GPUs together could not serve it",
     "gpus_shared": "there are not enough GPUs for it and the other classes",
+    "gpus_held": "other pools, or jobs that may not be preempted, hold GPUs that it needs",
+    "no_gpus": "no node has GPUs of a model that it may use",
 }
 
 
@@ -111,11 +113,13 @@ def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_
             shown.add_row(each.location, each.request_class or "kept", each.mode, str(each.count), power)
         console.print(shown)
     gap = ""
-    if result.gap is not None and result.status is not SolveStatus.OPTIMAL:
+    if result.gap is not None and result.status not in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE):
         gap = f", at most {100 * result.gap:.2g} % above the least possible"
     partition = "" if result.partition is None else f", partition {result.partition}"
     found = "" if found_in_s is None else f", found in {found_in_s:.2f} s"
-    console.print(f"{result.status}{partition}{gap}{found}")
+    is_short = result.status is SolveStatus.INFEASIBLE and result.partition is not None
+    status = "not all demand can be served: the plan that leaves the least" if is_short else result.status
+    console.print(f"{status}{partition}{gap}{found}")
     if result.emissions_kg is not None and result.energy_kwh is not None:
         cost = "" if result.cost is None else f", cost {result.cost:.2f}"
         console.print(f"{result.emissions_kg:.3f} kgCO2, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import time
+import zlib
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -216,7 +218,9 @@ def list_instances(
 
 def report(
     name: PoolArgument,
-    file: Annotated[Path, typer.Argument(help="CSV with the columns arrived_at, input_tokens and output_tokens.")],
+    file: Annotated[
+        Path, typer.Argument(help="CSV, or CSV.gz, with the columns arrived_at, input_tokens and output_tokens.")
+    ],
     source: Annotated[
         str, typer.Option(help="Who saw these requests; those of several sources are added up.")
     ] = "file",
@@ -250,7 +254,7 @@ def _read_log(file: Path, since: str | None) -> Windows:
     except ValueError:
         raise CliError(f"--since takes an ISO 8601 date and time, or seconds, not {since!r}", EXIT_USAGE) from None
     try:
-        with file.open(encoding="utf-8", newline="") as opened:
+        with _opened(file) as opened:
             rows = csv.DictReader(opened)
             if missing := [column for column in LOG_COLUMNS if column not in (rows.fieldnames or ())]:
                 raise CliError(f"{file} has no column {missing[0]}", EXIT_USAGE)
@@ -266,6 +270,8 @@ def _read_log(file: Path, since: str | None) -> Windows:
                     ) from None
                 if arrived_s >= since_s:
                     found.setdefault(start_s, array("q")).extend(lengths)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise CliError(f"{file} is not a whole gzip file: {error}", EXIT_USAGE) from None
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -273,6 +279,13 @@ def _read_log(file: Path, since: str | None) -> Windows:
     if not found:
         raise CliError(f"{file} has no requests" + (f" since {since}" if since else ""), EXIT_USAGE)
     return found
+
+
+def _opened(file: Path) -> TextIO:
+    """Open a CSV file, compressed by gzip if it is named so."""
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8", newline="")
+    return file.open(encoding="utf-8", newline="")
 
 
 def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:

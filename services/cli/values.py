@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,17 +15,34 @@ from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 
 
 def json_document(file: Path) -> Any:
-    """Return the document in a JSON file.
+    """Return the document in a JSON file; NaN and infinities, which Python reads and JSON does not have, are refused.
 
     Raises:
         CliError: the file cannot be read, or is not JSON.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except ValueError as error:
         raise CliError(f"{file} is not JSON: {error}", EXIT_USAGE) from None
+    if found := _not_finite(document):
+        at, value = found
+        raise CliError(f"{file}: {f'{at}: ' if at else ''}must be a finite number, not {value}", EXIT_USAGE)
+    return document
+
+
+def _not_finite(document: Any) -> tuple[str, float] | None:
+    """Return where the first number stands that is not finite, as ``places.0.price_per_kwh``, and the number."""
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        at, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return at, value
+        if isinstance(value, dict | list):
+            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+            waiting += [(f"{at}.{key}" if at else str(key), each) for key, each in reversed(pairs)]
+    return None
 
 
 def filled(word: str) -> str:

@@ -320,9 +320,11 @@ class UnservedDemand(Message):
 
     request_class: str
     qps: float = Field(description="Requests per second that are not served, of the peak demand with head-room.")
-    reason: Literal["no_mode", "gpus", "gpus_shared"] = Field(
+    reason: Literal["no_mode", "gpus", "gpus_shared", "gpus_held", "no_gpus"] = Field(
         description="`no_mode`: no mode keeps the latency limits; `gpus`: all GPUs together could not serve it; "
-        "`gpus_shared`: the GPUs do not suffice for it and the other classes."
+        "`gpus_shared`: the GPUs do not suffice for it and the other classes. For pools that run also `gpus_held`: "
+        "other pools, or jobs that may not be preempted, hold GPUs that it could use; `no_gpus`: no node in the pool's "
+        "places has GPUs of a model that it may use."
     )
 
 

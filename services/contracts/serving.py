@@ -435,7 +435,8 @@ class PlanForecasts(Message):
     gpus: dict[str, dict[str, int]] = Field(description="Number of GPUs that the pool could have, by place and model.")
     installed: dict[str, dict[str, int]] = Field(
         default_factory=dict[str, dict[str, int]],
-        description="Number of GPUs of nodes that accept work, whoever holds them, by place and model.",
+        description="Number of GPUs of nodes that accept work, whoever holds them, by place and model; also of models "
+        "that no mode takes.",
     )
 
 

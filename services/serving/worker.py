@@ -41,7 +41,7 @@ from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
 from services.kit.settings import settings_or_exit
 from services.serving.carbon import place_intensities
-from services.serving.planning.cluster import Cluster, gpus_by_place
+from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place
 from services.serving.planning.demand import predict_demand
 from services.serving.planning.problem import check_signals, problem_of, result_of
 from services.serving.repository import ServingRepository
@@ -169,7 +169,6 @@ class PlanMaker:
             log.warning("plan.out_of_turn", pool=plan.pool)
         cluster, own = worker.ask(lambda: self._read(plan.pool))
         gpus = gpus_by_place(spec, cluster.nodes_for(plan.pool))
-        installed = gpus_by_place(spec, cluster.installed())
         limit_s = plan.deadline_s - time.monotonic()
         if limit_s <= 0:
             return _too_late("Other plans of the same GPUs took until the deadline.")
@@ -180,7 +179,7 @@ class PlanMaker:
                 demand=demand,
                 intensity=intensity,
                 gpus={place: dict(has.models) for place, has in gpus.items()},
-                installed={place: dict(has.models) for place, has in installed.items()},
+                installed=installed_by_place(spec, cluster.installed()),
             ),
         )
 
@@ -229,7 +228,7 @@ def _result(asked: AskedPlan, solve: Solve) -> Any:
         return solve.failure
     if solve.state is WorkState.CANCELLED or not isinstance(solve.result, PoolsResult):
         return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=f"The solve {solve.id} was cancelled.")
-    plan = result_of(asked.request, solve.result, asked.forecasts.intensity)
+    plan = result_of(asked.request, solve.result, asked.forecasts)
     if plan.status is SolveStatus.TIME_LIMIT:
         return _too_late(f"No plan was found in {asked.request.time_limit_s:.0f} s of solving.")
     if plan.partition is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,13 @@ RESULT = {
 }
 
 
+def unrouted(folder: Path, **changes: Any) -> str:
+    """Return a file with the example as a pool that the router knows no model of: only one pool may serve a model."""
+    file = folder / "unrouted.json"
+    file.write_text(json.dumps({**json.loads(EXAMPLE.read_text()), "models": [], **changes}))
+    return str(file)
+
+
 def answer_at_once(database_url: str, pool: str, **columns: Any) -> None:
     """Have the database answer plans of a pool as soon as they are submitted."""
     values = {"state": "succeeded", "ended_at": datetime.now(UTC).isoformat(), "result": RESULT, **columns}
@@ -120,9 +128,7 @@ def answer_at_once(database_url: str, pool: str, **columns: Any) -> None:
 
 def test_a_proposal_is_shown_and_accepted(wattshift: Any, database_url: str, tmp_path: Path) -> None:
     answer_at_once(database_url, "proposed")
-    spec = tmp_path / "fixed.json"
-    spec.write_text(json.dumps({**json.loads(EXAMPLE.read_text()), "mode": "fixed"}))
-    wattshift("set", "proposed", str(spec))
+    wattshift("set", "proposed", unrouted(tmp_path, mode="fixed"))
     shown = wattshift("plan", "proposed", "--wait")
     assert "start: 2 x one-gpu in germany" in shown
     assert "0.250 kgCO2, 0.900 kWh in 0.5 h" in shown
@@ -136,15 +142,15 @@ def test_a_proposal_is_shown_and_accepted(wattshift: Any, database_url: str, tmp
     assert "0.250 kgCO2" in wattshift("show", "proposed")
 
 
-def test_a_plan_that_fails_is_an_exit_code(wattshift: Any, database_url: str) -> None:
+def test_a_plan_that_fails_is_an_exit_code(wattshift: Any, database_url: str, tmp_path: Path) -> None:
     failure = {"code": "internal", "detail": "the zone has no forecast"}
     answer_at_once(database_url, "failing", state="failed", result=None, failure=failure)
-    wattshift("set", "failing", str(EXAMPLE))
+    wattshift("set", "failing", unrouted(tmp_path))
     assert "the zone has no forecast" in wattshift("plan", "failing", "--wait", exit_code=1)
 
 
-def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_url: str) -> None:
-    wattshift("set", "fleet", str(EXAMPLE))
+def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_url: str, tmp_path: Path) -> None:
+    wattshift("set", "fleet", unrouted(tmp_path))
     execute(
         database_url,
         """INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, reason, url)
@@ -160,7 +166,7 @@ def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_ur
 
 
 def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url: str, tmp_path: Path) -> None:
-    wattshift("set", "logged", str(EXAMPLE))
+    wattshift("set", "logged", unrouted(tmp_path))
     start_s = (datetime.now(UTC).timestamp() - 7_200) // 5 * 5
     times_s = [start_s + 4_999.5, *(start_s + 0.5 * number for number in range(100))]  # the order does not matter
     log = tmp_path / "log.csv"
@@ -174,7 +180,33 @@ def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url
     assert tuple(row) == (1_000, 101, 101)
     since = str(start_s + 4_000)
     assert wattshift("report", "logged", str(log), "--since", since, "--json") == {"windows": 1, "requests": 1}
-    assert "101 requests in 1.39 h" in wattshift("report", "logged", str(log), "--source", "another")
+    packed = tmp_path / "log.csv.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    assert "101 requests in 1.39 h" in wattshift("report", "logged", str(packed), "--source", "another")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n")[:-9], "not a whole gzip file"),
+        (b"arrived_at,input_tokens,output_tokens\n", "not a whole gzip file"),
+        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n1,1,x\n"), "line 2"),
+    ],
+)
+def test_a_compressed_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, content: bytes, says: str) -> None:
+    log = tmp_path / "log.csv.gz"
+    log.write_bytes(content)
+    with pytest.raises(CliError, match=says) as refused:
+        wattshift("report", "logged", str(log))
+    assert refused.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_spec_with_what_is_no_finite_number_is_one_line(wattshift: Any, tmp_path: Path, number: str) -> None:
+    file = tmp_path / "nan.json"
+    file.write_text(f'{{"places": [{{"name": "a"}}, {{"price_per_kwh": {number}}}]}}')
+    with pytest.raises(CliError, match=r"nan\.json: places\.1\.price_per_kwh: must be a finite number, not (nan|inf)$"):
+        wattshift("set", "numbers", str(file))
 
 
 @pytest.mark.parametrize(

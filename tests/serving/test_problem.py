@@ -10,7 +10,7 @@ import pytest
 from optimizer_service.pools import solve
 from services.contracts.carbon import ForecastPoint, IntensityForecast
 from services.contracts.pools import PoolsProblem, PoolsResult
-from services.contracts.serving import DemandForecast, PlaceIntensity, PoolSpec
+from services.contracts.serving import DemandForecast, PlaceIntensity, PlanForecasts, PoolSpec
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.serving.instances import InstanceTerms
@@ -39,6 +39,17 @@ def intensities_of(spec: PoolSpec, *signals: Signal) -> dict[str, PlaceIntensity
         place.name: PlaceIntensity(**source, signal=signal, gco2_per_kwh=[100.0 * (index + 1)] * 6)
         for index, (place, signal) in enumerate(zip(spec.places, given, strict=True))
     }
+
+
+def forecasts_of(spec: PoolSpec, *signals: Signal, **gpus: dict[str, int]) -> PlanForecasts:
+    """Return forecasts with ``gpus`` and ``installed`` of the place west."""
+    return PlanForecasts(
+        step_s=300,
+        demand={},
+        intensity=intensities_of(spec, *signals),
+        gpus={"west": gpus.get("available", {})},
+        installed={"west": gpus["installed"]} if "installed" in gpus else {},
+    )
 
 
 def an_instance(spec: PoolSpec, mode: str = "small", up_s: float = 10.0, place: str = "west") -> Running:
@@ -91,9 +102,32 @@ def test_an_instance_needs_its_gpus_on_one_node() -> None:
     assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
     on_one_node = solve(asked(spec, [a_node(6)], qps=12.0))
     assert {each.mode: each.count for each in on_one_node.instances} == {"large": 3}
-    shown = result_of(problem, result, intensities_of(spec))
+    shown = result_of(problem, result, forecasts_of(spec))
     assert {each.gpu_type for each in shown.full} <= {"A100"}
     assert not asked(spec, [a_node(4), a_node(4)]).modes[1].gpus.keys() - {"A100"}, "where it makes no difference"
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason", "note"),
+    [
+        ({"A100": 2}, "gpus", ""),
+        ({"A100": 4}, "gpus_held", ""),
+        (
+            {"A100-SXM4-40GB": 8},
+            "no_gpus",
+            "No node in the pool's places has a GPU of model A100; the models there are: A100-SXM4-40GB.",
+        ),
+    ],
+)
+def test_a_shortfall_says_whether_gpus_are_too_few_or_held_or_unknown(
+    installed: dict[str, int], reason: str, note: str
+) -> None:
+    spec = a_spec()
+    available = min(2, installed.get("A100", 0))
+    problem = asked(spec, [a_node(available)], qps=12.0)
+    forecasts = forecasts_of(spec, installed=installed, available={"A100": available})
+    shown = result_of(problem, solve(problem), forecasts)
+    assert [(each.reason, shown.note) for each in shown.shortfall] == [(reason, note)]
 
 
 def test_instances_of_today_s_terms_run_and_others_do_not() -> None:
@@ -147,7 +181,7 @@ def test_different_signals_are_never_compared() -> None:
     by_energy = a_spec(places=places, objective="energy")
     check_signals(by_energy, intensities_of(by_energy, *mixed))
     problem = asked(by_energy, [a_node(4)])
-    shown = result_of(problem, solve(problem), intensities_of(by_energy, *mixed))
+    shown = result_of(problem, solve(problem), forecasts_of(by_energy, *mixed))
     assert shown.emissions_kg is None, "nor added up"
 
 

@@ -136,6 +136,17 @@ def gpus_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, PlaceGpus]
     return {place.name: _place_gpus(place, spec, of_place[place.name]) for place in spec.places}
 
 
+def installed_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, dict[str, int]]:
+    """Return the GPUs of each place's nodes by model, those that no mode takes too."""
+    found: dict[str, dict[str, int]] = {}
+    for place, there in _nodes_by_place(spec, nodes).items():
+        total = Counter[str]()
+        for node in there:
+            total.update(node.gpus)
+        found[place] = dict(total)
+    return found
+
+
 def misfits(spec: PoolSpec, plan: PoolsResult, nodes: Iterable[Node]) -> list[str]:
     """Return the places where a plan's instances do not fit, the largest placed first on the fullest node that holds
     them. That finds a way wherever there is one if the sizes of modes divide each other, as powers of two do."""

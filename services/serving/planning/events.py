@@ -9,7 +9,7 @@ from itertools import chain
 
 from services.contracts.serving import PlanTrigger, PoolPlanResult, PoolSpec
 from services.core.profiles.traffic import STEPS_AHEAD
-from services.serving.planning.cluster import Cluster, gpus_by_place, misfits
+from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place, misfits
 
 INTENSITY_TOLERANCE = 0.25
 """How far an intensity may be from its forecast, as a share of the places' mean intensity."""
@@ -66,10 +66,11 @@ def event_of(standing: Standing, present: Present) -> PlanTrigger | None:
     spec, known, cluster = standing.spec, standing.made.forecasts, present.cluster
     nodes = cluster.nodes_for(standing.pool)
     gpus = {place: has.models for place, has in gpus_by_place(spec, nodes).items()}
-    installed = {place: has.models for place, has in gpus_by_place(spec, cluster.installed()).items()}
+    installed = _of_modes(spec, installed_by_place(spec, cluster.installed()))
+    before = _of_modes(spec, known.installed)
     # What did not fit when the plan was made is no news.
     fewer = is_any_less(gpus, known.gpus)
-    if is_any_less(installed, known.installed):
+    if is_any_less(installed, before):
         return PlanTrigger.NODE_LOST
     if standing.was_refused or (fewer and misfits(spec, standing.made.plan, nodes)):
         return PlanTrigger.SHORTFALL
@@ -77,7 +78,7 @@ def event_of(standing: Standing, present: Present) -> PlanTrigger | None:
         return PlanTrigger.GPUS_FREED
     if is_demand_above(standing, present.qps):
         return PlanTrigger.DEMAND
-    if known.installed and is_any_less(known.installed, installed):
+    if known.installed and is_any_less(before, installed):
         return PlanTrigger.NODE_BACK
     if is_intensity_off(standing, present):
         return PlanTrigger.INTENSITY
@@ -125,6 +126,11 @@ def mean_qps(
         for name, count in counts.items():
             rates[name] = rates.get(name, 0.0) + count / (len(windows) * window_s)
     return found
+
+
+def _of_modes(spec: PoolSpec, gpus: Gpus) -> Gpus:
+    models = {mode.gpu_model for mode in spec.modes}
+    return {place: {model: count for model, count in has.items() if model in models} for place, has in gpus.items()}
 
 
 def is_any_less(these: Gpus, those: Gpus) -> bool:

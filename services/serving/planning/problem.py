@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,16 @@ from services.contracts.pools import (
     RequestClass,
     RequestPartition,
     RunningInstances,
+    UnservedDemand,
 )
-from services.contracts.serving import DemandForecast, PlaceIntensity, PoolPartition, PoolSpec, ServerMode
+from services.contracts.serving import (
+    DemandForecast,
+    PlaceIntensity,
+    PlanForecasts,
+    PoolPartition,
+    PoolSpec,
+    ServerMode,
+)
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
 from services.serving.instances import Blueprint, InstanceTerms
@@ -127,12 +135,48 @@ def problem_of(
     )
 
 
-def result_of(request: PoolsRequest, result: PoolsResult, intensity: Mapping[str, PlaceIntensity]) -> PoolsResult:
-    """Return a plan without what only its problem has: stand-ins for GPU types, and sums over different signals."""
+def result_of(request: PoolsRequest, result: PoolsResult, forecasts: PlanForecasts) -> PoolsResult:
+    """Return a plan as its pool's: without stand-ins for GPU types and without sums over different signals.
+
+    A shortfall gets the reasons that only the nodes tell: GPUs that others hold, and models that no node has.
+    """
     changes: dict[str, Any] = {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
-    if len({each.signal for each in intensity.values()}) > 1:
+    if len({each.signal for each in forecasts.intensity.values()}) > 1:
         changes["emissions_kg"] = None
+    if result.shortfall and forecasts.installed:
+        takes = {mode.name: next(of for of in mode.gpus if not of.startswith(FITS)) for mode in request.modes}
+        installed, available = _by_model(forecasts.installed), _by_model(forecasts.gpus)
+        part = next(each for each in request.partitions if each.name == result.partition)
+        usable = {
+            each.name: {takes[profile.mode] for profile in each.profiles if profile.max_qps and each.admits(profile)}
+            for each in part.classes
+        }
+        changes["shortfall"] = [
+            _with_reason(each, usable[each.request_class], installed, available) for each in result.shortfall
+        ]
+        unknown = sorted({of for models in usable.values() for of in models if not installed[of]})
+        if unknown:
+            there = ", ".join(sorted(+installed)) or "none"
+            names = " or ".join(unknown)
+            said = f"No node in the pool's places has a GPU of model {names}; the models there are: {there}."
+            changes["note"] = f"{result.note} {said}".lstrip()
     return result.model_copy(update=changes)
+
+
+def _by_model(gpus: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    return sum((Counter(of) for of in gpus.values()), Counter[str]())
+
+
+def _with_reason(
+    unserved: UnservedDemand, models: Set[str], installed: Counter[str], available: Counter[str]
+) -> UnservedDemand:
+    if unserved.reason == "no_mode":
+        return unserved
+    if not any(installed[of] for of in models):
+        return unserved.model_copy(update={"reason": "no_gpus"})
+    if any(installed[of] > available[of] for of in models):
+        return unserved.model_copy(update={"reason": "gpus_held"})
+    return unserved
 
 
 def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:
