@@ -333,6 +333,7 @@ def run_worker(settings: RouterSettings) -> None:
         timeout_keep_alive=75,
         backlog=BACKLOG,
         server_header=False,
+        proxy_headers=False,  # no client's address is read
     )
     uvicorn.Server(config).run(sockets=[listening])
 

@@ -12,10 +12,14 @@ import time
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from services.contracts.routing import RouterState
 from services.contracts.streams import ROUTERS_HASH
+from services.kit.logging import Log
 from services.router.fleet import Fleet
+
+log = Log(__name__)
 
 ALIVE_S = 6.0
 """A process that has not written for so long does not count."""
@@ -30,9 +34,20 @@ class Peers:
         self._fleet = fleet
         self._router = router
         self.processes = at_least
+        self._is_away = False
 
     async def look(self) -> None:
-        """Write what this process holds, and read what the others do."""
+        """Write what this process holds, and read what the others do; log once that Redis does not answer."""
+        try:
+            await self._look()
+        except RedisError as error:
+            if not self._is_away:
+                log.warning("peers.not_read", error=str(error))
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    async def _look(self) -> None:
         now_s = time.time()
         held = {server.id: server.held for server in self._fleet.every_server() if server.held}
         await self._redis.hset(ROUTERS_HASH, self._router, RouterState(at_s=now_s, held=held).model_dump_json())

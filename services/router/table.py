@@ -35,6 +35,7 @@ class TableReader:
         self._draining = draining
         self._kept: str | None = None
         self.is_known = False
+        self._is_away = False
 
     def read_kept(self) -> None:
         """Take the table that was last known, so that a router that starts without serving routes as before."""
@@ -50,12 +51,17 @@ class TableReader:
         log.info("table.kept", servers=len(table.servers), made_at=table.made_at.isoformat())
 
     async def look(self) -> None:
-        """Read the table once.
-
-        Raises:
-            ProblemError: Serving does not answer; the last table stays in force.
-        """
-        content = await self._serving.request("GET", "/internal/routing", attempts=1, timeout_s=2)
+        """Read the table once; while serving does not answer, which is logged once, the last one stays in force."""
+        try:
+            content = await self._serving.request("GET", "/internal/routing", attempts=1, timeout_s=2)
+        except ProblemError as error:
+            if not self._is_away:
+                log.warning("table.not_read", error=error.detail, is_last_in_force=self.is_known)
+            self._is_away = True
+            return
+        if self._is_away:
+            log.info("table.read_again")
+        self._is_away = False
         table = RoutingTable.model_validate_json(content)
         self._adopt(table)
         self.is_known = True

@@ -293,7 +293,7 @@ async def a_router(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     headers = {"authorization": f"Bearer {a_key()}"}
     try:
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
             await server.is_up.wait()
             yield Running(url, router, plane, http)
     finally:

@@ -1,0 +1,269 @@
+"""The router beside PyPI's other routers, in one run: requests a second, added latency, first bytes, open streams.
+
+Two processes share the machine's cores with what is measured: the load generator, pinned to core 0 with the mock model
+server, and the router, pinned to core 1 (`--workers 2`: both). What each of them took of the cores is in the result.
+`litellm` and `vllm-router` are installed into a virtual environment of the benchmark's own; one that cannot be
+installed is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from services.standalone.ports import Ports
+from services.standalone.process import http_ready
+from tests.benchmarks.load import Load, Result, measure
+from tests.benchmarks.mock_model_server import MODEL
+from tests.benchmarks.results import write_result
+from tests.support.servers import wait_until
+
+KEY = "ws_" + "x" * 43
+DURATION_S = float(os.environ.get("BENCH_DURATION_S", "8"))
+STREAMS = 2_000
+LEAST_PER_S = 3_500
+MOST_ADDED_P50_MS, MOST_ADDED_P99_MS, MOST_ADDED_FIRST_MS = 0.8, 2.0, 1.0
+PATH = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello to request %d."}], "max_tokens": 1}
+PEERS = {
+    "litellm": ("litellm[proxy]", ["-m", "litellm.proxy.proxy_cli"]),
+    "vllm-router": ("vllm-router", ["-m", "vllm_router.launch_router"]),
+}
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a target is missed."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = run(Path(folder))
+    print(json.dumps(figures, indent=2))
+    write_result("router", figures)
+    return 0 if all(figures["targets"].values()) else 1
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Return all figures."""
+    ports = Ports()
+    mock_port, router_port, hold_port = (ports.take(29_800 + number) for number in range(3))
+    figures: dict[str, Any] = {"duration_s": DURATION_S, "cores": os.cpu_count()}
+    with process(mock(mock_port), {}, core="0"):
+        wait_until(lambda: answers(mock_port))
+        figures["direct"] = everything(mock_port)
+        for name, workers in (("router", 1), ("router, two workers", 2)):
+            environment = router_environment(folder, mock_port, router_port, workers)
+            cores = "1" if workers == 1 else "0,1"
+            with process(["-m", "services.router.app"], environment, core=cores) as pid:
+                wait_until(lambda: http_ready(router_port))
+                figures[name] = everything(router_port, pid, is_whole=workers == 1)
+        figures |= {name: peer(folder, name, mock_port, router_port) for name in PEERS}
+    with process(mock(hold_port, hold_s=3.0, tokens=3), {}, core="0"):
+        wait_until(lambda: answers(hold_port))
+        environment = router_environment(folder / "held", hold_port, router_port, 1)
+        with process(["-m", "services.router.app"], environment, core="1"):
+            wait_until(lambda: http_ready(router_port))
+            figures["open_streams"] = asyncio.run(open_streams(router_port))
+    direct, ours = figures["direct"], figures["router"]
+    figures["added"] = {
+        "p50_ms": ours["at_100_per_s"]["p50_ms"] - direct["at_100_per_s"]["p50_ms"],
+        "p99_ms": ours["at_100_per_s"]["p99_ms"] - direct["at_100_per_s"]["p99_ms"],
+        "first_byte_p50_ms": ours["first_byte"]["p50_ms"] - direct["first_byte"]["p50_ms"],
+    }
+    figures["targets"] = {
+        f"at least {LEAST_PER_S}/s on one core": ours["closed_32"]["per_s"] >= LEAST_PER_S,
+        f"p50 adds at most {MOST_ADDED_P50_MS} ms": figures["added"]["p50_ms"] <= MOST_ADDED_P50_MS,
+        f"p99 adds at most {MOST_ADDED_P99_MS} ms": figures["added"]["p99_ms"] <= MOST_ADDED_P99_MS,
+        f"first byte adds at most {MOST_ADDED_FIRST_MS} ms": figures["added"]["first_byte_p50_ms"]
+        <= MOST_ADDED_FIRST_MS,
+        f"{STREAMS} open streams without loss": figures["open_streams"]["complete"] == STREAMS,
+    }
+    ports.release()
+    return figures
+
+
+def mock(port: int, *, hold_s: float = 0.0, tokens: int = 2) -> list[str]:
+    """Return the arguments of a mock model server."""
+    return ["-m", "tests.benchmarks.mock_model_server", str(port), str(hold_s), str(tokens)]
+
+
+def router_environment(folder: Path, mock_port: int, port: int, workers: int) -> dict[str, str]:
+    """Return the settings of a router whose every neighbour is the mock."""
+    mock_url = f"http://127.0.0.1:{mock_port}"
+    return {
+        "WATTSHIFT_SERVICE_TOKEN": "a-token-for-benchmarks",
+        **{f"WATTSHIFT_{name}_URL": mock_url for name in ("ADMISSION", "SERVING", "TELEMETRY")},
+        "WATTSHIFT_DATA_DIR": str(folder),
+        "WATTSHIFT_LOG_LEVEL": "CRITICAL",
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "ROUTER_PORT": str(port),
+        "ROUTER_WORKERS": str(workers),
+    }
+
+
+@contextmanager
+def process(
+    arguments: list[str], environment: dict[str, str], *, core: str, python: str = sys.executable
+) -> Iterator[int]:
+    """Run a Python process on a core, and yield its id."""
+    command = ["taskset", "-c", core, python, *arguments]
+    with subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        try:
+            yield running.pid
+        finally:
+            running.terminate()
+            try:
+                running.wait(20)
+            except subprocess.TimeoutExpired:
+                running.kill()
+
+
+def answers(port: int) -> bool:
+    """Return whether the mock listens."""
+    return http_ready(port)
+
+
+def everything(port: int, pid: int | None = None, *, is_whole: bool = True) -> dict[str, Any]:
+    """Return requests a second at 32 connections, latencies at 100 requests a second, and first bytes of streams."""
+    before = cpu_s(pid)
+    closed = one(port, connections=32)
+    used = cpu_s(pid) - before
+    found: dict[str, Any] = {"closed_32": asdict(closed)}
+    if pid is not None:
+        found["cpu_us_per_request"] = 1e6 * used / max(1, closed.requests)
+        found["per_cpu_s"] = closed.requests / used
+        found["share_of_a_core"] = used / DURATION_S
+    if is_whole:
+        found["at_100_per_s"] = asdict(one(port, connections=16, per_second=100))
+        found["first_byte"] = asyncio.run(first_bytes(port))
+    return found
+
+
+def one(port: int, *, connections: int, per_second: float = 0) -> Result:
+    """Return the result of one load."""
+    load = Load("127.0.0.1", port, PATH, KEY, json.dumps(BODY), connections, DURATION_S, 0 if not per_second else 2)
+    load.per_second, load.status = per_second, 200
+    return measure(load)
+
+
+def cpu_s(pid: int | None) -> float:
+    """Return the processor time of a process and its children, seconds."""
+    if pid is None:
+        return 0.0
+    total = 0.0
+    for found in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = found.read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        if int(found.parent.name) == pid or int(fields[1]) == pid:
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+async def stream(port: int) -> tuple[float, float, bytes]:
+    """Ask for a stream; return seconds to the first byte of its body, to its end, and the body."""
+    body = json.dumps({**BODY, "stream": True}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began_s = time.perf_counter()
+    writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    content = await reader.read(1)
+    first_s = time.perf_counter() - began_s
+    while b"[DONE]" not in content[-200:]:
+        piece = await reader.read(65_536)
+        if not piece:
+            break
+        content += piece
+    writer.close()
+    return first_s, time.perf_counter() - began_s, content
+
+
+async def first_bytes(port: int) -> dict[str, float]:
+    """Return the times to the first byte of streams, fifty a second."""
+    found: list[float] = []
+    for _ in range(int(50 * DURATION_S)):
+        due_s = time.perf_counter() + 0.02
+        found.append((await stream(port))[0])
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+    found.sort()
+    return {"p50_ms": 1e3 * found[len(found) // 2], "p99_ms": 1e3 * found[int(0.99 * len(found))]}
+
+
+async def open_streams(port: int) -> dict[str, float]:
+    """Open many streams at once, all of which last for seconds; return how many came to their end."""
+    turns = asyncio.Semaphore(200)
+    opened: list[tuple[float, float, bytes] | BaseException] = []
+
+    async def ask() -> None:
+        async with turns:
+            await asyncio.sleep(0)
+        try:
+            opened.append(await stream(port))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            opened.append(error)
+
+    await asyncio.gather(*(ask() for _ in range(STREAMS)))
+    complete = [each for each in opened if isinstance(each, tuple) and b"[DONE]" in each[2]]
+    return {"opened": len(opened), "complete": len(complete), "longest_s": max(each[1] for each in complete)}
+
+
+def peer(folder: Path, name: str, mock_port: int, port: int) -> dict[str, Any]:
+    """Return the figures of another router, or why there are none."""
+    package, arguments = PEERS[name]
+    venv = folder / name
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True)
+        subprocess.run([str(venv / "bin/pip"), "install", "-q", package], check=True, capture_output=True, timeout=900)
+    except (subprocess.SubprocessError, OSError) as error:
+        return {"left_out": f"not installed: {type(error).__name__}"}
+    version = subprocess.run(
+        [str(venv / "bin/pip"), "show", name], check=False, capture_output=True, text=True
+    ).stdout.split("\n")[1:2]
+    mock_url = f"http://127.0.0.1:{mock_port}"
+    if name == "litellm":
+        config = folder / "litellm.json"
+        model = {"model": f"openai/{MODEL}", "api_base": f"{mock_url}/v1", "api_key": "none"}
+        config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}]}))
+        options = ["--config", str(config), "--port", str(port), "--num_workers", "1"]
+        environment = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
+    else:
+        options = ["--worker-urls", mock_url, "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
+        environment = {}
+    with process([*arguments, *options], environment, core="1", python=str(venv / "bin/python")) as pid:
+        try:
+            wait_until(lambda: completes(port), within_s=240)
+        except TimeoutError:
+            return {"left_out": "it did not answer within 240 s", "version": version}
+        return {"version": version, **everything(port, pid, is_whole=False)}
+
+
+def completes(port: int) -> bool:
+    """Return whether a completion is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    try:
+        connection.request("POST", PATH, json.dumps(BODY), headers)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    sys.exit(main())
