@@ -42,6 +42,7 @@ def document(outcome: Outcome, plans: Sequence[HalfHour], labels: dict[str, Any]
         "ttft_mean_ms": 1_000 * _mean(ttft_s),
         **{f"ttft_p{at}_ms": 1_000 * _quantile(ttft_s, at) for at in PERCENTILES},
         "server_ttft_mean_ms": 1_000 * _mean(server_ttft_s),
+        **{f"server_ttft_p{at}_ms": 1_000 * _quantile(server_ttft_s, at) for at in PERCENTILES},
         "tbt_mean_ms": 1_000 * _mean(served.tbt_s),
         **{f"tbt_p{at}_ms": 1_000 * _quantile(served.tbt_s, at) for at in PERCENTILES},
         "jain": fairness_of_classes(served, outcome.request_class),

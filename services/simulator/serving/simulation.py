@@ -79,7 +79,8 @@ class Outcome:
     Attributes:
         served: Of all requests that ended.
         request_class: (n_served,) the class by which each was served.
-        dispatched_s: (n_served,) when each was last given to an instance.
+        dispatched_s: (n_served,) when each was first given to an instance.
+        longest_gap_s: (n_served,) the longest time without a token that a preemption cost, after the first token.
         unserved: Requests that did not end.
         energy_j, carbon_g: Of all instances, starts included.
         preemptions: How often a request lost its place.
@@ -90,6 +91,7 @@ class Outcome:
     served: ServedRequests
     request_class: Ints
     dispatched_s: Floats
+    longest_gap_s: Floats
     unserved: int
     energy_j: float
     carbon_g: float
@@ -145,6 +147,7 @@ class ServingSimulation:
         self._classes = self._classify([plan.partition for plan in plans])
         self._first_s, self._finish_s, self._sent_s = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
         self._latency_s, self._class = np.full(n, np.nan), np.zeros(n, np.int64)
+        self._lost_s, self._gap_s = np.full(n, np.nan), np.zeros(n)
         self._requests: dict[int, ServingRequest] = {}
         self._instances: list[SimulatedInstance] = []
         self._numbers, self._sequence = itertools.count(), itertools.count()
@@ -153,6 +156,7 @@ class ServingSimulation:
         self._events: list[_Event] = []
         self._partition = plans[0].partition
         self._preemptions = 0
+        self._preempts = options.preempt and options.order is not Order.FCFS
         self._open = n
         self._energy_j = self._carbon_g = self._clock_mhz_s = self._up_s = 0.0
         self._current: list[float] = []
@@ -160,7 +164,7 @@ class ServingSimulation:
     def run(self) -> Outcome:
         """Run to the last request's end, and return what it came to."""
         horizon_s = self._trace.length_s
-        ticks = self._options.frequency is not Frequency.FIXED
+        ticks = self._options.frequency is not Frequency.FIXED or self._preempts
         plans, n, arrived = list(self._plans), len(self._trace), 0
         next_tick = TICK_S if ticks else np.inf
         next_rate, rate_step = 0.0, 0
@@ -186,7 +190,7 @@ class ServingSimulation:
                 self._arrives(arrived, now)
                 arrived += 1
             else:
-                self._set_clocks(now)
+                self._tick(now)
                 next_tick += TICK_S
         for instance in self._instances:
             self._retire(instance, now)
@@ -296,7 +300,7 @@ class ServingSimulation:
         pool = self._pool_of(index)
         pool.queue.push(request)
         self._dispatch(pool, now)
-        if self._options.preempt and self._options.order is not Order.FCFS and request.id in pool.queue:
+        if self._preempts and pool.queue.peek() is request:
             self._preempt(pool, now)
 
     def _dispatch(self, pool: _ClassPool, now: float) -> None:
@@ -312,7 +316,8 @@ class ServingSimulation:
     def _send(self, request: ServingRequest, instance: SimulatedInstance, now: float) -> None:
         index = int(request.id)
         self._requests[index] = request
-        self._sent_s[index] = now
+        if np.isnan(self._sent_s[index]):
+            self._sent_s[index] = now
         self._class[index] = self._class_number(index)
         self._latency_s[index] = instance.kind.times.latency_s(self._tokens[index])
         instance.advance(now)
@@ -327,10 +332,10 @@ class ServingSimulation:
         return names.index(self._classes[self._partition][index])
 
     def _preempt(self, pool: _ClassPool, now: float) -> None:
-        """Let the head of the queue take the place of the last of those in service, if it comes before it."""
-        head = pool.queue.peek()
-        if head is None:
-            return
+        """Let the first that wait take the places of the last of those in service, as far as they come before them.
+
+        *Our reading* of when: at every tick, as in algorithm 1, and when a request arrives that is the first at once.
+        """
         running: dict[str, SimulatedInstance] = {}
         for instance in pool.instances:
             instance.advance(now)
@@ -338,18 +343,20 @@ class ServingSimulation:
                 request = self._requests[index]
                 request.tokens_done = self._tokens[index] - instance.lacks(index)
                 running[request.id] = instance
-        victims = (self._requests[int(each)] for each in running)
-        victim = preempted_by(head, victims, self._options.order, pool.queue.times)
-        if victim is None:
-            return
-        instance = running[victim.id]
-        lacking = instance.leave(int(victim.id))
-        victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
-        self._preemptions += 1
-        pool.queue.pop()
-        pool.queue.requeue(victim)
-        self._send(head, instance, now)
-        self._expect_end(instance)
+        while (head := pool.queue.peek()) is not None:
+            candidates = (self._requests[int(each)] for each in running)
+            victim = preempted_by(head, candidates, self._options.order, pool.queue.times)
+            if victim is None:
+                return
+            instance = running.pop(victim.id)
+            lacking = instance.leave(int(victim.id))
+            victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
+            self._preemptions += 1
+            self._lost_s[int(victim.id)] = now
+            pool.queue.pop()
+            pool.queue.requeue(victim)
+            self._send(head, instance, now)
+            self._expect_end(instance)
 
     def _happens(self, event: _Event) -> None:
         now, _, kind, instance, what = event
@@ -382,6 +389,8 @@ class ServingSimulation:
             instance.seen.ttft_s += now - request.arrival_s
             instance.seen.queued_s += self._sent_s[index] - request.arrival_s
             instance.seen.first_tokens += 1
+        else:
+            self._gap_s[index] = max(self._gap_s[index], now - self._lost_s[index])
         left = self._tokens[index] - request.tokens_done - 1
         if left <= 0:
             instance.changed()
@@ -402,6 +411,14 @@ class ServingSimulation:
         at_s = instance.next_end_s()
         if at_s is not None:
             heapq.heappush(self._events, (at_s, next(self._sequence), ENDED, instance, instance.version))
+
+    def _tick(self, now: float) -> None:
+        if self._preempts:
+            for pool in self._pools.values():
+                if len(pool.queue):
+                    self._preempt(pool, now)
+        if self._options.frequency is not Frequency.FIXED:
+            self._set_clocks(now)
 
     def _set_clocks(self, now: float) -> None:
         for instance in self._instances:
@@ -465,6 +482,7 @@ class ServingSimulation:
             ),
             request_class=self._class[done],
             dispatched_s=self._sent_s[done],
+            longest_gap_s=self._gap_s[done],
             unserved=int((~done).sum()),
             energy_j=self._energy_j,
             carbon_g=self._carbon_g,

@@ -138,6 +138,29 @@ def test_other_times_give_another_order(
     assert drained(queue) == by_hand(left, order, times)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_hundreds_are_ranked_anew_as_one_by_one(order: Order) -> None:
+    random = np.random.default_rng(1)
+    waiting = [
+        ServingRequest(f"r{at}", float(random.integers(0, 50)), float(tokens), tokens_done=float(tokens // 3))
+        for at, tokens in enumerate(random.integers(0, 900, 400))
+    ]
+    queue, times = RequestQueue(order, TIMES), ServiceTimes(0.5, 0.02)
+    for request in waiting:
+        queue.push(request)
+
+    queue.retime(times)
+
+    assert drained(queue) == by_hand(waiting, order, times)
+
+
+def test_equals_do_not_displace_each_other() -> None:
+    waiting, running = (ServingRequest(name, 0.0, 10.0) for name in ("waits", "runs"))
+
+    assert order_key_s(running, Order.LLF, TIMES, is_running=True) == order_key_s(waiting, Order.LLF, TIMES)
+    assert preempted_by(waiting, [running], Order.LLF, TIMES) is None
+
+
 @given(requests, st.floats(0, 100))
 def test_least_laxity_stays_least_while_time_passes(waiting: list[ServingRequest], later_s: float) -> None:
     def ranked(now_s: float) -> np.ndarray:

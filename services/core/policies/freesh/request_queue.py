@@ -168,7 +168,7 @@ class RequestQueue:
             done = np.fromiter(map(_DONE, requests), np.float64, n)
             end_s = arrival_s + WINDOW_LATENCIES * (tokens * times.tbt_s + times.ttft_s)
             left_s = np.maximum(tokens - done, np.minimum(tokens, 1.0)) * times.tbt_s + times.ttft_s
-            keys = {Order.EDF: end_s, Order.SRTF: left_s, Order.LLF: end_s - 0.0 - left_s}[self.order]
+            keys = {Order.EDF: end_s, Order.SRTF: left_s, Order.LLF: end_s - left_s}[self.order]
         order: list[int] = np.argsort(keys).tolist()
         inside = [requests[at] for at in order]
         columns = (keys[order].tolist(), arrival_s[order].tolist(), map(_ID, inside), map(_SERIAL, inside), inside)
