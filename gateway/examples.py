@@ -82,6 +82,34 @@ BODIES: dict[str, Any] = {
         ],
         "running": [{"location": "virginia", "mode": "A100-TP4", "instances": 1}],
     },
+    "solve_partition": {
+        "gpus": 4,
+        "idle_w": 83.8,
+        "intensity_gco2_per_kwh": 300,
+        "applications": [
+            {
+                "name": "photos",
+                "requests_per_s": 400,
+                "sla_p95_ms": 10,
+                "max_accuracy_loss_pct": 3,
+                "variants": [
+                    {
+                        "name": "b3",
+                        "accuracy_pct": 81.5,
+                        "profiles": [
+                            {"slice": "1g", "service_ms": 3.45, "busy_w": 23.1},
+                            {"slice": "7g", "service_ms": 2.07, "busy_w": 70.5},
+                        ],
+                    },
+                    {
+                        "name": "b7",
+                        "accuracy_pct": 84.6,
+                        "profiles": [{"slice": "7g", "service_ms": 6.07, "busy_w": 138}],
+                    },
+                ],
+            }
+        ],
+    },
     "set_pool": {
         "places": [{"name": "virginia", "zone": "US-MIDA-PJM"}, {"name": "california", "zone": "US-CAL-CISO"}],
         "modes": [

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service import carbon_bound, pools
+from optimizer_service import carbon_bound, partition, pools
 from optimizer_service.sources import Sources
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
+from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
@@ -61,6 +62,15 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             result=PoolsResult,
             resolve=pools.resolve,
             solve=pools.solve,
+        ),
+        SolveKind(
+            name="partition",
+            summary="Model variants on slices of GPUs",
+            request=PartitionRequest,
+            problem=PartitionProblem,
+            result=PartitionResult,
+            resolve=partition.resolve,
+            solve=partition.solve,
         ),
     )
 }

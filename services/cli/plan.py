@@ -10,6 +10,7 @@ import typer
 
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.partition import partition
 from services.cli.pools import pools
 from services.cli.values import json_document
 from services.contracts.invalid import first_error
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.add_typer(group, name="plan")
     group.command()(pools)
+    group.command()(partition)
 
 
 @group.callback()

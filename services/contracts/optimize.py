@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.carbon import Clock, IntensityPoint, curve_of
+from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
@@ -170,8 +171,8 @@ class CarbonBoundResult(SolveOutcome):
     schedule: list[ClassSchedule]
 
 
-Problem = Annotated[CarbonBoundProblem | PoolsProblem, Field(discriminator="kind")]
-Result = Annotated[CarbonBoundResult | PoolsResult, Field(discriminator="kind")]
+Problem = Annotated[CarbonBoundProblem | PoolsProblem | PartitionProblem, Field(discriminator="kind")]
+Result = Annotated[CarbonBoundResult | PoolsResult | PartitionResult, Field(discriminator="kind")]
 
 
 class SolveSummary(Message):

@@ -277,3 +277,16 @@ async def test_pools_that_do_not_fit_together_are_refused(optimizer: Installatio
     answer = await optimizer.submit(BODIES["solve_pools"] | {"running": locked, "min_up_s": 60}, path=POOLS)
     assert answer.status_code == 422
     assert "more GPUs than there are" in problem_of(answer).detail
+
+
+async def test_a_partition_is_solved_and_refused(optimizer: Installation) -> None:
+    body = BODIES["solve_partition"]
+    solve = await optimizer.ended(await optimizer.accepted(body, path="/v1/optimize/partition"))
+    assert solve["state"] == "succeeded"
+    plan = solve["result"]["applications"][0]
+    assert plan["keeps_limits"]
+    assert plan["objective_pct"] <= plan["bound_pct"] + 0.5
+    late = {**body, "applications": [{**body["applications"][0], "sla_p95_ms": None, "requests_per_s": 10_000}]}
+    answer = await optimizer.submit(late, path="/v1/optimize/partition")
+    assert answer.status_code == 422
+    assert "needs sla_p95_ms" in problem_of(answer).detail

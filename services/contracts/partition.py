@@ -1,0 +1,243 @@
+"""Model variants on slices: what ``POST /v1/optimize/partition`` and ``wattshift plan partition`` take and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from services.contracts.schema import Int, Message, Name, Real
+from services.contracts.solver import SolveOutcome
+from services.core.domain.units import J_PER_KWH
+from services.core.policies.clover.anneal import AnnealingConfig
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.layouts import LAYOUTS, SLICES
+from services.core.policies.clover.objective import delta_accuracy_pct
+from services.core.policies.clover.partition import Demand, Fleet, Share, partition
+from services.core.solvers.model import Backend, SolveStatus
+
+SliceName = Literal["1g", "2g", "3g", "4g", "7g"]
+SLICE_NAMES: tuple[SliceName, ...] = ("1g", "2g", "3g", "4g", "7g")
+MAX_GPUS, MAX_APPLICATIONS, MAX_VARIANTS = 64, 8, 12
+
+
+class SliceProfile(Message):
+    """How one instance of a variant behaves on slices of one type, with neighbours at work."""
+
+    slice: SliceName
+    service_ms: Real = Field(gt=0, le=1e6, description="Mean service time of a request.")
+    p95_ms: Real | None = Field(default=None, gt=0, le=1e7, description="Its 95th percentile; null for no spread.")
+    busy_w: Real = Field(ge=0, le=1e4, description="Power of the GPU above idle while the instance works.")
+
+
+class ModelVariant(Message):
+    """A model of a family."""
+
+    name: Name
+    accuracy_pct: Real = Field(gt=0, le=100)
+    profiles: list[SliceProfile] = Field(
+        min_length=1, max_length=5, description="A type of slices without a profile cannot run the variant."
+    )
+
+
+class VariantInstances(Message):
+    """Instances of a variant on slices of one type."""
+
+    variant: Name
+    slice: SliceName
+    count: Int = Field(ge=1, le=7 * MAX_GPUS)
+
+
+class PartitionApplication(Message):
+    """An application: its variants, its load and its limits."""
+
+    name: Name
+    variants: list[ModelVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
+    requests_per_s: Real = Field(gt=0, le=1e6)
+    sla_p95_ms: Real | None = Field(
+        default=None,
+        gt=0,
+        le=1e7,
+        description="95th percentile of latency that must be kept; by default that of the most accurate variant on "
+        "whole GPUs, if this is the only application.",
+    )
+    carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
+    max_accuracy_loss_pct: Real | None = Field(default=None, ge=0, le=100, description="Accuracy floor.")
+    running: list[VariantInstances] = Field(
+        default_factory=list[VariantInstances], max_length=60, description="Where the search begins."
+    )
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) < len(names):
+            raise ValueError("a variant is there twice")
+        for variant in self.variants:
+            slices = [profile.slice for profile in variant.profiles]
+            if len(set(slices)) < len(slices):
+                raise ValueError(f"variant {variant.name} has two profiles of one type of slices")
+        known = {(variant.name, profile.slice) for variant in self.variants for profile in variant.profiles}
+        for each in self.running:
+            if (each.variant, each.slice) not in known:
+                raise ValueError(f"running: variant {each.variant} has no profile on {each.slice}")
+        best = max(self.variants, key=lambda variant: variant.accuracy_pct)
+        if (best.name, "7g") not in known:
+            raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")
+        return self
+
+    def demand(self, idle_w: float) -> Demand:
+        """Return it as the core's."""
+        shape = (len(self.variants), len(SLICES))
+        service_s, jitter_s, busy_w = (np.full(shape, np.nan) for _ in range(3))
+        for row, variant in enumerate(self.variants):
+            for profile in variant.profiles:
+                at = row, SLICE_NAMES.index(profile.slice)
+                service_s[at] = profile.service_ms / 1_000
+                late_ms = profile.service_ms if profile.p95_ms is None else profile.p95_ms
+                jitter_s[at] = max(late_ms - profile.service_ms, 0.0) / 1_644.9
+                busy_w[at] = profile.busy_w
+        running = np.zeros(shape, dtype=np.int64)
+        rows = {variant.name: row for row, variant in enumerate(self.variants)}
+        for each in self.running:
+            running[rows[each.variant], SLICE_NAMES.index(each.slice)] += each.count
+        accuracy = np.array([variant.accuracy_pct for variant in self.variants])
+        return Demand(
+            self.name,
+            Application(tuple(rows), accuracy, service_s, jitter_s, busy_w, idle_w),
+            self.requests_per_s,
+            self.carbon_weight,
+            self.max_accuracy_loss_pct,
+            None if self.sla_p95_ms is None else self.sla_p95_ms / 1_000,
+            ConfigGraph(running) if self.running else None,
+        )
+
+
+class PartitionRequest(Message):
+    """Asks which model variants run on which MIG slices of some GPUs (Clover, equations 1 to 7).
+
+    Several applications share the GPUs by marginal benefit. Configurations are measured by a queue model.
+    """
+
+    gpus: Int = Field(ge=1, le=MAX_GPUS)
+    idle_w: Real = Field(ge=0, le=1e4, description="Power of an idle GPU.")
+    layouts: list[Annotated[Int, Field(ge=1, le=19)]] | None = Field(
+        default=None, description="Present layout of each GPU, 1 to 19; by default uncut (1)."
+    )
+    intensity_gco2_per_kwh: Real = Field(gt=0, le=1e5)
+    baseline_gco2_per_kwh: Real | None = Field(
+        default=None, gt=0, le=1e5, description="Intensity that savings are compared with; by default the present one."
+    )
+    applications: list[PartitionApplication] = Field(min_length=1, max_length=MAX_APPLICATIONS)
+    seed: Int = Field(default=1, ge=0, le=2**31)
+    max_evaluations: Int = Field(default=30, ge=1, le=1_000)
+    screen: bool = Field(
+        default=True, description="Predict configurations before measuring; false searches as printed."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.layouts is not None and len(self.layouts) != self.gpus:
+            raise ValueError(f"layouts has {len(self.layouts)} entries for {self.gpus} GPUs")
+        names = [each.name for each in self.applications]
+        if len(set(names)) < len(names):
+            raise ValueError("an application is there twice")
+        return self
+
+
+class PartitionProblem(PartitionRequest):
+    """The problem of a partition."""
+
+    kind: Literal["partition"] = "partition"
+
+    def in_core(self) -> tuple[list[Demand], Fleet]:
+        """Return applications and GPUs as the core's."""
+        baseline = self.baseline_gco2_per_kwh or self.intensity_gco2_per_kwh
+        layouts = tuple(layout - 1 for layout in self.layouts or [1] * self.gpus)
+        fleet = Fleet(self.gpus, layouts, self.intensity_gco2_per_kwh / J_PER_KWH, baseline / J_PER_KWH)
+        return [each.demand(self.idle_w) for each in self.applications], fleet
+
+
+class ApplicationPlan(Message):
+    """What runs of an application, and what it does by the queue model."""
+
+    name: str
+    gpus: int = Field(description="Its share of the GPUs.")
+    instances: list[VariantInstances]
+    keeps_limits: bool = Field(description="Whether SLA and accuracy floor are kept.")
+    objective_pct: float = Field(description="lambda * dCarbon + (1 - lambda) * dAccuracy.")
+    bound_pct: float | None = Field(
+        description="No configuration has a higher objective; null if none keeps the limits."
+    )
+    accuracy_pct: float
+    accuracy_loss_pct: float
+    carbon_gco2_per_request: float
+    energy_j_per_request: float
+    p95_ms: float
+    sla_p95_ms: float
+    evaluations: int
+
+
+class PartitionResult(SolveOutcome):
+    """A partition. `infeasible` if an application's limits are not kept by what was found."""
+
+    kind: Literal["partition"] = "partition"
+    applications: list[ApplicationPlan]
+    layouts: list[int] = Field(description="Layout of each GPU, 1 to 19, with the fewest GPUs cut anew.")
+    recut: list[int] = Field(description="GPUs whose layout changes, from 0.")
+
+
+def solve_partition(problem: PartitionProblem) -> PartitionResult:
+    """Return the answer to a problem.
+
+    Raises:
+        DomainError: The problem makes no sense as a whole.
+    """
+    demands, fleet = problem.in_core()
+    config = AnnealingConfig(max_evaluations=problem.max_evaluations)
+    shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen)
+    plans = [_plan(demand, share, fleet) for demand, share in zip(demands, shares, strict=True)]
+    held = [
+        sum(SLICES.index(size) == column for gpu in realised.layouts for size in LAYOUTS[gpu]) for column in range(5)
+    ]
+    used = np.sum([share.outcome.graph.slices for share in shares], axis=0)
+    if (used > np.array(held)).any():
+        raise AssertionError("the layouts do not hold the instances")
+    kept = all(share.keeps_limits for share in shares)
+    return PartitionResult(
+        status=SolveStatus.FEASIBLE if kept else SolveStatus.INFEASIBLE,
+        solver=Backend.HIGHS,
+        objective=float(np.mean([plan.objective_pct for plan in plans])),
+        bound=None,
+        note="" if kept else "no configuration was found that keeps the limits of every application",
+        applications=plans,
+        layouts=[layout + 1 for layout in realised.layouts],
+        recut=list(realised.recut),
+    )
+
+
+def _plan(demand: Demand, share: Share, fleet: Fleet) -> ApplicationPlan:
+    outcome, goal = share.outcome, share.goal
+    return ApplicationPlan(
+        name=demand.name,
+        gpus=share.gpus,
+        instances=[
+            VariantInstances(
+                variant=demand.application.variants[row],
+                slice=SLICE_NAMES[column],
+                count=int(outcome.graph.weights[row, column]),
+            )
+            for row, column in np.argwhere(outcome.graph.weights).tolist()
+        ],
+        keeps_limits=share.keeps_limits,
+        objective_pct=share.objective,
+        bound_pct=share.bound,
+        accuracy_pct=outcome.accuracy,
+        accuracy_loss_pct=-delta_accuracy_pct(outcome.accuracy, goal.baseline.accuracy),
+        carbon_gco2_per_request=outcome.energy_j * fleet.gco2_per_j,
+        energy_j_per_request=outcome.energy_j,
+        p95_ms=1_000 * outcome.p95_s,
+        sla_p95_ms=1_000 * goal.baseline.p95_s,
+        evaluations=share.evaluations,
+    )

@@ -1,0 +1,202 @@
+"""One fleet for one or several applications: its GPUs split by marginal benefit, each share searched by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
+from services.core.policies.clover.layouts import Realisation, SliceCounts, can_be_cut, realise
+from services.core.policies.clover.objective import Baseline, Goal
+from services.core.policies.clover.optimum import optimum
+from services.core.policies.clover.request_queue import Arrivals
+
+_SPLIT_INTERVALS = 8
+
+
+@dataclass(frozen=True)
+class Demand:
+    """An application and what is asked of it.
+
+    Attributes:
+        name: For messages.
+        application: Its variants.
+        rate_per_s: Mean rate of requests.
+        carbon_weight: Lambda.
+        max_accuracy_loss_pct: The accuracy floor; None for none.
+        sla_p95_s: The SLA; None for the p95 of BASE on all GPUs.
+        running: The present configuration; None for BASE.
+    """
+
+    name: str
+    application: Application
+    rate_per_s: float
+    carbon_weight: float = 0.5
+    max_accuracy_loss_pct: float | None = None
+    sla_p95_s: float | None = None
+    running: ConfigGraph | None = None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """GPUs of one model, and their grid.
+
+    Attributes:
+        gpus: How many there are.
+        layouts: Their present layouts, indices into ``LAYOUTS``.
+        gco2_per_j: Carbon per energy now.
+        baseline_gco2_per_j: Carbon per energy that the objective compares with.
+    """
+
+    gpus: int
+    layouts: tuple[int, ...]
+    gco2_per_j: float
+    baseline_gco2_per_j: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """What was found for an application.
+
+    Attributes:
+        gpus: How many GPUs it gets.
+        outcome: Its configuration and what that does, by the queue model.
+        goal: What was maximised.
+        objective: Of the configuration, per cent.
+        bound: No configuration has a higher objective; None where none keeps the limits.
+        keeps_limits: Whether SLA and accuracy floor are kept.
+        evaluations: How many configurations were measured.
+    """
+
+    gpus: int
+    outcome: Outcome
+    goal: Goal
+    objective: float
+    bound: float | None
+    keeps_limits: bool
+    evaluations: int
+
+
+def partition(
+    demands: Sequence[Demand], fleet: Fleet, seed: int, config: AnnealingConfig, *, screen: bool = True
+) -> tuple[tuple[Share, ...], Realisation]:
+    """Return a configuration for each application, and layouts of the GPUs that hold them all.
+
+    Raises:
+        DomainError: As ``checked``.
+    """
+    checked(demands, fleet)
+    arrivals = Arrivals.drawn(np.random.default_rng(seed))
+    goals = [_goal(demand, fleet, arrivals) for demand in demands]
+    gpus = split(demands, goals, fleet) if len(demands) > 1 else [fleet.gpus]
+    rng = np.random.default_rng(seed)
+    shares = tuple(
+        _share(demand, goal, count, fleet, arrivals, rng, config, screen)
+        for demand, goal, count in zip(demands, goals, gpus, strict=True)
+    )
+    needed = np.sum([share.outcome.graph.slices for share in shares], axis=0).tolist()
+    ones, twos, threes, fours, sevens = needed
+    slices: SliceCounts = ones, twos, threes, fours, sevens
+    return shares, realise(slices, fleet.layouts)
+
+
+def checked(demands: Sequence[Demand], fleet: Fleet) -> None:
+    """Refuse what makes no sense as a whole.
+
+    Raises:
+        DomainError: There are fewer GPUs than applications, several applications but not an SLA for each, no SLA where
+            BASE cannot serve the requests, or running configurations that the GPUs cannot hold.
+    """
+    if len(demands) > fleet.gpus:
+        raise DomainError(f"{len(demands)} applications need as many GPUs, there are {fleet.gpus}")
+    for demand in demands:
+        base = demand.application.base(fleet.gpus)
+        if demand.sla_p95_s is None:
+            if len(demands) > 1:
+                raise DomainError(f"application {demand.name} needs sla_p95_ms, as there are several applications")
+            if demand.application.capacity_per_s(base.weights) <= demand.rate_per_s:
+                raise DomainError(
+                    f"application {demand.name} needs sla_p95_ms: its best variant on whole GPUs cannot serve "
+                    f"{demand.rate_per_s:g} requests per second"
+                )
+        if demand.running is not None and not can_be_cut(demand.running.slices, fleet.gpus):
+            raise DomainError(f"application {demand.name}: running cannot be cut from {fleet.gpus} GPUs")
+
+
+def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet) -> list[int]:
+    """Return how many GPUs each application gets.
+
+    Each begins with one and gets more until its limits can be kept; every further GPU goes where it raises the
+    objective most. Idle power does not count here: the fleet draws it whoever has the GPU.
+    """
+    counts = [1] * len(demands)
+    worth = [_worth(demand, goal, 1, fleet) for demand, goal in zip(demands, goals, strict=True)]
+    while sum(counts) < fleet.gpus:
+        more = [
+            _worth(demand, goal, count + 1, fleet) for demand, goal, count in zip(demands, goals, counts, strict=True)
+        ]
+        at = max(range(len(demands)), key=lambda each: (worth[each] == -np.inf, _gain(worth[each], more[each]), -each))
+        counts[at] += 1
+        worth[at] = more[at]
+    return counts
+
+
+def _gain(before: float, after: float) -> float:
+    return after - before if np.isfinite(before) and np.isfinite(after) else 0.0
+
+
+def _worth(demand: Demand, goal: Goal, gpus: int, fleet: Fleet) -> float:
+    """Return the best objective with so many GPUs, idle power left out; minus infinity where limits cannot be kept."""
+    application = replace(demand.application, idle_w=0.0)
+    found = optimum(application, gpus, demand.rate_per_s, goal, fleet.gco2_per_j, intervals=_SPLIT_INTERVALS)
+    return -np.inf if found is None else found.bound
+
+
+def _goal(demand: Demand, fleet: Fleet, arrivals: Arrivals) -> Goal:
+    """Return the goal; its baseline is the best variant on a GPU of its own, at work all the time (§4.1)."""
+    application = demand.application
+    base, best = application.base(fleet.gpus), application.best_variant
+    sla_s = demand.sla_p95_s
+    if sla_s is None:
+        sla_s = QueueEvaluator(application, fleet.gpus, demand.rate_per_s, arrivals).measure(base).p95_s
+    energy_j = float(application.service_s[best, -1] * (application.busy_w[best, -1] + application.idle_w))
+    baseline = Baseline(float(application.accuracy[best]), energy_j * fleet.baseline_gco2_per_j, sla_s)
+    return Goal(baseline, demand.carbon_weight, demand.max_accuracy_loss_pct)
+
+
+def _share(
+    demand: Demand,
+    goal: Goal,
+    gpus: int,
+    fleet: Fleet,
+    arrivals: Arrivals,
+    rng: np.random.Generator,
+    config: AnnealingConfig,
+    screen: bool,
+) -> Share:
+    application = demand.application
+    evaluator = QueueEvaluator(application, gpus, demand.rate_per_s, arrivals)
+    start = application.base(gpus)
+    if demand.running is not None and can_be_cut(demand.running.slices, gpus):
+        start = demand.running
+    search = Search(goal, fleet.gco2_per_j, evaluator.measure, evaluator.measure(start))
+    if screen:
+        anneal_screened(search, application, gpus, demand.rate_per_s, rng, config)
+    else:
+        anneal(search, application, gpus, rng, config)
+    found = optimum(application, gpus, demand.rate_per_s, goal, fleet.gco2_per_j)
+    return Share(
+        gpus,
+        search.best,
+        goal,
+        search.objective(search.best),
+        None if found is None else found.bound,
+        goal.allows(search.best.accuracy, search.best.p95_s),
+        len(search.measured),
+    )
