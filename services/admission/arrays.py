@@ -9,16 +9,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.dependencies import Found
-from services.admission.jobs import visible_tenant
+from services.admission.jobs import tenant_to_list
 from services.admission.repository.arrays import ArrayFilter, ArrayRepository
 from services.admission.steering import Command, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobArray, JobArrayList
-from services.contracts.problems import ProblemCode
 from services.contracts.queries import ArrayQuery
 from services.core.domain.errors import TransitionError
 from services.kit.cursors import read_cursor, write_cursor
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import not_found
 from services.kit.projects import check_project
 
 ARRAY_ID = r"array_[0-9a-z]{26}"
@@ -36,10 +35,8 @@ class Arrays:
 
     async def page(self, identity: Identity, query: ArrayQuery) -> JobArrayList:
         """Return one page, newest first."""
-        if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
-            raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator sees the arrays of other tenants.")
         wanted = ArrayFilter(
-            tenant_id=visible_tenant(identity) or query.tenant,
+            tenant_id=tenant_to_list(identity, query.tenant, "arrays"),
             states=query.state,
             user=query.user,
             project=check_project(query.project, identity.project),

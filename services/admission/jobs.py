@@ -26,6 +26,17 @@ def visible_tenant(identity: Identity) -> str | None:
     return None if identity.is_operator else identity.tenant_id
 
 
+def tenant_to_list(identity: Identity, asked: str | None, what: str) -> str | None:
+    """Return the tenant that a list of ``what`` is limited to, given the one that its caller asks for; None: to none.
+
+    Raises:
+        ProblemError: 403, it is another tenant than the caller's, who is no operator.
+    """
+    if not identity.is_operator and asked not in (None, identity.tenant_id):
+        raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
+    return visible_tenant(identity) or asked
+
+
 def check_job_id(job_id: str) -> str:
     """Return ``job_id`` if it has the form of a job id; otherwise raise ProblemError 404."""
     if not re.fullmatch(JOB_ID, job_id):
@@ -42,10 +53,8 @@ class Jobs:
 
     async def page(self, identity: Identity, query: JobQuery) -> JobList:
         """Return one page, newest first."""
-        if not identity.is_operator and query.tenant not in (None, identity.tenant_id):
-            raise ProblemError(403, ProblemCode.FORBIDDEN, "Only an operator sees the jobs of other tenants.")
         wanted = JobFilter(
-            tenant_id=visible_tenant(identity) or query.tenant,
+            tenant_id=tenant_to_list(identity, query.tenant, "jobs"),
             states=query.state,
             user=query.user,
             project=check_project(query.project, identity.project),

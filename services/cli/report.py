@@ -208,11 +208,13 @@ def title(line: Report) -> str:
 
 
 def _cells(name: str, line: Report) -> list[str]:
+    return [name, str(line["jobs"]), output.duration(line["footprint"]["gpu_s"]), *amounts(line)]
+
+
+def amounts(line: Report) -> list[str]:
+    """Return energy, emissions by each account, the baseline, and the change against it, as they are shown."""
     footprint, accounts = line["footprint"], line["accounts"]
     return [
-        name,
-        str(line["jobs"]),
-        output.duration(footprint["gpu_s"]),
         output.energy(footprint["energy_j"]),
         output.carbon(footprint["carbon_gco2"]),
         grams(accounts["market_gco2"]),

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from services.cli import output
-from services.cli.report import Report, change, grams, share, title
+from services.cli.report import Report, amounts, change, grams, share, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
@@ -225,17 +225,7 @@ def _total(lines: Sequence[dict[str, Any]], account: str) -> float | None:
 
 
 def _cells(name: str, line: dict[str, Any]) -> list[str]:
-    footprint, accounts = line["footprint"], line["accounts"]
-    return [
-        name,
-        str(line["jobs"]),
-        output.energy(footprint["energy_j"]),
-        output.carbon(footprint["carbon_gco2"]),
-        grams(accounts["market_gco2"]),
-        grams(accounts["embodied_gco2"]),
-        grams(accounts["baseline_gco2"]),
-        change(footprint["carbon_gco2"], accounts["baseline_gco2"]),
-    ]
+    return [name, str(line["jobs"]), *amounts(line)]
 
 
 def _intensities(found: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import pytest
 
@@ -30,6 +31,26 @@ def gateway(jobs_address: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> G
     monkeypatch.setenv("WATTSHIFT_URL", jobs_address[0])
     monkeypatch.setenv("WATTSHIFT_API_KEY", jobs_address[1])
     return Gateway(*jobs_address)
+
+
+class NotingGateway:
+    """In the place of ``Gateway``: notes what it is asked, and answers as its subclasses say."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, Any]] = []
+
+    def __call__(self) -> Self:
+        """Return this one, where a command makes its gateway."""
+        return self
+
+    def call(self, method: str, path: str, *, body: Any = None) -> Any:
+        """Note a request and answer it."""
+        self.calls.append((method, path, body))
+        return self.answer(body)
+
+    def answer(self, body: Any) -> Any:
+        """Return the answer to every request with a body."""
+        raise NotImplementedError
 
 
 Run = Callable[..., str]

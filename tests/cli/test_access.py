@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from services.cli import access
 from services.cli.access import key_state
 from services.cli.main import app
+from tests.cli.conftest import NotingGateway
 
 NOW = datetime.now(UTC)
 KEY = {
@@ -28,19 +29,10 @@ KEY = {
 }
 
 
-class FakeGateway:
-    """Notes what it is asked, and answers with one key or one entry."""
+class FakeGateway(NotingGateway):
+    """Answers with one key or one entry."""
 
-    calls: list[tuple[str, str, Any]]
-
-    def __init__(self) -> None:
-        self.calls = []
-
-    def __call__(self) -> FakeGateway:
-        return self
-
-    def call(self, method: str, path: str, *, body: Any = None) -> dict[str, Any]:
-        self.calls.append((method, path, body))
+    def answer(self, body: Any) -> dict[str, Any]:
         return {**KEY, "secret": "ws_secret"}
 
     def pages(self, path: str, limit: int, **params: Any) -> list[dict[str, Any]]:

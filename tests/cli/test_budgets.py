@@ -9,21 +9,13 @@ from typer.testing import CliRunner
 
 from services.cli import budgets
 from services.cli.main import app
+from tests.cli.conftest import NotingGateway
 
 
-class FakeGateway:
-    """Notes what it is asked, and answers with the budget that was set."""
+class FakeGateway(NotingGateway):
+    """Answers with the budget that was set."""
 
-    calls: list[tuple[str, str, Any]]
-
-    def __init__(self) -> None:
-        self.calls = []
-
-    def __call__(self) -> FakeGateway:
-        return self
-
-    def call(self, method: str, path: str, *, body: Any = None) -> dict[str, Any]:
-        self.calls.append((method, path, body))
+    def answer(self, body: Any) -> dict[str, Any]:
         return {**(body or {}), "id": "budget_1", "used": 12.0, "month": "2026-11", "exceeded": True}
 
     def get(self, path: str) -> dict[str, Any]:

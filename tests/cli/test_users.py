@@ -12,6 +12,7 @@ from services.cli import access, users
 from services.cli.client import CliError
 from services.cli.main import app
 from services.contracts.problems import ProblemCode
+from tests.cli.conftest import NotingGateway
 
 USER = {
     "id": "user_1",
@@ -25,18 +26,12 @@ KEY = {"id": "key_1", "tenant_id": "vision", "user": "ada", "role": "user", "pro
 ME = {"key_id": "key_1", "tenant_id": "vision", "role": "user", "user": "ada", "project": "birds", "account": "ada_l"}
 
 
-class FakeGateway:
-    """Notes what it is asked, and answers with one user and some keys."""
+class FakeGateway(NotingGateway):
+    """Answers with one user and some keys."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str, Any]] = []
-        self.is_admins = True
+    is_admins = True
 
-    def __call__(self) -> FakeGateway:
-        return self
-
-    def call(self, method: str, path: str, *, body: Any = None) -> Any:
-        self.calls.append((method, path, body))
+    def answer(self, body: Any) -> Any:
         return USER
 
     def get(self, path: str) -> Any:
