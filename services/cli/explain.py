@@ -60,7 +60,7 @@ def array_lines(
     array: dict[str, Any], task: dict[str, Any] | None, now: datetime, zone: tzinfo | None = None
 ) -> list[str]:
     """Return an array as lines: its tasks by state, why those that wait do so, and the next of them explained."""
-    lines = [f"[bold]{escape(array['name'])}[/] ({array['id']}) is {output.state(array['state'])}."]
+    lines = [f"[bold]{escape(array['name'])}[/] ({array['id']}) {_is(array['state'])}."]
     lines.append(f"  tasks: {array['count']}, of which {arrays.counts(array)}")
     if array["max_running"]:
         lines.append(f"  limit: at most {array['max_running']} run at once")
@@ -80,6 +80,12 @@ def explanation_lines(found: dict[str, Any], now: datetime, zone: tzinfo | None 
     return [*Page(found, now, zone).lines()]
 
 
+def _is(state: str) -> str:
+    """Return a state as the end of a sentence: `is queued`, `has failed`."""
+    auxiliary = {"succeeded": "has", "failed": "has", "cancelled": "was"}.get(state, "is")
+    return f"{auxiliary} {output.state(state)}"
+
+
 class Page:
     """An explanation on its way to a terminal."""
 
@@ -91,7 +97,7 @@ class Page:
     def lines(self) -> Iterator[str]:
         """Yield the page, from the answer to its grounds."""
         found = self._found
-        yield f"[bold]{found['name']}[/] ({found['job_id']}) is {output.state(found['state'])}."
+        yield f"[bold]{found['name']}[/] ({found['job_id']}) {_is(found['state'])}."
         yield f"  {escape(found['summary'])}"
         if found["waiting"]:
             yield from self._waiting(found["waiting"])

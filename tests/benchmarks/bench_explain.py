@@ -1,6 +1,6 @@
 """Explaining a job among 10,000 on 5,000 GPUs, and simulating that queue under every policy.
 
-    .venv/bin/python -m tests.benchmarks.bench_explain
+    ./test --bench explain
 
 The queue is that of ``bench_round_live``. Reports the time of an explanation of the last waiting job and of a running
 one, of reading the live state for the what-if service, and of each policy's simulation, in seconds; ``cpu``: of this

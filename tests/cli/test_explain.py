@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from services.cli import explain as command
 from services.cli.explain import array_lines, explanation_lines
@@ -178,6 +179,15 @@ _ARRAY: dict[str, Any] = {
     "waiting": {"array_limit": 2, "dependency": 1},
     "footprint": {"energy_j": 3.6e6, "carbon_gco2": 400.0, "gpu_s": 7_200.0},
 }
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("held", "is held"), ("succeeded", "has succeeded"), ("failed", "has failed"), ("cancelled", "was cancelled")],
+)
+def test_a_state_ends_a_sentence(state: str, said: str) -> None:
+    first = Text.from_markup(lines(state=state, summary="So.")[0])
+    assert first.plain == f"train ({JOB}) {said}."
 
 
 def test_an_array_is_explained_by_its_counts_and_its_next_task() -> None:
