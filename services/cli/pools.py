@@ -120,9 +120,10 @@ def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_
     is_short = result.status is SolveStatus.INFEASIBLE and result.partition is not None
     status = "not all demand can be served: the plan that leaves the least" if is_short else result.status
     console.print(f"{status}{partition}{gap}{found}")
-    if result.emissions_kg is not None and result.energy_kwh is not None:
+    if result.energy_kwh is not None:
         cost = "" if result.cost is None else f", cost {result.cost:.2f}"
-        console.print(f"{result.emissions_kg:.3f} kgCO2, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")
+        emissions = "emissions unknown" if result.emissions_kg is None else f"{result.emissions_kg:.3f} kgCO2"
+        console.print(f"{emissions}, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")
     for unserved in result.shortfall:
         why = WHY[unserved.reason]
         console.print(f"[red]{unserved.request_class}: {unserved.qps:.3g} requests/s are not served: {why}[/]")

@@ -330,7 +330,8 @@ def _show_result(plan: dict[str, Any]) -> None:
     if plan["result"] is None:
         return
     result = PoolPlanResult.model_validate(plan["result"])
-    steps = max((len(place.gco2_per_kwh) for place in result.forecasts.intensity.values()), default=0)
+    peaks = [each for part in result.forecasts.demand.values() for each in part.peaks_qps.values()]
+    steps = max(map(len, peaks), default=0)
     show_plan(result.plan, hours=steps * result.forecasts.step_s / 3_600, has_running=True)
 
 

@@ -160,7 +160,10 @@ class PlanMaker:
         try:
             intensity = worker.ask(lambda: place_intensities(settings, spec, from_s, now_s))
         except ProblemError as error:
-            return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=error.detail)
+            if spec.objective == "carbon":
+                return WorkFailure(code=WorkFailureCode.UNAVAILABLE, detail=error.detail)
+            log.warning("plan.without_intensity", pool=plan.pool, error=error.detail)
+            intensity = {}
         check_signals(spec, intensity)
         left_s = plan.deadline_s - time.monotonic()
         if left_s <= 0:

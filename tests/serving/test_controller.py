@@ -224,7 +224,7 @@ async def test_a_changed_spec_waits_for_its_plan_and_then_replaces_what_it_chang
     await house.plan(pool, {(*HERE, "SS"): 1, ("here", "two", "SS"): 1})
     await house.look(2)
     assert [(row["mode"], row["state"]) for row in await house.rows(pool)] == [
-        *[("one", "ready"), ("two", "ready")],
+        *[("two", "ready"), ("one", "ready")],  # the largest are made first
         ("one", "starting"),
     ]
     await house.serving(pool)

@@ -194,6 +194,14 @@ async def test_without_the_carbon_service_the_old_plan_stays_until_it_is_back(
     assert await in_force(database, "grid") == (await plans_of(database, "grid"))[-1]["id"] != old["id"]
 
 
+async def test_a_pool_of_least_energy_needs_no_carbon_service(serving: Installation, database: Any) -> None:
+    with stopped(serving.pid("carbon")):
+        await add_pool(database, "thrifty", a_spec(objective="energy"))
+        (plan,) = await until(database, "thrifty", "applied")
+    result = PoolPlanResult.model_validate(plan["result"])
+    assert (result.forecasts.intensity, result.plan.emissions_kg) == ({}, None)
+
+
 async def test_a_zone_that_is_not_there_fails_with_its_name(database: Any) -> None:
     await add_pool(database, "lost", a_spec(places=[{"name": "deep", "zone": "ATLANTIS"}]))
 

@@ -14,7 +14,7 @@ from services.contracts.serving import DemandForecast, PlaceIntensity, PlanForec
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.serving.instances import InstanceTerms
-from services.serving.planning.cluster import Need, Node, gpus_by_place, without_needs
+from services.serving.planning.cluster import Need, Node, gpus_by_place, misfits, without_needs
 from services.serving.planning.problem import Running, check_signals, intensity_of, problem_of, result_of
 from tests.serving.pools import ZONE, a_spec
 
@@ -105,6 +105,32 @@ def test_an_instance_needs_its_gpus_on_one_node() -> None:
     shown = result_of(problem, result, forecasts_of(spec))
     assert {each.gpu_type for each in shown.full} <= {"A100"}
     assert not asked(spec, [a_node(4), a_node(4)]).modes[1].gpus.keys() - {"A100"}, "where it makes no difference"
+
+
+def test_modes_that_share_a_node_fit_on_it_together() -> None:
+    spec = a_spec()
+    four = spec.modes[1].model_copy(update={"name": "four", "gpus": 4})
+    classes = spec.partitions[0].classes[0]
+    best = classes.profiles[0].model_copy(update={"mode": "four", "max_qps": 11, "power_w": 900})
+    part = spec.partitions[0].model_copy(
+        update={"classes": [classes.model_copy(update={"profiles": [*classes.profiles[1:], best]})]}
+    )
+    mixed = spec.model_copy(update={"modes": [*spec.modes[1:], four], "partitions": [part]})
+    nodes = [a_node(5), a_node(5)]
+    problem = asked(mixed, nodes, qps=24.0)  # two of four and one of two, by the number of GPUs
+    result = solve(problem)
+    assert {each.mode: each.count for each in result.instances} == {"four": 2}
+    assert misfits(mixed, result, nodes) == []
+    assert [each.qps for each in result.shortfall] == [pytest.approx(24 * 1.1 - 22)]
+
+
+def test_without_intensities_a_plan_of_least_energy_is_made() -> None:
+    spec = a_spec(objective="energy")
+    gpus = gpus_by_place(spec, [a_node(4)])
+    problem = problem_of(spec, demand_of(spec, 1.0), {}, gpus, [], 5.0)
+    forecasts = PlanForecasts(step_s=300, demand={}, intensity={}, gpus={})
+    shown = result_of(problem, solve(PoolsProblem.model_validate(problem.model_dump())), forecasts)
+    assert (shown.emissions_kg, shown.energy_kwh) == (None, pytest.approx(0.15))
 
 
 @pytest.mark.parametrize(

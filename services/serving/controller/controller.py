@@ -233,11 +233,16 @@ class Controller:
         await _write(rows, writes)
 
     async def _make(self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, changes: Difference) -> None:
-        made: list[NewInstance] = []
+        wanted: list[tuple[InstanceTerms, str, str, str]] = []
         for (place, mode), request_class in changes.make:
             terms = pool.blueprint.terms((place, mode))
             if terms is not None:  # else it is gone from the spec, and the plan is of an earlier one
-                made.append(NewInstance(new_id("instance"), pool, place, mode, plan.partition, request_class, terms))
+                wanted.append((terms, place, mode, request_class))
+        wanted.sort(key=lambda each: -each[0].mode.gpus)  # small ones first could leave no node for a large one
+        made = [
+            NewInstance(new_id("instance"), pool, place, mode, plan.partition, request_class, terms)
+            for terms, place, mode, request_class in wanted
+        ]
         if made:
             await rows.add(made)
             log.info("instances.wanted", pool=pool.name, count=len(made))

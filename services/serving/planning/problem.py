@@ -35,7 +35,7 @@ from services.serving.planning.cluster import PlaceGpus
 MAX_TYPES = 50
 """Of GPUs in one problem."""
 FITS = "fits--"
-"""Begins the name of a stand-in for a GPU type: so many instances of a mode fit on whole nodes of a place."""
+"""Begins the name of a stand-in for a GPU type: so many instances of a size fit on whole nodes of a place."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def problem_of(
     Args:
         spec: The pool's.
         demand: By partition.
-        intensity: By place.
+        intensity: By place; none where it is unknown, and the objective is another than carbon.
         gpus: By place.
         instances: The pool's own; those of other terms than the spec's are going to be replaced and do not count.
         time_limit_s: Most seconds of solving, beside the spec's own limit.
@@ -104,8 +104,10 @@ def problem_of(
         ValidationError: It is inconsistent, or too large.
     """
     stand_ins = _stand_ins(spec.modes, gpus)
+    named = {(mode.gpu_model, mode.gpus): mode.name for mode in spec.modes}
     types = {
-        place: {**has.models, **{of: has.fits[mode] for mode, of in stand_ins.items()}} for place, has in gpus.items()
+        place: {**has.models, **{of: has.fits[named[size]] for size, of in stand_ins.items()}}
+        for place, has in gpus.items()
     }
     modes = [_mode(mode, stand_ins) for mode in spec.modes]
     return PoolsRequest(
@@ -120,7 +122,7 @@ def problem_of(
             PoolLocation(
                 name=place.name,
                 gpus=types[place.name],
-                intensity=intensity[place.name].gco2_per_kwh,
+                intensity=intensity[place.name].gco2_per_kwh if intensity else [0.0] * STEPS_AHEAD,
                 price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * STEPS_AHEAD,
             )
             for place in spec.places
@@ -136,12 +138,12 @@ def problem_of(
 
 
 def result_of(request: PoolsRequest, result: PoolsResult, forecasts: PlanForecasts) -> PoolsResult:
-    """Return a plan as its pool's: without stand-ins for GPU types and without sums over different signals.
+    """Return a plan as its pool's: without stand-ins for GPU types, and without sums over different or unknown signals.
 
     A shortfall gets the reasons that only the nodes tell: GPUs that others hold, and models that no node has.
     """
     changes: dict[str, Any] = {"full": [each for each in result.full if not each.gpu_type.startswith(FITS)]}
-    if len({each.signal for each in forecasts.intensity.values()}) > 1:
+    if len({each.signal for each in forecasts.intensity.values()}) != 1:
         changes["emissions_kg"] = None
     if result.shortfall and forecasts.installed:
         takes = {mode.name: next(of for of in mode.gpus if not of.startswith(FITS)) for mode in request.modes}
@@ -179,19 +181,27 @@ def _with_reason(
     return unserved
 
 
-def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[str, str]:
-    """Return a GPU type of its own for each mode of which nodes take fewer than their GPUs together would."""
+def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> dict[tuple[str, int], str]:
+    """Return a GPU type of its own for each model and size of which nodes take fewer than their GPUs together would."""
     taken = len({mode.gpu_model for mode in modes})
-    cut = [
-        mode
+    cut = {
+        (mode.gpu_model, mode.gpus)
         for mode in modes
         if any(has.fits[mode.name] < has.models[mode.gpu_model] // mode.gpus for has in gpus.values())
-    ]
-    return {mode.name: f"{FITS}{index}" for index, mode in enumerate(cut[: max(0, MAX_TYPES - taken)])}
+    }
+    return {size: f"{FITS}{index}" for index, size in enumerate(sorted(cut)[: max(0, MAX_TYPES - taken)])}
 
 
-def _mode(mode: ServerMode, stand_ins: Mapping[str, str]) -> PoolMode:
-    gpus = {mode.gpu_model: mode.gpus, **({stand_ins[mode.name]: 1} if mode.name in stand_ins else {})}
+def _mode(mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:
+    """Return a mode; of a stand-in for a smaller size it takes as many as instances of that size would fit in it.
+
+    Where the sizes of modes divide each other, as powers of two do, instances that satisfy this for all sizes fit on
+    the nodes together (Marcotte, 1985).
+    """
+    gpus = {mode.gpu_model: mode.gpus}
+    for (model, size), of in stand_ins.items():
+        if model == mode.gpu_model and mode.gpus >= size:
+            gpus[of] = mode.gpus // size
     return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=mode.start_wh, stop_wh=mode.stop_wh)
 
 
