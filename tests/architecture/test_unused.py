@@ -12,10 +12,7 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "services/core"
 CALLERS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "reproductions", "migrations")
 
-SOON = "of the router and of the simulator of serving, which come next"
-ALLOWED: dict[str, str] = {
-    "services/core/policies/freesh/dispatch.py:with_affinity": SOON,
-}
+ALLOWED: dict[str, str] = {}
 """``path:name`` of what nothing calls, and why it stays."""
 
 

@@ -95,9 +95,7 @@ class SimulatedInstance:
 
     def load(self) -> InstanceLoad:
         """Return it as the dispatcher sees it."""
-        return InstanceLoad(
-            self.id, self.kind.server.capacity, self.held, weight=self.kind.weight, work_s=float(self.held)
-        )
+        return InstanceLoad(self.id, self.kind.server.capacity, self.held, weight=self.kind.weight)
 
     def advance(self, now_s: float) -> None:
         """Count steps, energy and carbon up to now."""
