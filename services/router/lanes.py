@@ -106,6 +106,7 @@ class Lane:
     def __init__(self, name: str, rules: LaneRules, affinity: Affinity) -> None:
         self.name = name
         self.servers: list[Server] = []
+        self.others: list[Server] = []
         self._rules = rules
         self._affinity = affinity
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
@@ -121,6 +122,13 @@ class Lane:
         """How fast its servers are."""
         return self.queue.times
 
+    def serve(self, pool: Pool | None, request_class: str) -> None:
+        """Take the servers of a class, and the pool's others for when those fail; none without a pool."""
+        self.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
+        own = {each.id for each in self.servers}
+        self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
+        self.retime()
+
     def retime(self) -> None:
         """Order the queue by its servers' present times."""
         if not self.servers:
@@ -133,7 +141,9 @@ class Lane:
 
     def choose(self, ticket: Ticket, now_s: float) -> Server | None:
         """Return the server for a request; None while none has room."""
-        free = [each for each in self.servers if each.takes(now_s) and each.id not in ticket.excluded]
+        free = [
+            each for each in self._candidates(ticket, now_s) if each.takes(now_s) and each.id not in ticket.excluded
+        ]
         if not free:
             return None
         if len(free) == 1:
@@ -150,6 +160,12 @@ class Lane:
         cached = next((each for each in free if each.id == known), None)
         return cached if cached is not None and _is_as_clean(cached, best) else best
 
+    def _candidates(self, ticket: Ticket, now_s: float) -> list[Server]:
+        """Return the servers of the class, or the pool's others while none of those is to be given requests."""
+        if any(each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self.servers):
+            return self.servers
+        return self.others
+
     async def take(self, ticket: Ticket, timeout_s: float) -> Server:
         """Return the server that a request may be sent to now; wait for one in the lane's order.
 
@@ -163,7 +179,9 @@ class Lane:
                 self._begin(ticket, server)
                 return server
         now_s = time.monotonic()
-        if not any(each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self.servers):
+        if not any(
+            each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self._candidates(ticket, now_s)
+        ):
             raise NoServerError
         if not self.queue.push(ticket.request):
             raise QueueFullError(self.retry_after_s())
@@ -245,7 +263,8 @@ class Lane:
     def fail_waiting(self) -> None:
         """Tell all that wait that there is no server, once that is so."""
         now_s = time.monotonic()
-        if not len(self.queue) or any(each.breaker.state(now_s) is not BreakerState.OPEN for each in self.servers):
+        known = [*self.servers, *self.others]
+        if not len(self.queue) or any(each.breaker.state(now_s) is not BreakerState.OPEN for each in known):
             return
         for ticket in list(self._tickets.values()):
             if self.queue.remove(ticket.request.id) is not None and ticket.given and not ticket.given.done():
@@ -330,8 +349,7 @@ class Lanes:
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = Lane(name, self._rules, self._affinity)
-            lane.servers = pool.by_class.get(request_class, pool.servers)
-            lane.retime()
+            lane.serve(pool, request_class)
         return lane
 
     def rearrange(self, fleet: Fleet) -> None:
@@ -339,8 +357,7 @@ class Lanes:
         for name, lane in list(self._lanes.items()):
             pool_name, _, request_class = name.partition("\n")
             pool = fleet.pools.get(pool_name)
-            lane.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
-            lane.retime()
+            lane.serve(pool, request_class)
             lane.fail_waiting()
             lane.pump()
             if pool is None and not len(lane.queue) and not lane.in_service:

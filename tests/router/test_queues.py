@@ -180,6 +180,18 @@ async def test_a_class_without_servers_is_served_by_those_of_the_others(router: 
     assert (await router.ask(json=chat("Hi", max_tokens=10))).status_code == 200
 
 
+async def test_a_class_whose_servers_fail_is_served_by_those_of_the_others(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(**four_classes())]
+    stage.plane.servers = [
+        a_routed_server(stage.one, "dead", request_class="SS", url="http://127.0.0.1:1"),
+        a_routed_server(stage.two, "alive", request_class="LL"),
+    ]
+    await router.adopted()
+    answers = [await router.ask(json=chat("Hi", max_tokens=10)) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len(stage.two.seen) == 3
+
+
 async def test_the_cleanest_place_is_taken_unless_it_is_too_far_away(stage: Stage) -> None:
     stage.plane.pools = [a_routed_pool(classes=[RoutedClass(name="any", max_latency_s=8.0)], partition="p")]
     stage.plane.servers = [
