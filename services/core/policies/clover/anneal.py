@@ -15,6 +15,10 @@ from services.core.policies.clover.evaluation import Outcome
 from services.core.policies.clover.objective import Goal, annealing_energy
 from services.core.policies.clover.prediction import predict
 
+_IDLE_STEPS = 6
+_LATE, _OVERLOADED, _BELOW_FLOOR = 1e5, 1e6, 1e9
+"""Predicted energies of configurations that break a limit, the worse the higher."""
+
 Measure = Callable[[ConfigGraph], Outcome]
 """Runs a configuration and returns what it did."""
 
@@ -160,55 +164,63 @@ class _Screen:
     config: AnnealingConfig
     seen: set[bytes] = field(default_factory=set[bytes])
     latency_factor: float = 1.0
+    accuracy_offset: float = 0.0
 
     def learn(self, outcome: Outcome) -> None:
         """Take over a measurement."""
         self.seen.add(outcome.graph.key)
         found = predict(self.application, outcome.graph.weights[None], self.gpus, self.rate_per_s)
+        self.accuracy_offset = outcome.accuracy - float(found.accuracy[0])
         if np.isfinite(found.p95_s[0]) and len(self.seen) > 1:
             self.latency_factor = outcome.p95_s / float(found.p95_s[0])
 
     def promising(self) -> ConfigGraph | None:
-        """Return what is predicted to be best, by a walk from the best so far; None if that promises no gain."""
-        centre, worth = self.search.best.graph, -math.inf
-        if self._is_allowed_now():
-            worth = self.search.objective(self.search.best) + self.config.least_gain
+        """Return what is predicted to be best, by a walk from the best so far; None if that promises no gain.
+
+        The walk goes to the best neighbour it has not been at, better or not, and ends when it has not found a better
+        one for some steps.
+        """
+        best = self.search.best
+        worth = -math.inf
+        if self.search.goal.allows(best.accuracy, best.p95_s):
+            worth = self.search.objective(best) + self.config.least_gain
         promised: ConfigGraph | None = None
-        misses = 0
-        energy = self._energies([centre])[0]
-        while misses < 3:
-            near = [
+        centre, least, idle_steps = best.graph, self._energies([best.graph])[0], 0
+        visited = {centre.key}
+        while idle_steps < _IDLE_STEPS:
+            drawn = (
                 random_neighbour(centre, self.application.fits, self.gpus, self.rng)
                 for _ in range(self.config.neighbours)
-            ]
+            )
+            near = [graph for graph in drawn if graph.key not in visited]
+            if not near:
+                break
             energies = self._energies(near)
             at = int(np.argmin(energies))
-            if energies[at] < energy:
-                centre, energy, misses = near[at], energies[at], 0
-            else:
-                misses += 1
-            for graph, each in zip(near, energies, strict=True):
-                if -each > worth and graph.key not in self.seen and math.isfinite(each):
-                    promised, worth = graph, -each
+            centre = near[at]
+            visited.add(centre.key)
+            idle_steps = 0 if energies[at] < least else idle_steps + 1
+            least = min(least, energies[at])
+            for graph, energy in zip(near, energies, strict=True):
+                if -energy > worth and graph.key not in self.seen and energy < _BELOW_FLOOR:
+                    promised, worth = graph, -energy
         return promised
 
-    def _is_allowed_now(self) -> bool:
-        best = self.search.best
-        return self.search.goal.allows(best.accuracy, best.p95_s)
-
     def _energies(self, graphs: list[ConfigGraph]) -> list[float]:
-        """Return the predicted energies; infinite where a limit is predicted to be broken."""
+        """Return the predicted energies; far above all others, and by how far it is broken, where a limit is."""
         weights = np.stack([graph.weights for graph in graphs])
         found = predict(self.application, weights, self.gpus, self.rate_per_s)
         goal, limit_s = self.search.goal, self.search.goal.baseline.p95_s
         energies: list[float] = []
-        for accuracy, energy_j, p95_s in zip(found.accuracy, found.energy_j, found.p95_s, strict=True):
-            objective = goal.objective(float(accuracy), float(energy_j) * self.search.intensity_gco2_per_j)
-            late = float(p95_s) * self.latency_factor
-            if not goal.keeps_floor(float(accuracy)):
-                energies.append(math.inf)
-            elif late > limit_s:
-                energies.append(1e3 + min(late / limit_s, 1e6))
+        columns = (found.accuracy + self.accuracy_offset, found.energy_j, found.p95_s * self.latency_factor, found.load)
+        for accuracy, energy_j, p95_s, load in zip(*(column.tolist() for column in columns), strict=True):
+            objective = goal.objective(accuracy, energy_j * self.search.intensity_gco2_per_j)
+            if not goal.keeps_floor(accuracy):
+                energies.append(_BELOW_FLOOR + goal.baseline.accuracy - accuracy)
+            elif load >= 1:
+                energies.append(_OVERLOADED * load)
+            elif p95_s > limit_s:
+                energies.append(_LATE + min(p95_s / limit_s, _LATE))
             else:
-                energies.append(annealing_energy(objective, late, limit_s))
+                energies.append(annealing_energy(objective, p95_s, limit_s))
         return energies

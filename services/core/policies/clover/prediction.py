@@ -27,11 +27,13 @@ class Predictions:
         accuracy: (configurations,) per cent.
         energy_j: (configurations,) per request, idle draw included.
         p95_s: (configurations,) 95th percentile of latency; infinite where the servers cannot keep up.
+        load: (configurations,) requests as a share of what the servers can serve.
     """
 
     accuracy: Floats
     energy_j: Floats
     p95_s: Floats
+    load: Floats
 
 
 def predict(application: Application, weights: Ints, gpus: int, rate_per_s: float) -> Predictions:
@@ -55,6 +57,7 @@ def predict(application: Application, weights: Ints, gpus: int, rate_per_s: floa
         accuracy=shares @ np.repeat(application.accuracy, weights.shape[2])[here],
         energy_j=busy_j + gpus * application.idle_w / throughput,
         p95_s=_p95_s(shares, service_s, count.sum(axis=1), capacity, load, rate_per_s),
+        load=load,
     )
 
 
