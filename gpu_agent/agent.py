@@ -56,6 +56,7 @@ _BACKLOG_INTERVAL_S = 30.0
 """Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
 _HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
+_CANCEL_AGAIN_S = 1.0
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -330,8 +331,8 @@ class Agent:
         return await self.controls.enforce([] if is_lost else self.clocks.orders(self.gangs))
 
     def _take_latency(self, report: LatencyReport) -> None:
-        self.clocks.take(report, shim.clock())
-        self._tick_due.set()
+        if self.clocks.take(report, shim.clock()):
+            self._tick_due.set()
 
     def _power_w(self, devices: Sequence[int]) -> float:
         """Return the power of devices by their last readings, watts; NaN if one has none."""
@@ -424,11 +425,12 @@ class Agent:
         )
 
     async def _cancel(self, *names: str) -> None:
-        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        tasks = {self._tasks.pop(name) for name in names if name in self._tasks}
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            # Python 3.11's wait_for, which the Redis client uses, loses a cancellation that comes with its result.
+            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

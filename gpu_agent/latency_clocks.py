@@ -144,8 +144,12 @@ class LatencyClocks:
         self._learners: dict[Hashable, ClockLearner] = {}
         self._unable: set[str] = set()
 
-    def take(self, report: LatencyReport, now_s: float) -> None:
-        """Take in what one router saw; a server whose clocks do not follow latency any more is dropped."""
+    def take(self, report: LatencyReport, now_s: float) -> bool:
+        """Take in what one router saw; return whether a clock may be decided now.
+
+        A server whose clocks do not follow latency any more is dropped.
+        """
+        may_decide = False
         for row in report.servers:
             if row.job_id is None or self._following == "off":
                 continue
@@ -158,6 +162,9 @@ class LatencyClocks:
                 seen = self._seen[row.job_id] = Seen(row.clocks)
             seen.clocks = row.clocks
             seen.add(report.router, row)
+            last = self._decisions.get(row.job_id)
+            may_decide |= last is None or now_s - last.at_s >= PACE_S
+        return may_decide
 
     def decide(self, gangs: Iterable[Gang], power_w: Callable[[Sequence[int]], float], now_s: float) -> None:
         """Decide the clocks of servers that were reported since their last decision.
@@ -320,5 +327,5 @@ class LatencyInbox:
 
 
 def _is_ordered(gang: Gang) -> bool:
-    """Whether the scheduler orders the clock of a gang's devices."""
-    return gang.settings is not None and gang.settings.clock_mhz is not None
+    """Whether the scheduler orders the clock of a gang's devices, or measures what the gang does at the default."""
+    return gang.settings is not None and (gang.settings.clock_mhz is not None or gang.settings.measure)
