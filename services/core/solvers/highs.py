@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import highspy
 import numpy as np
 
 from services.core.domain.arrays import Floats
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus
@@ -21,16 +22,31 @@ solution as infeasible or with an error."""
 
 
 def solve(
-    model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None, note: str = ""
+    model: LinearModel,
+    time_limit_s: float | None,
+    relative_gap: float,
+    start: Floats | None = None,
+    note: str = "",
+    patience: Patience | None = None,
 ) -> Solution:
     """Return HiGHS's answer; ``note`` says why another solver did not give it."""
     solver = _prepared(model, time_limit_s, relative_gap)
+    checks = 0
+
+    def check(_: Any, __: str, found: Any, answer: Any, ___: Any) -> None:
+        nonlocal checks
+        checks += 1
+        if patience is not None and checks >= patience.checks and found.mip_gap <= patience.relative_gap:
+            answer.user_interrupt = True
+
+    solver.setCallback(check, None)
+    solver.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
     if start is not None:
         known = highspy.HighsSolution()
         known.col_value = start.tolist()
         solver.setSolution(known)
     solver.run()
-    return replace(_answer(solver, model, note), solver_s=solver.getRunTime())
+    return replace(_answer(solver, model, note), solver_s=solver.getRunTime(), checks=checks)
 
 
 def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:

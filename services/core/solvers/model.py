@@ -196,6 +196,19 @@ class ModelBuilder:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """When to accept a solution that is not proven optimal yet.
+
+    Attributes:
+        checks: From so many checks of HiGHS on; they come at the same points of the search on any machine.
+        relative_gap: A solution this close to the bound is accepted then, > 0.
+    """
+
+    checks: int
+    relative_gap: float
+
+
+@dataclass(frozen=True)
 class Solution:
     """The result of a solve.
 
@@ -209,6 +222,7 @@ class Solution:
         solver_s: How long the solver took, by its own clock.
         reduced_costs: (n,) of an optimum without whole variables, from HiGHS: what the objective loses per unit of a
             variable that is not used; none otherwise.
+        checks: How often HiGHS checked whether to stop, which measures its work whatever the load of the machine.
     """
 
     status: SolveStatus
@@ -219,6 +233,7 @@ class Solution:
     note: str = ""
     solver_s: float = 0.0
     reduced_costs: Floats | None = None
+    checks: int = 0
 
     @property
     def gap(self) -> float | None:

@@ -7,7 +7,7 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.solvers import cbc, exhaustive, gurobi, highs
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
 
 
 def solve(
@@ -17,6 +17,7 @@ def solve(
     time_limit_s: float | None = None,
     relative_gap: float = 1e-6,
     start: Floats | None = None,
+    patience: Patience | None = None,
 ) -> Solution:
     """Solve ``model`` on one thread, reproducibly where no time limit stops it.
 
@@ -28,6 +29,7 @@ def solve(
             search is limited by size instead.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
         start: (n,) a solution to begin from, where one is known; the exhaustive search does not need it.
+        patience: When to accept a solution further from the bound than ``relative_gap``; HiGHS alone has it.
 
     Raises:
         DomainError: An unknown backend or a limit out of range, or a model the exhaustive search does not take.
@@ -45,7 +47,7 @@ def solve(
         return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
     match backend:
         case Backend.HIGHS:
-            return highs.solve(model, time_limit_s, relative_gap, start)
+            return highs.solve(model, time_limit_s, relative_gap, start, patience=patience)
         case Backend.CBC:
             return cbc.solve(model, time_limit_s, relative_gap, start)
         case Backend.GUROBI:

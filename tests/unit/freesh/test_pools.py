@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from services.contracts.pools import PoolsRequest, pools_result
 from services.core.domain.errors import DomainError
+from services.core.policies.freesh import pool_planning
 from services.core.policies.freesh.pool_planning import objective_of, plan_pools
 from services.core.policies.freesh.pools import NegativeRates, Partition, PoolPlan, PoolProblem, switches
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus
+from services.core.solvers.solve import solve
+from tests.benchmarks.bench_pools import a_site
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -243,3 +246,33 @@ def test_a_large_plan_keeps_all_its_promises_and_its_bound(reading: NegativeRate
     assert (np.einsum("nrm,rm->r", plan.instances, speeds) >= problem.wanted_qps(0) - 1e-6).all()
     again = plan_pools(problem, relative_gap=0.01, incumbent=plan)
     assert again.objective == pytest.approx(plan.objective, rel=0.01)
+
+
+@pytest.mark.parametrize(("places", "columns"), [(3, 150), (10, 300)])
+def test_each_partition_is_solved_once_and_the_plan_is_the_same_again(
+    monkeypatch: pytest.MonkeyPatch, places: int, columns: int
+) -> None:
+    problem = a_site(places, 2, 4, 6, seed=0, reading=NegativeRates.FRUGAL)
+    wholes: list[int] = []
+
+    def counted(model: LinearModel, backend: Backend, **options: Any) -> Solution:
+        if model.integer.any():
+            wholes.append(model.variables)
+        return solve(model, backend, **options)
+
+    monkeypatch.setattr(pool_planning, "solve", counted)
+    plans = [plan_pools(problem) for _ in range(2)]
+    assert 1 <= len(wholes) <= 2 * 2
+    assert max(wholes) <= columns
+    assert plans[0].objective == plans[1].objective
+    assert (plans[0].instances == plans[1].instances).all()
+
+
+def test_patience_ends_the_search_for_the_optimum_with_a_good_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_site(3, 2, 4, 6, seed=2, reading=NegativeRates.FRUGAL)
+    best = plan_pools(problem)
+    monkeypatch.setattr(pool_planning, "PATIENCE_CHECKS", 1)
+    good = plan_pools(problem)
+    assert (best.status, good.status) == (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE)
+    assert good.gap is not None
+    assert 0 < good.gap <= 0.01

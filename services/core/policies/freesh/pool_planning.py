@@ -10,20 +10,23 @@ whole model follows where it is not enough.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
 from services.core.policies.freesh.pools import NegativeRates, PoolPlan, PoolProblem, Shortfall, energy_j, switching_j
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus
+from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus
 from services.core.solvers.solve import solve
 
 EXACT_GAP = 1e-6
 GOOD_GAP = 0.01
-PATIENCE_S = 0.5
-"""Without a requested gap: seconds of solving for the optimum, before a plan within ``GOOD_GAP`` is accepted."""
+PATIENCE_CHECKS = 2_000
+"""Without a requested gap: how long HiGHS looks for the optimum before a plan within ``GOOD_GAP`` is accepted, counted
+by its own checks of whether to stop, so that a plan is the same on a busy machine."""
+EXACT_COLUMNS = 150
+"""Beyond so many variables the optimum takes too long, and a plan within ``GOOD_GAP`` is accepted at once."""
 LARGE_COLUMNS = 400
 """From so many variables on, a plan is first sought near the relaxation."""
 NEAR = ((0.01, 1), (0.05, 2))
@@ -34,31 +37,35 @@ EPSILON_QPS = 1e-9
 
 @dataclass
 class _Budget:
-    """The solver's remaining seconds, and the requested gap: none for the optimum within patience."""
+    """The solver's remaining seconds and checks, and the requested gap: none for the optimum within patience."""
 
     left_s: float
     gap: float | None
-    spent_s: float = 0.0
+    checks: int = field(default_factory=lambda: PATIENCE_CHECKS)
 
-    def solve(self, model: LinearModel, backend: Backend, gap: float, limit_s: float, start: Floats | None) -> Solution:
-        limit_s = max(min(limit_s, self.left_s), 0.001)
-        found = solve(model, backend, time_limit_s=limit_s, relative_gap=gap, start=start)
-        self.left_s, self.spent_s = self.left_s - found.solver_s, self.spent_s + found.solver_s
+    def solve(
+        self, model: LinearModel, backend: Backend, gap: float, start: Floats | None, patience: Patience | None = None
+    ) -> Solution:
+        limit_s = max(self.left_s, 0.001)
+        found = solve(model, backend, time_limit_s=limit_s, relative_gap=gap, start=start, patience=patience)
+        self.left_s -= found.solver_s
+        self.checks = max(0, self.checks - found.checks)
         return found
 
-    @property
-    def patience_s(self) -> float:
-        return min(self.left_s, PATIENCE_S - self.spent_s)
-
-    def limits_s(self) -> dict[float, float]:
-        """Return the gaps to reach, and the seconds that are left for each."""
+    def solve_whole(self, model: LinearModel, backend: Backend, start: Floats | None) -> Solution:
+        """Solve a model to the requested gap, in one call."""
         if self.gap is not None:
-            return {self.gap: self.left_s}
-        return {GOOD_GAP: self.left_s, EXACT_GAP: self.patience_s}
+            return self.solve(model, backend, self.gap, start)
+        if model.variables > EXACT_COLUMNS:
+            self.checks = 0
+            return self.solve(model, backend, GOOD_GAP, start)
+        return self.solve(model, backend, EXACT_GAP, start, Patience(self.checks, GOOD_GAP))
 
     def is_enough(self, gap: float) -> bool:
         """Return whether to look no further with this gap."""
-        return all(gap <= wanted or left_s <= 0 for wanted, left_s in self.limits_s().items())
+        if self.left_s <= 0:
+            return True
+        return gap <= (self.gap if self.gap is not None else GOOD_GAP if not self.checks else EXACT_GAP)
 
 
 @dataclass
@@ -98,8 +105,8 @@ def plan_pools(
         problem: The problem to plan.
         backend: Who solves it; relaxations are HiGHS's.
         time_limit_s: For all solving together, by the solvers' own clocks, > 0.
-        relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where ``PATIENCE_S``
-            suffices for it, else a plan within ``GOOD_GAP``.
+        relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where
+            ``PATIENCE_CHECKS`` suffice for it, else a plan within ``GOOD_GAP``.
         incumbent: A plan to begin from, such as the one in force.
 
     Raises:
@@ -129,7 +136,7 @@ def _best(
     candidates: list[_Candidate] = []
     for index, wanted_qps in wanted.items():
         model = pool_model(problem, index, wanted_qps)
-        relaxation = budget.solve(model.model.relaxed(), Backend.HIGHS, EXACT_GAP, np.inf, None)
+        relaxation = budget.solve(model.model.relaxed(), Backend.HIGHS, EXACT_GAP, None)
         if relaxation.status is not SolveStatus.INFEASIBLE:
             bound = -np.inf if relaxation.bound is None else relaxation.bound
             candidates.append(_Candidate(index, model, relaxation, bound))
@@ -149,24 +156,21 @@ def _improve(candidate: _Candidate, backend: Backend, budget: _Budget, incumbent
     """Find whole numbers for a partition, and raise its bound, as far as time allows."""
     model = candidate.model.model
     start = candidate.model.start(incumbent.instances, incumbent.kept) if incumbent else None
-    gaps = sorted(budget.limits_s())
+    wanted = GOOD_GAP if budget.gap is None else budget.gap
     if model.variables > LARGE_COLUMNS and backend is not Backend.EXHAUSTIVE:
-        gaps.reverse()
         for share, below in NEAR:
             near = _near(candidate.model, candidate.relaxation, share, below)
-            candidate.take(budget.solve(near, backend, gaps[0] / 2, np.inf, start))
-            if candidate.gap <= gaps[0]:
-                break
-    for gap in gaps:
-        limit_s = budget.limits_s()[gap]
-        if candidate.gap <= gap or limit_s <= 0:
-            continue
-        found = budget.solve(model, backend, gap, limit_s, start if candidate.values is None else candidate.values)
-        candidate.take(found)
-        if found.status is SolveStatus.INFEASIBLE:
-            candidate.bound = np.inf
-        elif found.bound is not None:
-            candidate.bound = max(candidate.bound, found.bound)
+            candidate.take(budget.solve(near, backend, wanted / 2, start))
+            if candidate.gap <= wanted:
+                return
+    if budget.left_s <= 0:
+        return
+    found = budget.solve_whole(model, backend, start if candidate.values is None else candidate.values)
+    candidate.take(found)
+    if found.status is SolveStatus.INFEASIBLE:
+        candidate.bound = np.inf
+    elif found.bound is not None:
+        candidate.bound = max(candidate.bound, found.bound)
 
 
 def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> LinearModel:
@@ -272,7 +276,7 @@ def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend
 def _lacking(problem: PoolProblem, partition: int, wanted_qps: Floats, budget: _Budget) -> Floats:
     """Return the least demand that stays unserved: (n_classes,) requests per second."""
     model = pool_model(problem, partition, wanted_qps, shortfall=True)
-    found = budget.solve(model.model, Backend.HIGHS, EXACT_GAP, np.inf, None)
+    found = budget.solve(model.model, Backend.HIGHS, EXACT_GAP, None)
     return wanted_qps if found.values is None else found.values[model.lacking_qps]
 
 
