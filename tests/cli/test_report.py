@@ -195,3 +195,34 @@ def test_the_page_is_written_whole_and_a_folder_that_is_missing_is_one_line(
     assert "cannot write" in str(failed.exception)
     wrong = CliRunner().invoke(app, ["report", "--by", "planet"])
     assert "--by planet: must be one of job, user, project" in str(wrong.exception)
+
+
+class RequestsGateway:
+    """Answers with one report of requests."""
+
+    def __init__(self, servers: dict[str, float] | None) -> None:
+        self.servers = servers
+
+    def get(self, path: str, **params: Any) -> Any:
+        assert (path, params["group_by"]) == ("/v1/reports/requests", "key")
+        line = {"group": "key_1", "requests": 7, "input_tokens": 70, "output_tokens": 700}
+        amounts = {"energy_j": 3_600.0, "carbon_gco2": 2.0, "outside_energy_j": 0.0, "outside_carbon_gco2": 0.0}
+        return {"lines": [line | amounts], "servers": self.servers}
+
+
+def test_requests_are_shown_with_the_part_that_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = {"energy_j": 7_200.0, "carbon_gco2": 5.0}
+    servers |= {"unattributed_energy_j": 3_600.0, "unattributed_carbon_gco2": 3.0}
+    monkeypatch.setattr(module, "Gateway", lambda: RequestsGateway(servers))
+    module.report(by="key", requests=True)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["key_1", "7", "70", "700", "1.00", "Wh", "2.00", "g", "-"] in rows
+    assert any(row[:2] == ["(no", "request's)"] and "3.00" in row for row in rows)
+    assert any(row[:1] == ["servers"] and "2.00" in row for row in rows)
+
+
+def test_requests_are_grouped_by_what_requests_have() -> None:
+    with pytest.raises(CliError, match="--by zone: must be one of model, key, class, tenant, day"):
+        module.report(by="zone", requests=True)
