@@ -276,3 +276,22 @@ def test_patience_ends_the_search_for_the_optimum_with_a_good_plan(monkeypatch: 
     assert (best.status, good.status) == (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE)
     assert good.gap is not None
     assert 0 < good.gap <= 0.01
+
+
+def test_of_plans_of_equal_energy_the_cleanest_is_made() -> None:
+    places = [
+        {"name": name, "gpus": {"G": 4}, "intensity": [intensity]}
+        for name, intensity in (("dirty", 500.0), ("clean", 100.0), ("middling", 300.0))
+    ]
+    profile = {"mode": "one", "max_qps": 1, "power_w": 300}
+    document = {
+        "locations": places,
+        "modes": [{"name": "one", "gpus": {"G": 1}}],
+        "partitions": [{"name": "p", "classes": [{"name": "c", "demand_qps": [5], "profiles": [profile]}]}],
+        "head_room": 1,
+    }
+    for order in itertools.permutations(places):
+        request = PoolsRequest.model_validate(document | {"locations": order, "objective": "energy"})
+        result = pools_result(request, request.in_core(), planned(request))
+        assert {each.location: each.count for each in result.instances} == {"clean": 4, "middling": 1}
+        assert result.energy_kwh == pytest.approx(5 * 0.3 * 300 / 3_600)
