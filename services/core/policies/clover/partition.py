@@ -137,13 +137,12 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet) -> lis
     """
     counts = [1] * len(demands)
     worth = [_worth(demand, goal, 1, fleet) for demand, goal in zip(demands, goals, strict=True)]
+    more = [_worth(demand, goal, 2, fleet) for demand, goal in zip(demands, goals, strict=True)]
     while sum(counts) < fleet.gpus:
-        more = [
-            _worth(demand, goal, count + 1, fleet) for demand, goal, count in zip(demands, goals, counts, strict=True)
-        ]
         at = max(range(len(demands)), key=lambda each: (worth[each] == -np.inf, _gain(worth[each], more[each]), -each))
         counts[at] += 1
         worth[at] = more[at]
+        more[at] = _worth(demands[at], goals[at], counts[at] + 1, fleet)
     return counts
 
 
