@@ -330,9 +330,11 @@ def _show_result(plan: dict[str, Any]) -> None:
     if plan["result"] is None:
         return
     result = PoolPlanResult.model_validate(plan["result"])
-    peaks = [each for part in result.forecasts.demand.values() for each in part.peaks_qps.values()]
-    steps = max(map(len, peaks), default=0)
-    show_plan(result.plan, hours=steps * result.forecasts.step_s / 3_600, has_running=True)
+    forecasts = result.forecasts
+    rates = [place.gco2_per_kwh for place in forecasts.intensity.values()]  # none where the plan needs no grid
+    peaks = [each for part in forecasts.demand.values() for each in part.peaks_qps.values()]
+    steps = max(map(len, [*rates, *peaks]), default=0)
+    show_plan(result.plan, hours=steps * forecasts.step_s / 3_600, has_running=True)
 
 
 def _show_instances(instances: list[dict[str, Any]]) -> None:
