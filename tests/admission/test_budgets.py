@@ -124,7 +124,7 @@ async def test_the_waiting_tasks_of_an_array_are_held_and_those_that_run_go_on(
     await admission.ask("DELETE", f"/v1/budgets/{made['id']}", role="admin")
 
     freed = (await admission.ask("GET", path, tenant=tenant)).json()
-    assert (freed["tasks"]["queued"], freed["waiting"]) == (4, {})
+    assert (freed["tasks"]["queued"], freed["waiting"], freed["next_task"]) == (4, {}, ids[1])
     assert set(ids) <= await planned(database_url)
 
 

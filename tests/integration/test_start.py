@@ -169,9 +169,9 @@ def test_the_readmes_commands_lead_to_a_streamed_answer_with_its_grams(home: Pat
 
     *_, answer = on_a_terminal(commands, home, environment_of(home))
 
-    assert [json.loads(line[6:])["object"] for line in answer if line.startswith("data: {")] == [
-        "chat.completion.chunk"
-    ] * 20
+    chunks = [json.loads(line[6:])["object"] for line in answer if line.startswith("data: {")]
+    assert len(chunks) > 10, "a word at a time"
+    assert set(chunks) == {"chat.completion.chunk"}
     (comment,) = (line for line in answer if line.startswith(":"))
     found = re.fullmatch(r": x-wattshift-gco2=(\S+) x-wattshift-wh=(\S+) x-wattshift-location=(\S+)", comment)
     assert found, comment
