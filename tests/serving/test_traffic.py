@@ -49,7 +49,7 @@ async def test_a_window_without_requests_says_that_none_came(api: PoolApi) -> No
     await api.made("quiet")
     await api.report("quiet", windows_ago(1, []))
     rows = await api.database.fetch("SELECT counts FROM pool_traffic WHERE pool = 'quiet'")
-    assert [row["counts"] for row in rows] == ['{"100,200": {}}']
+    assert [row["counts"] for row in rows] == [{"100,200": {}}]
 
 
 async def test_windows_too_old_or_too_early_are_pointed_at_and_none_is_kept(api: PoolApi) -> None:
