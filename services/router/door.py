@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ PASSED_OUT = frozenset({b"content-type", b"content-encoding", b"retry-after", b"
 PREFIX_CHARACTERS = 512
 """So much of a prompt's first text stands for its beginning."""
 REGION = b"x-wattshift-region"
+UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+"""A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
 LARGEST_USAGE_BYTES = 256 * 1024
 """The usage of a larger answer is looked for in its last bytes only."""
 
@@ -408,12 +411,10 @@ class Door:
                 order_s += turn.arrived_at_s
             changes["priority"] = round(order_s * 1e3)
         body = asked.with_fields(**changes) if changes else asked.content
-        return b"%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (
-            self._head(server, turn.path),
-            turn.exchange.request_id,
-            len(body),
-            body,
-        )
+        head, request_id = self._head(server, turn.path), turn.exchange.request_id
+        if UUID.fullmatch(request_id):
+            head += b"x-request-id: %s\r\n" % request_id
+        return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 
     def _head(self, server: Server, path: str) -> bytes:
         """Return the constant part of requests to a server."""

