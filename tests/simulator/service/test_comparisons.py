@@ -96,6 +96,7 @@ async def runs(simulator: Installation) -> list[Any]:
 
 
 async def test_the_policies_part_arrives_for_all_though_everything_is_killed(simulator: Installation) -> None:
+    os.kill(simulator.pid("simulator-worker"), signal.SIGSTOP)  # so that it is killed with the run before it
     jobs = await queued(simulator, 4)
     await explained(simulator, jobs[0], lambda found: found.state != "queued")
 
