@@ -41,7 +41,7 @@ def described() -> dict[str, Any]:
     document = describe("fuzz")
     for route in ROUTES:
         if route.media == EVENTS:
-            content = document["paths"][route.path]["get"]["responses"]["200"]["content"][EVENTS]
+            content = document["paths"][route.path][route.method.lower()]["responses"]["200"]["content"][EVENTS]
             data = {"type": "string", "contentMediaType": JSON, "contentSchema": content["schema"]["x-event-data"]}
             names = {"id": {"type": "string"}, "event": {"type": "string"}, "data": data}
             content["schema"] = {"type": "object", "properties": names}

@@ -16,7 +16,7 @@ def test_a_request_is_held_against_the_limits_of_its_class() -> None:
     classes = np.array([CLASSES.index(name) for name in ("SS", "LS", "SS", "SS")])
     tokens = np.full(4, 11)
     served = ServedRequests(np.zeros(4), first_s, finish_s, tokens, np.ones(4))
-    found = Outcome(served, classes, np.zeros(4), 0, 1.0, 1.0, 0, 1.0, 2.0)
+    found = Outcome(served, classes, np.zeros(4), np.zeros(4), 0, 1.0, 1.0, 0, 1.0, 2.0)
 
     slow_start, slow_tokens = beyond_limits(found)
 
