@@ -54,7 +54,10 @@ INPUTS = (
         for_projects=True,
         body=sources.UploadSpec,
         answer=sources.Upload,
-        statuses=(Status(413, "It is larger than an archive may be: `body_too_large`."),),
+        statuses=(
+            Status(409, "It was begun with another size: `conflict`."),
+            Status(413, "It is larger than an archive may be: `body_too_large`."),
+        ),
     ),
     Route(
         "GET",

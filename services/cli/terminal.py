@@ -9,7 +9,7 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -68,8 +68,12 @@ def run_session(
 
 
 def terminal_size() -> dict[str, int]:
-    """Return the size of this process's terminal."""
+    """Return the size of this process's terminal, as it is and not as LINES and COLUMNS say."""
     size = shutil.get_terminal_size()
+    for stream in (0, 1, 2):
+        with suppress(OSError):
+            size = os.get_terminal_size(stream)
+            break
     return {"rows": max(size.lines, 1), "columns": max(size.columns, 1)}
 
 

@@ -206,6 +206,8 @@ class Terminal:
             "WATTSHIFT_URL": installation.gateway.url,
             "WATTSHIFT_API_KEY": _key(installation),
             "TERM": "vt100",
+            "LINES": "24",
+            "COLUMNS": "80",  # what the terminal is counts, and not what a shell once exported
         }
         command = [sys.executable, "-m", "services.cli.main", *words]
         streams: Any = dict.fromkeys(("stdin", "stdout", "stderr"), slave)

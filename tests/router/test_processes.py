@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -61,7 +61,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def workers_of(process: psutil.Process) -> list[int]:
-    return [child.pid for child in process.children() if "resource_tracker" not in " ".join(child.cmdline())]
+    """Return the workers that run; one that was killed is a zombie until its parent has looked."""
+    found: list[int] = []
+    for child in process.children():
+        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
 async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage) -> None:
