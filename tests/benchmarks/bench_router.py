@@ -3,7 +3,7 @@
 Two processes share the machine's cores with what is measured: the load generator, pinned to core 0 with the mock model
 server, and the router, pinned to core 1 (`--workers 2`: both). What each of them took of the cores is in the result.
 `litellm` and `vllm-router` are installed into a virtual environment of the benchmark's own; one that cannot be
-installed is left out, with the reason.
+installed is left out, with the reason; ``python -m tests.benchmarks.bench_router --alone`` leaves both out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -47,14 +47,14 @@ PEERS = {
 def main() -> int:
     """Measure, print, write JSON; 1 where a target is missed."""
     with tempfile.TemporaryDirectory() as folder:
-        figures = run(Path(folder))
+        figures = run(Path(folder), {} if "--alone" in sys.argv[1:] else PEERS)
     print(json.dumps(figures, indent=2))
     write_result("router", figures)
     return 0 if all(figures["targets"].values()) else 1
 
 
-def run(folder: Path) -> dict[str, Any]:
-    """Return all figures."""
+def run(folder: Path, peers: Mapping[str, tuple[str, list[str]]]) -> dict[str, Any]:
+    """Return all figures, with those of these other routers."""
     ports = Ports()
     mock_port, router_port, hold_port = (ports.take(29_800 + number) for number in range(3))
     figures: dict[str, Any] = {"duration_s": DURATION_S, "cores": os.cpu_count()}
@@ -67,7 +67,7 @@ def run(folder: Path) -> dict[str, Any]:
             with process(["-m", "services.router.app"], environment, core=cores) as pid:
                 wait_until(lambda: http_ready(router_port))
                 figures[name] = everything(router_port, pid, is_whole=workers == 1)
-        figures |= {name: peer(folder, name, mock_port, router_port) for name in PEERS}
+        figures |= {name: peer(folder, name, mock_port, router_port) for name in peers}
     with process(mock(hold_port, hold_s=3.0, tokens=3), {}, core="0"):
         wait_until(lambda: answers(hold_port))
         environment = router_environment(folder / "held", hold_port, router_port, 1)
