@@ -28,11 +28,6 @@ class TokenCounter:
         self.bytes_per_token = USUAL_BYTES_PER_TOKEN
         self._encode = _load(tokenizer) if tokenizer else None
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether prompts are encoded by the model's tokenizer."""
-        return self._encode is not None
-
     def count(self, fields: dict[str, Any]) -> tuple[int, int, str]:
         """Return a prompt's tokens, its bytes (0 for token ids, which teach nothing) and its first text."""
         if ids := token_ids(fields):
