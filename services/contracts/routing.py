@@ -131,12 +131,51 @@ class RoutedServer(Message):
     clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
 
 
+class RoutedApp(Message):
+    """An application as routers need it."""
+
+    name: str
+    tenant_id: str
+    tenants: list[str] = Field(default_factory=list[str], description="Other tenants that may use it; `*` for all.")
+    sla_p95_ms: float | None = Field(default=None, description="95th percentile of latency, waiting included.")
+    concurrency: int = Field(default=1, ge=1, description="Requests that an instance is given at once.")
+    most_accurate: str | None = Field(default=None, description="Its most accurate variant.")
+
+
+class RoutedAppServer(Message):
+    """An instance of an application: one variant on one GPU or slice."""
+
+    id: str
+    app: str
+    variant: str
+    accuracy_pct: float
+    slice: str | None = Field(default=None, description="`1g` to `7g`; null where the GPU's slices are not known.")
+    url: str
+    state: Literal["ready", "draining"]
+    service_ms: float | None = Field(default=None, description="Mean service time of a request, by the profile.")
+    busy_w: float | None = Field(default=None, description="Power above idle while it works, by the profile.")
+    idle_w: float | None = Field(default=None, description="Its share of its GPU's idle power.")
+    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
+    is_intensity_estimated: bool = True
+    pue: float = 1
+    job_id: str | None = None
+    node_id: str | None = None
+    location: str
+
+
+def _is_empty(items: list[RoutedApp] | list[RoutedAppServer]) -> bool:
+    return not items
+
+
 class RoutingTable(Message):
-    """All pools that serve models and all servers, at one moment."""
+    """All pools that serve models, all applications, and the servers of both, at one moment."""
 
     made_at: Instant
     pools: list[RoutedPool]
     servers: list[RoutedServer]
+    # left out while there are none, as routers of an older release refuse fields that they do not know
+    apps: list[RoutedApp] = Field(default_factory=list[RoutedApp], exclude_if=_is_empty)
+    app_servers: list[RoutedAppServer] = Field(default_factory=list[RoutedAppServer], exclude_if=_is_empty)
 
 
 class HeldRequests(Message):
