@@ -33,8 +33,9 @@ from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher
 from gpu_agent.intervals import Intervals
-from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox
+from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
+from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.meter import Meter
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
@@ -137,7 +138,10 @@ class Agent:
         sources = Sources(settings.state_folder, limits, git)
         self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of)
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
-        self.clocks = LatencyClocks(self.devices, settings.latency_clocks, settings.latency_stale_s)
+        self._learned = LearnedClocks(settings.state_folder / "learned-clocks")
+        self.clocks = LatencyClocks(
+            self.devices, self.driver.name, self._learned, settings.latency_clocks, settings.latency_stale_s
+        )
         self._latency = LatencyInbox(redis, settings.node_id, self._take_latency, settings.retry_s)
 
     async def start(self) -> None:
@@ -170,6 +174,7 @@ class Agent:
         else:
             await self.meter.close()
         await self._cancel(*self._tasks)
+        await self._learned.save(everything=True)
         if self.settings.stop_ranks_on_exit:
             with suppress(ProblemError, TimeoutError):
                 async with asyncio.timeout(self.settings.retry_s):
@@ -258,7 +263,7 @@ class Agent:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
             ordered = self.gangs.orders()
-            self.clocks.decide(self.gangs, self._power_w, shim.clock())
+            self.clocks.decide(self.gangs, self._measured, shim.clock())
             if await self._set_devices():
                 await self.meter.sample()  # from now on the devices draw something else
                 if ordered:  # clocks that follow latency move every second, and go with the next heartbeat
@@ -315,6 +320,7 @@ class Agent:
         while True:
             await asyncio.to_thread(remove_sources, self.gangs.folder)
             await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits)
+            await self._learned.save()
             for gang in self.gangs:
                 for stream in (shim.STDOUT, shim.STDERR):
                     logs.trim(gang.folder.stream(stream), self.settings.log_stream_bytes)
@@ -334,10 +340,14 @@ class Agent:
         if self.clocks.take(report, shim.clock()):
             self._tick_due.set()
 
-    def _power_w(self, devices: Sequence[int]) -> float:
-        """Return the power of devices by their last readings, watts; NaN if one has none."""
-        known = {reading.index: reading.power_w for reading in self.meter.readings()}
-        return sum(known.get(index, math.nan) for index in devices)
+    def _measured(self, devices: Sequence[int]) -> Measured:
+        known = {reading.index: reading for reading in self.meter.readings()}
+        if not all(index in known for index in devices):
+            return Measured(math.nan)
+        readings = [known[index] for index in devices]
+        clocks = [each.clock_mhz for each in readings if each.clock_mhz is not None]
+        slowest = min(clocks) if len(clocks) == len(readings) > 0 else None
+        return Measured(sum(each.power_w for each in readings), slowest)
 
     async def _look_at_intervals(self) -> None:
         orders = (order for order in self.gangs.orders() if order.settings.measure)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -22,13 +22,14 @@ from redis.exceptions import RedisError
 
 from gpu_agent.controls import Order
 from gpu_agent.gangs import Gang
+from gpu_agent.learned_clocks import LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.nodes import DeviceControls, DeviceInfo
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, latency_stream
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh import miad
-from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
+from services.core.policies.freesh.clock_model import ClockSample, Unused, learned_clock
 from services.core.policies.freesh.miad import Clocks, common_clocks, miad_clock
 from services.kit.logging import Log
 
@@ -38,9 +39,18 @@ Following = Literal["on", "dry_run", "off"]
 
 PACE_S = 0.9
 """Least time between two changes of a clock: a little less than the second between reports, whose arrival varies."""
-MOST_LEARNERS = 64
+BUSY_SHARE = 0.99
+"""Share of time with requests above which a server counts as busy all the time."""
 _BLOCK_MS = 2_000
 _BATCH = 100
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The last readings of the devices of a server: power of all, the lowest clock; NaN and None where unknown."""
+
+    power_w: float
+    clock_mhz: float | None = None
 
 
 @dataclass
@@ -113,7 +123,7 @@ class Decision:
         dry_run: Whether it is only said.
         at_s: When it was decided.
         exceeded: Whether the reports that it came from exceeded a limit.
-        model_error: Mean relative error of the learned model; None while there is none.
+        model: What is known of servers of this kind; None with another policy.
     """
 
     devices: tuple[int, ...]
@@ -122,7 +132,24 @@ class Decision:
     dry_run: bool
     at_s: float
     exceeded: bool
-    model_error: float | None = None
+    model: ModelState | None = None
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What is known of servers of one kind.
+
+    Attributes:
+        samples: Seconds with requests that are remembered.
+        clocks: At how many clocks they were.
+        error: Mean relative error of predicted times between tokens; None while there is no model.
+        unused: Why MIAD decided this time; None if the model did.
+    """
+
+    samples: int
+    clocks: int
+    error: float | None
+    unused: Unused | None
 
 
 class LatencyClocks:
@@ -130,18 +157,23 @@ class LatencyClocks:
 
     Args:
         devices: Of this node.
+        driver: Their driver's name.
+        learned: What is known of kinds of servers.
         following: Whether this node's clocks follow latency at all, or only say so.
         stale_s: Without a report for so long, a server's devices return to their default.
     """
 
-    def __init__(self, devices: Sequence[DeviceInfo], following: Following, stale_s: float) -> None:
+    def __init__(
+        self, devices: Sequence[DeviceInfo], driver: str, learned: LearnedClocks, following: Following, stale_s: float
+    ) -> None:
         self._devices = {device.index: device for device in devices}
+        self._driver = driver
+        self._learned = learned
         self._following = following
         self._stale_s = stale_s
         self._seen: dict[str, Seen] = {}
         self._heard_s: dict[str, float] = {}
         self._decisions: dict[str, Decision] = {}
-        self._learners: dict[Hashable, ClockLearner] = {}
         self._unable: set[str] = set()
 
     def take(self, report: LatencyReport, now_s: float) -> bool:
@@ -166,12 +198,12 @@ class LatencyClocks:
             may_decide |= last is None or now_s - last.at_s >= PACE_S
         return may_decide
 
-    def decide(self, gangs: Iterable[Gang], power_w: Callable[[Sequence[int]], float], now_s: float) -> None:
+    def decide(self, gangs: Iterable[Gang], measured: Callable[[Sequence[int]], Measured], now_s: float) -> None:
         """Decide the clocks of servers that were reported since their last decision.
 
         Args:
             gangs: Those of this node.
-            power_w: Returns the power of devices, watts; NaN where it is unknown.
+            measured: Returns the last readings of devices.
             now_s: The time.
         """
         running = {gang.start.job_id: gang for gang in gangs if gang.holding and gang.start}
@@ -188,7 +220,7 @@ class LatencyClocks:
             if last is not None and last.devices == gang.devices and now_s - last.at_s < PACE_S:
                 continue
             del self._seen[job_id]
-            decision = self._decision(gang, seen, last, power_w, now_s)
+            decision = self._decision(gang, seen, last, measured(gang.devices), now_s)
             if decision is None:
                 self._decisions.pop(job_id, None)
             else:
@@ -224,14 +256,14 @@ class LatencyClocks:
                 "dry_run": decision.dry_run,
                 "clock_mhz": round(decision.clock_mhz),
                 "exceeded": decision.exceeded,
-                "model_error": decision.model_error,
+                "model": decision.model and asdict(decision.model),
                 "reported_s_ago": round(now_s - self._heard_s[job_id], 1),
             }
             for job_id, decision in self._decisions.items()
         ]
 
     def _decision(
-        self, gang: Gang, seen: Seen, last: Decision | None, power_w: Callable[[Sequence[int]], float], now_s: float
+        self, gang: Gang, seen: Seen, last: Decision | None, measured: Measured, now_s: float
     ) -> Decision | None:
         terms = seen.clocks
         dry_run = terms.dry_run or self._following == "dry_run"
@@ -239,21 +271,34 @@ class LatencyClocks:
         if clocks is None:
             return None
         goes_on = last is not None and last.devices == gang.devices and not (last.dry_run or dry_run)
-        sample = seen.sample(last.clock_mhz if last and goes_on else clocks.highest, power_w(gang.devices))
-        model_error = None
+        sample = seen.sample(last.clock_mhz if last and goes_on else clocks.highest, measured.power_w)
+        teaches = True
+        if dry_run:
+            # Devices choose their clocks by themselves. What they choose while nothing runs says nothing.
+            teaches = measured.clock_mhz is not None and sample.busy_share > BUSY_SHARE
+            if teaches:
+                chosen = min(clocks.mhz, key=lambda mhz: abs(mhz - (measured.clock_mhz or 0.0)))
+                sample = replace(sample, clock_mhz=chosen)
+        model = None
         if terms.policy is ClockPolicy.LEARNED:
-            learner = self._learner(gang, seen)
-            learner.add(sample)
-            clock_mhz = learned_clock(
-                learner, sample, terms.limits, clocks, terms.capacity, idle_w=terms.idle_w, config=terms.miad
-            )
-            model_error = learner.fitted and round(learner.fitted.error, 4)
+            clock_mhz, model = self._learned_clock(gang, terms, sample, clocks, teaches=teaches)
         else:
             clock_mhz = miad_clock(sample.clock_mhz, sample.report, terms.limits, clocks, terms.miad)
         exceeded = sample.report.exceeds(terms.limits)
         if last is None or (last.policy, last.dry_run) != (terms.policy, dry_run):
             log.info("clocks.follow", job_id=gang.start and gang.start.job_id, policy=terms.policy, dry_run=dry_run)
-        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded, model_error)
+        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded, model)
+
+    def _learned_clock(
+        self, gang: Gang, terms: ServerClocks, sample: ClockSample, clocks: Clocks, *, teaches: bool
+    ) -> tuple[float, ModelState]:
+        """Return the next clock and what it comes from; learn from the sample if it teaches anything."""
+        kind = self._kind(gang, terms)
+        learner = self._learned.add(kind, sample) if teaches else self._learned.learner(kind)
+        idle_w, capacity = terms.idle_w, terms.capacity
+        clock_mhz = learned_clock(learner, sample, terms.limits, clocks, capacity, idle_w=idle_w, config=terms.miad)
+        error = learner.fitted and round(learner.fitted.error, 4)
+        return clock_mhz, ModelState(learner.known, learner.clocks, error, learner.unused(sample, terms.limits))
 
     def _clocks(self, gang: Gang, *, dry_run: bool) -> Clocks | None:
         """Return the clocks that all devices of a gang support and may be set to; None if there are none."""
@@ -271,16 +316,19 @@ class LatencyClocks:
             log.warning("clocks.not_settable", job_id=gang.start.job_id, devices=gang.devices)
         return None
 
-    def _learner(self, gang: Gang, seen: Seen) -> ClockLearner:
-        """Return what is known of servers like this one: the same process on as many GPUs, for the same limits."""
+    def _kind(self, gang: Gang, terms: ServerClocks) -> ServerKind:
         assert gang.start is not None
-        spec, model = gang.start.spec, self._devices[gang.devices[0]].model
-        kind = (tuple(spec.command), spec.image, len(gang.devices), model, seen.clocks.limits)
-        learner = self._learners.pop(kind, None) or ClockLearner()
-        self._learners[kind] = learner  # the one used last comes last
-        if len(self._learners) > MOST_LEARNERS:
-            del self._learners[next(iter(self._learners))]
-        return learner
+        spec = gang.start.spec
+        own = {name: value for name, value in spec.environment.items() if not name.startswith("WATTSHIFT_")}
+        return ServerKind(
+            command=tuple(spec.command),
+            image=spec.image,
+            environment=tuple(sorted(own.items())),
+            gpus=len(gang.devices),
+            gpu_model=self._devices[gang.devices[0]].model,
+            driver=self._driver,
+            limits=terms.limits,
+        )
 
     def _forget(self, job_id: str) -> None:
         self._seen.pop(job_id, None)

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from gpu_agent.controls import Order
 from gpu_agent.devices.response import Response
 from gpu_agent.gangs import Gang
-from gpu_agent.latency_clocks import PACE_S, Following, LatencyClocks
+from gpu_agent.latency_clocks import PACE_S, Following, LatencyClocks, Measured
+from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.ranks import RankFolder
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.commands import StartGang
@@ -101,18 +102,25 @@ def a_report(
 class Run:
     """A node's decisions, second by second."""
 
-    def __init__(self, *gangs: Gang, following: Following = "on", infos: list[DeviceInfo] | None = None) -> None:
-        self.clocks = LatencyClocks(infos or devices(CLOCKS, CLOCKS, CLOCKS, CLOCKS), following, stale_s=5.0)
+    def __init__(
+        self,
+        *gangs: Gang,
+        following: Following = "on",
+        infos: list[DeviceInfo] | None = None,
+        learned: LearnedClocks | None = None,
+    ) -> None:
+        infos = infos or devices(CLOCKS, CLOCKS, CLOCKS, CLOCKS)
+        self.clocks = LatencyClocks(infos, "nvml", learned or LearnedClocks(Path("/nowhere")), following, stale_s=5.0)
         self.gangs = list(gangs or [a_gang()])
         self.now_s = 100.0
-        self.power_w = math.nan
+        self.measured = Measured(math.nan)
 
     def second(self, *reports: LatencyReport) -> list[float | None]:
         """Let a second pass with these reports; return the clocks ordered for the gangs that have orders."""
         self.now_s += 1.0
         for report in reports:
             self.clocks.take(report, self.now_s)
-        self.clocks.decide(self.gangs, lambda _: self.power_w, self.now_s)
+        self.clocks.decide(self.gangs, lambda _: self.measured, self.now_s)
         return [order.settings.clock_mhz for order in self.orders()]
 
     def orders(self) -> list[Order]:
@@ -239,7 +247,7 @@ def test_whatever_is_reported_the_clock_is_one_that_the_devices_support(
     seconds: list[tuple[float | None, bool, int]],
 ) -> None:
     run = Run()
-    run.power_w = 300.0
+    run.measured = Measured(300.0)
     for tbt_ms, learned, pause in seconds:
         terms = TERMS.model_copy(update={"policy": ClockPolicy.LEARNED if learned else ClockPolicy.MIAD})
         ordered = run.second(a_report(tbt_ms, terms=terms))
@@ -262,14 +270,16 @@ def test_the_learned_clock_settles_where_miad_goes_up_and_down() -> None:
         run, clock, ends[policy] = Run(), float(CLOCKS[-1]), []
         for _ in range(120):
             tbt_s = step_under_load_s(clock)
-            run.power_w = SERVER.power_w(clock, is_busy=True)
+            run.measured = Measured(SERVER.power_w(clock, is_busy=True))
             ttft = {"first_tokens": 2, "mean_ttft_ms": 1e3 * SERVER.prefill_s(0.0, clock), "mean_wait_ms": 0.0}
             [found] = run.second(a_report(1e3 * tbt_s, tokens=200, terms=terms, **ttft))
             assert found is not None
             clock = found
             ends[policy].append(clock)
 
-    assert run.clocks.describe(run.now_s)[0]["model_error"] < 0.01
+    model = run.clocks.describe(run.now_s)[0]["model"]
+    assert (model["samples"], model["unused"]) == (120, None)
+    assert model["error"] < 0.01
     steady = {policy: clocks[-30:] for policy, clocks in ends.items()}
     assert max(step_under_load_s(clock) for clock in steady[ClockPolicy.LEARNED]) < 0.075
     assert max(step_under_load_s(clock) for clock in steady[ClockPolicy.MIAD]) > 0.075

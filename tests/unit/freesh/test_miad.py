@@ -12,8 +12,10 @@ from services.core.domain.errors import DomainError
 from services.core.policies.freesh.clock_model import (
     ENOUGH_SAMPLES,
     GOOD_ERROR,
+    MEMORY,
     ClockLearner,
     ClockSample,
+    Unused,
     best_clock,
     fit_clocks,
     learned_clock,
@@ -182,6 +184,30 @@ def test_miad_decides_until_enough_is_known_and_while_a_threshold_is_violated() 
     assert learned_clock(learner, idle, LIMITS, A100, 40) == 495
 
 
+def test_an_instance_that_stays_at_its_best_clock_does_not_forget_the_others() -> None:
+    learner = ClockLearner(samples())
+    for _ in range(3 * MEMORY):
+        learner.add(sample(780.0))
+
+    assert learner.known == len(learner.samples) == MEMORY
+    assert learner.clocks == len({780.0} | {each.clock_mhz for each in samples()})
+    assert learner.fitted is not None
+    assert learner.unused(sample(780.0), LIMITS) is None
+
+
+def test_a_learner_says_why_it_does_not_decide() -> None:
+    learner = ClockLearner()
+    assert learner.unused(sample(900.0), LIMITS) is Unused.FEW_SAMPLES
+    assert not learner.add(ClockSample(600.0, 0.0, LatencyReport()))
+    for _ in range(ENOUGH_SAMPLES):
+        assert learner.add(sample(900.0))
+    assert learner.unused(sample(900.0), LIMITS) is Unused.FEW_CLOCKS
+
+    learner = ClockLearner(samples())
+    assert learner.unused(ClockSample(600.0, 20.0, SLOW), LIMITS) is Unused.EXCEEDED
+    assert learner.unused(ClockSample(600.0, 0.0, LatencyReport()), LIMITS) is Unused.NO_REQUESTS
+
+
 def test_a_model_that_predicts_badly_is_not_used() -> None:
     learner = ClockLearner()
     for at in range(ENOUGH_SAMPLES + 1):
@@ -190,6 +216,7 @@ def test_a_model_that_predicts_badly_is_not_used() -> None:
 
     assert learner.fitted is not None
     assert learner.fitted.error > GOOD_ERROR
+    assert learner.unused(sample(900.0), LIMITS) is Unused.ERROR
     assert learned_clock(learner, sample(900.0), LIMITS, A100, 40) == 795
     with pytest.raises(DomainError):
         learned_clock(learner, sample(900.0), LIMITS, A100, 0)

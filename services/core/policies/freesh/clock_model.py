@@ -20,14 +20,16 @@ Without NumPy: agents are installed without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.miad import Clocks, LatencyLimits, LatencyReport, MiadConfig, miad_clock
 
 MEMORY = 600
-"""Samples that are remembered, the newest."""
+"""Samples that are remembered."""
 ENOUGH_SAMPLES, ENOUGH_CLOCKS = 30, 4
 """Samples, and different clocks among them, before the model is used."""
 REFIT_EVERY = 30
@@ -88,28 +90,86 @@ class FittedClocks:
         return _dot(self.power, _power(clock_mhz))
 
 
-@dataclass(slots=True)
+class Unused(StrEnum):
+    """Why MIAD decides in place of the learned model."""
+
+    FEW_SAMPLES = "few_samples"
+    """Fewer than ``ENOUGH_SAMPLES`` seconds with requests are known."""
+    FEW_CLOCKS = "few_clocks"
+    """They were at fewer than ``ENOUGH_CLOCKS`` clocks, or without known power: nothing says what another one does."""
+    ERROR = "error"
+    """The model is off by more than ``GOOD_ERROR``."""
+    EXCEEDED = "exceeded"
+    """A limit is exceeded now."""
+    NO_REQUESTS = "no_requests"
+    """The instance has none."""
+
+
 class ClockLearner:
-    """Remembers samples of one kind of instance (mode and class) and fits the models to them."""
+    """Remembers samples of one kind of instance (mode and class) and fits the models to them.
 
-    samples: list[ClockSample] = field(default_factory=list[ClockSample])
-    fitted: FittedClocks | None = None
-    _since_fit: int = 0
+    Of more than ``MEMORY`` samples, the oldest of the clock that has the most is dropped: an instance that stays at its
+    best clock must not forget what others did.
+    """
 
-    def add(self, sample: ClockSample) -> None:
-        """Remember a sample with tokens in it, and fit anew now and then."""
-        if sample.report.tbt_s is None or not sample.batch > 0:
-            return
-        self.samples.append(sample)
+    def __init__(self, samples: Iterable[ClockSample] = ()) -> None:
+        self.fitted: FittedClocks | None = None
+        self._by_clock: dict[float, deque[ClockSample]] = {}
+        self._known = self._since_fit = 0
+        for each in samples:
+            self._remember(each)
+        if self._known >= ENOUGH_SAMPLES:
+            self.fitted = fit_clocks(self.samples)
+
+    @property
+    def samples(self) -> list[ClockSample]:
+        """The samples that are remembered, by clock, the oldest of each first."""
+        return [each for _, found in sorted(self._by_clock.items()) for each in found]
+
+    @property
+    def known(self) -> int:
+        """How many are remembered."""
+        return self._known
+
+    @property
+    def clocks(self) -> int:
+        """At how many clocks they were."""
+        return len(self._by_clock)
+
+    def add(self, sample: ClockSample) -> bool:
+        """Remember a sample with tokens in it, and fit anew now and then; return whether it was remembered."""
+        if not self._remember(sample):
+            return False
         self._since_fit += 1
-        if len(self.samples) > MEMORY:
-            del self.samples[: len(self.samples) - MEMORY]
-        enough = len(self.samples) >= ENOUGH_SAMPLES
-        if enough and (self.fitted is None or self._since_fit >= REFIT_EVERY):
+        if self._known >= ENOUGH_SAMPLES and (self.fitted is None or self._since_fit >= REFIT_EVERY):
             self.fitted, self._since_fit = fit_clocks(self.samples), 0
+        return True
+
+    def unused(self, sample: ClockSample, limits: LatencyLimits) -> Unused | None:
+        """Return why the learned model does not decide the clock after a sample; None if it does."""
+        if self.fitted is None:
+            return Unused.FEW_SAMPLES if self._known < ENOUGH_SAMPLES else Unused.FEW_CLOCKS
+        if self.fitted.error > GOOD_ERROR:
+            return Unused.ERROR
+        if sample.report.exceeds(limits):
+            return Unused.EXCEEDED
+        return None if sample.batch > 0 else Unused.NO_REQUESTS
+
+    def _remember(self, sample: ClockSample) -> bool:
+        if sample.report.tbt_s is None or not sample.batch > 0:
+            return False
+        if self._known >= MEMORY:
+            fullest = max(self._by_clock, key=lambda clock: len(self._by_clock[clock]))
+            self._by_clock[fullest].popleft()
+            if not self._by_clock[fullest]:
+                del self._by_clock[fullest]
+            self._known -= 1
+        self._by_clock.setdefault(sample.clock_mhz, deque()).append(sample)
+        self._known += 1
+        return True
 
 
-def fit_clocks(samples: list[ClockSample]) -> FittedClocks | None:
+def fit_clocks(samples: Sequence[ClockSample]) -> FittedClocks | None:
     """Return the models fitted by non-negative least squares; None if too few clocks or powers were seen."""
     if len({each.clock_mhz for each in samples}) < ENOUGH_CLOCKS:
         return None
@@ -188,11 +248,9 @@ def learned_clock(
     """
     if capacity < 1:
         raise DomainError(f"an instance decodes at least one request, not {capacity}")
-    fitted = learner.fitted
-    fallback = miad_clock(sample.clock_mhz, sample.report, limits, clocks, config)
-    if fitted is None or fitted.error > GOOD_ERROR or sample.report.exceeds(limits) or not sample.batch > 0:
-        return fallback
-    found = best_clock(fitted, sample, limits, clocks, capacity, idle_w)
+    if learner.fitted is None or learner.unused(sample, limits) is not None:
+        return miad_clock(sample.clock_mhz, sample.report, limits, clocks, config)
+    found = best_clock(learner.fitted, sample, limits, clocks, capacity, idle_w)
     return clocks.highest if found is None else found
 
 
