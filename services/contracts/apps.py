@@ -1,0 +1,443 @@
+"""Applications on fleets of sliced GPUs: what operators and tenants ask for, and what came of it.
+
+A *fleet* is a number of GPUs of one model in one grid zone, set aside by an operator. An *application* answers requests
+with model *variants* of different accuracy; each instance runs one variant on a whole GPU or on a MIG slice. As the
+grid's carbon intensity changes, a *plan* of the fleet chooses anew which variants run on which slices (Clover), within
+each application's latency and accuracy. GPUs are then cut anew one at a time.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from services.contracts.jobs import Argument, LabelKey, LabelValue
+from services.contracts.partition import (
+    MAX_GPUS,
+    MAX_VARIANTS,
+    ApplicationPlan,
+    SliceName,
+    SliceProfile,
+    VariantInstances,
+)
+from services.contracts.queries import PageQuery
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.secrets import EnvironmentName
+from services.contracts.serving import LIVE_STATES, InstanceState, PlanMode, ServerProbes
+from services.core.domain.signal import Signal
+
+VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,58}$")]
+"""The name of a variant; with its slice it is the name of what an instance runs, such as `b7.3g`."""
+
+LATENCY_BOUNDS_MS: tuple[float, ...] = tuple(round(1.1**step, 4) for step in range(128))
+"""Upper bounds of the buckets of latency histograms, 1 ms to 180 s, each 10 % above the one before."""
+
+
+class FleetSpec(Message):
+    """GPUs that an operator sets aside for applications. While it has them, nothing else is placed on them."""
+
+    gpus: Int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
+    gpu_model: Name = Field(description="GPU model, as nodes report it.")
+    zone: Name = Field(description="Grid zone of the nodes and of the carbon intensity.")
+    signal: Signal | None = Field(
+        default=None, description="Signal of the carbon intensity; null for the zone's default."
+    )
+    node_labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict[LabelKey, LabelValue],
+        max_length=64,
+        description="Only nodes that have all of these labels.",
+    )
+    idle_w: Real | None = Field(
+        default=None, ge=0, le=1e4, description="Power of an idle GPU; by default that of the catalogue of GPU models."
+    )
+    baseline_gco2_per_kwh: Real | None = Field(
+        default=None,
+        gt=0,
+        le=1e5,
+        description="Intensity that savings are compared with; by default the mean of the zone's last seven days.",
+    )
+    tenants: list[Name | Literal["*"]] = Field(
+        default=["*"], max_length=1_000, description="Tenants whose applications may use it; `*` for all."
+    )
+
+
+class AppVariant(Message):
+    """A model variant: its accuracy, how fast it is on which slices, and how it is started.
+
+    The process must listen on port `$WATTSHIFT_PORT` at the address of its node. It sees its own GPU or slice only.
+    """
+
+    name: VariantName
+    accuracy_pct: Real = Field(gt=0, le=100)
+    profiles: list[SliceProfile] = Field(
+        min_length=1, max_length=5, description="A type of slices without a profile cannot run the variant."
+    )
+    command: list[Argument] = Field(default_factory=list[Argument], max_length=1_000)
+    image: Text | None = Field(default=None, max_length=500)
+    environment: dict[EnvironmentName, Argument] = Field(
+        default_factory=dict[EnvironmentName, Argument], max_length=500
+    )
+    working_dir: Text | None = Field(default=None, max_length=4_096)
+
+    @field_validator("working_dir")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be an absolute path")
+        return value
+
+    @model_validator(mode="after")
+    def _can_run(self) -> Self:
+        if not self.image and not (self.command and self.command[0]):
+            raise ValueError(f"variant {self.name} needs a command or a container image")
+        slices = [profile.slice for profile in self.profiles]
+        if len(set(slices)) < len(slices):
+            raise ValueError(f"variant {self.name} has two profiles of one type of slices")
+        return self
+
+
+class Evaluation(StrEnum):
+    """How configurations are evaluated."""
+
+    MODEL = "model"
+    """By a queue model with the variants' profiles."""
+    MEASURED = "measured"
+    """What the model proposes is run and measured, and the search goes on from there, while the SLA has room."""
+
+
+class Repartition(StrEnum):
+    """When a GPU with an application's instances may be cut anew."""
+
+    WITHIN_SLA = "within_sla"
+    """Only while the application's other instances keep the SLA, by the queue model, or the SLA is broken anyway."""
+    ANY_TIME = "any_time"
+    """At any time: requests may wait in the meantime. An application with a single GPU needs this."""
+
+
+class AppSpec(Message):
+    """An application as specified by a tenant."""
+
+    fleet: Name
+    variants: list[AppVariant] = Field(min_length=1, max_length=MAX_VARIANTS)
+    sla_p95_ms: Real = Field(gt=0, le=1e7, description="95th percentile of latency that must be kept, waits included.")
+    carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
+    max_accuracy_loss_pct: Real | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
+    )
+    requests_per_s: Real = Field(
+        gt=0, le=1e6, description="Estimate of the arrivals, until enough requests have been seen."
+    )
+    mode: PlanMode = Field(
+        default=PlanMode.AUTOMATIC, description="`fixed`: the fleet's plans are only proposed, not carried out."
+    )
+    evaluation: Evaluation = Evaluation.MODEL
+    repartition: Repartition = Repartition.WITHIN_SLA
+    concurrency: Int = Field(
+        default=1, ge=1, le=1_000, description="Requests that the router gives an instance at once."
+    )
+    min_interval_s: Real = Field(default=60, ge=1, le=86_400, description="Minimum time between two plans.")
+    probes: ServerProbes = ServerProbes(
+        health_path="/v2/health/ready",
+        load_path=None,
+        ready_timeout_s=180,
+        unhealthy_timeout_s=30,
+        drain_min_s=3,
+        drain_timeout_s=60,
+        grace_s=10,
+    )
+    tenants: list[Name | Literal["*"]] = Field(
+        default_factory=list[str],
+        max_length=1_000,
+        description="Other tenants whose keys may use the application; `*` for all.",
+    )
+
+    @property
+    def most_accurate(self) -> AppVariant:
+        """The variant of the highest accuracy."""
+        return max(self.variants, key=lambda variant: variant.accuracy_pct)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"variant {twice} is there twice")
+        best = self.most_accurate
+        if all(profile.slice != "7g" for profile in best.profiles):
+            raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")
+        loss_pct = 100 if self.max_accuracy_loss_pct is None else self.max_accuracy_loss_pct
+        floor_pct = best.accuracy_pct * (1 - loss_pct / 100)
+        late = min(
+            profile.service_ms if profile.p95_ms is None else profile.p95_ms
+            for variant in self.variants
+            if variant.accuracy_pct >= floor_pct
+            for profile in variant.profiles
+        )
+        if late > self.sla_p95_ms:
+            raise ValueError(
+                f"sla_p95_ms is {self.sla_p95_ms:g}, but the fastest variant above the accuracy floor takes "
+                f"{late:g} ms without any wait"
+            )
+        return self
+
+
+class FleetPlanState(StrEnum):
+    """State of a fleet's plan."""
+
+    SOLVING = "solving"
+    """The optimizer searches for it."""
+    PROPOSED = "proposed"
+    """It is only shown: an application's mode is `fixed`, or the fleet's GPUs cannot be cut."""
+    CARRYING_OUT = "carrying_out"
+    """GPUs are being cut anew and instances replaced, one GPU at a time."""
+    APPLIED = "applied"
+    FAILED = "failed"
+    """It could not be made or carried out; `detail` says why. Instances run on as the GPUs are cut."""
+    SUPERSEDED = "superseded"
+    """Applications, the fleet or its GPUs changed before it was carried out."""
+
+
+class FleetPlanTrigger(StrEnum):
+    """Why a plan was made."""
+
+    FIRST = "first"
+    """There was none."""
+    PARAMETER = "parameter"
+    """The fleet or one of its applications was changed."""
+    GPUS = "gpus"
+    """GPUs of the fleet were lost or came back."""
+    SLA = "sla"
+    """An application's latency was above its SLA."""
+    ACCURACY = "accuracy"
+    """An application's accuracy was below its floor."""
+    INTENSITY = "intensity"
+    """The carbon intensity was more than 5 % off that of the plan before."""
+    MEASUREMENT = "measurement"
+    """The configuration that runs was measured, and the search goes on (`evaluation: measured`)."""
+    REQUEST = "request"
+    """An operator asked for it."""
+
+
+class FleetPlan(Message):
+    """A plan of a fleet: which variants of its applications run on which slices."""
+
+    id: str
+    fleet: str
+    trigger: FleetPlanTrigger
+    state: FleetPlanState
+    detail: str | None = Field(default=None, description="Why it failed, waits or is only proposed.")
+    gco2_per_kwh: float = Field(description="Carbon intensity that it was made for.")
+    made_at: Instant
+    ended_at: Instant | None = None
+    gpu: str | None = Field(default=None, description="The GPU that is being changed now: node and index.")
+    layouts: list[list[int]] = Field(
+        default_factory=list[list[int]],
+        description="Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU.",
+    )
+    recut: int = Field(default=0, description="Number of GPUs that are cut anew.")
+    applications: list[ApplicationPlan] = Field(default_factory=list[ApplicationPlan])
+
+
+class FleetPlanList(Message):
+    """Plans, newest first."""
+
+    items: list[FleetPlan]
+    next_cursor: str | None = None
+
+
+class FleetGpu(Message):
+    """A GPU of a fleet."""
+
+    node_id: str
+    gpu: int
+    sizes: list[int] = Field(description="Slices that it has, in sevenths; empty for a whole GPU.")
+    wanted: list[int] = Field(description="Slices that it is to have.")
+    state: str = Field(description="`pending`, `applied`, `busy` or `failed`.")
+    detail: str | None = None
+    is_up: bool = Field(description="Whether its node is up and not drained.")
+
+
+class Fleet(Message):
+    """A fleet and its current state."""
+
+    name: str
+    tenant_id: str
+    revision: int
+    spec: FleetSpec
+    is_deleted: bool = Field(description="Whether it is being deleted: its GPUs are made whole and given back.")
+    created_at: Instant
+    updated_at: Instant
+    apps: list[str] = Field(description="Applications that use it.")
+    gpus: list[FleetGpu]
+    missing_gpus: int = Field(description="GPUs that it should have and that are not there.")
+    only_proposes: str | None = Field(default=None, description="Why plans are only proposed; null if they are not.")
+    plan: FleetPlan | None = Field(default=None, description="The newest plan.")
+
+
+class FleetList(Message):
+    """Fleets, by name."""
+
+    items: list[Fleet]
+    next_cursor: str | None = None
+
+
+class AppInstance(Message):
+    """An instance of an application: one variant on one GPU or slice."""
+
+    id: str
+    variant: str
+    slice: SliceName
+    state: InstanceState
+    node_id: str | None = None
+    gpu: int | None = Field(default=None, description="The GPU that the instance runs on, whole or a slice of it.")
+    url: str | None = None
+    job_id: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+    created_at: Instant
+    ready_at: Instant | None = None
+    draining_at: Instant | None = None
+    ended_at: Instant | None = None
+
+
+class AppInstanceList(Message):
+    """Instances, newest first."""
+
+    items: list[AppInstance]
+    next_cursor: str | None = None
+
+
+class AppInstanceQuery(PageQuery):
+    """Which instances to list."""
+
+    state: list[InstanceState] = Field(
+        default_factory=lambda: list(LIVE_STATES),
+        description="Instances in any of these states; repeatable. By default, all but those that have ended.",
+    )
+
+
+class AppTraffic(Message):
+    """What routers saw of an application's requests in the last minute."""
+
+    window_s: float
+    requests_per_s: float
+    answered: int
+    failed: int
+    p50_ms: float | None = Field(description="Null without answers, as are the other figures.")
+    p95_ms: float | None
+    accuracy_pct: float | None = Field(
+        description="Mean over the requests of the accuracy of the variant that answered."
+    )
+
+
+class App(Message):
+    """An application and its current state."""
+
+    name: str
+    tenant_id: str
+    revision: int
+    spec: AppSpec
+    is_deleted: bool = Field(
+        description="Whether it is being deleted: it is removed when its instances have been drained."
+    )
+    created_at: Instant
+    updated_at: Instant
+    only_proposes: str | None = Field(default=None, description="Why plans are only proposed; null if they are not.")
+    plan: FleetPlan | None = Field(default=None, description="The fleet's newest plan, with this application alone.")
+    running: list[VariantInstances] = Field(description="Its instances that are ready.")
+    instances: dict[InstanceState, int] = Field(
+        description="Number of instances by state, without those that have ended."
+    )
+    traffic: AppTraffic
+
+
+class AppList(Message):
+    """Applications, by name."""
+
+    items: list[App]
+    next_cursor: str | None = None
+
+
+class AppReportQuery(Message):
+    """The time that a report covers."""
+
+    hours: Real = Field(default=24, gt=0, le=24 * 31, strict=False, description="Hours before now.")
+    step_s: Real = Field(default=3_600, ge=5, le=86_400, strict=False, description="Length of each step of the mix.")
+
+
+class AppMix(Message):
+    """What answered in one step of a report."""
+
+    start_at: Instant
+    gco2_per_kwh: float | None = Field(description="Mean carbon intensity; null without a ledger line.")
+    requests: int
+    failed: int
+    by_variant: dict[str, int] = Field(description="Requests answered, by variant.")
+    accuracy_pct: float | None
+    p95_ms: float | None
+    energy_j: float = Field(description="Energy of its instances by the ledger.")
+    carbon_gco2: float
+
+
+class AppReport(Message):
+    """What an application did, beside BASE: the most accurate variant on whole GPUs, all the time."""
+
+    app: str
+    start_at: Instant
+    end_at: Instant
+    requests: int
+    failed: int
+    accuracy_pct: float | None
+    accuracy_loss_pct: float | None = Field(description="Against the most accurate variant.")
+    p95_ms: float | None
+    sla_p95_ms: float
+    sla_ok_share: float | None = Field(description="Share of the steps with requests whose p95 was within the SLA.")
+    energy_j: float = Field(
+        description="Energy of its instances by the ledger, the idle power of their slices included."
+    )
+    carbon_gco2: float
+    gco2_per_1000: float | None = Field(description="Grams of CO2 per 1,000 requests, by the ledger.")
+    base_gco2_per_1000: float | None = Field(
+        description="The same of BASE, modelled: the energy of its profile at the grid's intensities of the time."
+    )
+    carbon_saving_pct: float | None
+    mix: list[AppMix]
+
+
+class AppServerObservation(Message):
+    """What one router process saw of an instance."""
+
+    server: str
+    answered: Int = Field(ge=0)
+    mean_service_ms: Real | None = Field(default=None, ge=0, description="Without waits. Null without answers.")
+    p95_service_ms: Real | None = Field(default=None, ge=0)
+
+
+class AppObservation(Message):
+    """What one router process saw of an application in one window."""
+
+    app: Name
+    arrivals: Int = Field(ge=0)
+    answered: Int = Field(ge=0)
+    failed: Int = Field(default=0, ge=0, description="Requests that got no answer of an instance.")
+    p50_ms: Real | None = Field(default=None, ge=0, description="Of answers, from arrival to the end, waits included.")
+    p95_ms: Real | None = Field(default=None, ge=0)
+    latency: list[Annotated[Int, Field(ge=0)]] = Field(
+        default_factory=list[int],
+        max_length=len(LATENCY_BOUNDS_MS) + 1,
+        description="Answers by latency: those within each of `LATENCY_BOUNDS_MS`, then those beyond the last; "
+        "trailing zeros may be left out.",
+    )
+    servers: list[AppServerObservation] = Field(default_factory=list[AppServerObservation], max_length=1_000)
+
+
+class AppObservations(Message):
+    """What one router process saw in a window of 5 seconds. Sending it again replaces it."""
+
+    router: Name
+    start_at: Instant = Field(description="Start of the window, a whole multiple of 5 seconds.")
+    apps: list[AppObservation] = Field(max_length=1_000)
