@@ -1,7 +1,9 @@
 """The router: an OpenAI-compatible door in front of pools of model servers.
 
-``door`` takes a request through its steps, at the level of ASGI. ``fleet`` is the routing table with what is known of
-each server, ``lanes`` are the queues in front of them, ``upstream`` is the HTTP client. ``openai`` has the shapes of
-requests and errors, ``tokens`` and ``lengths`` what is expected of a request. ``table``, ``traffic``, ``usage``,
-``latency`` and ``peers`` exchange messages with other processes in the background.
+A request comes in at the ``door``, at the level of ASGI. ``dispatch`` takes it (a ``turn``) through its steps: what is
+expected of it (``expectations``, ``tokens``), its queue (``lanes``), the request as a server gets it (``outgoing``),
+the answer on its way back (``answers``, ``streams``), and what is learned and counted of it (``outcomes``). ``fleet``
+is the routing table with what is known of each server, ``upstream`` is the HTTP client, ``openai`` has the shapes of
+requests and errors. ``table``, ``traffic``, ``usage``, ``latency`` and ``peers`` exchange messages with other processes
+in the background.
 """

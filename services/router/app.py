@@ -30,20 +30,26 @@ from services.kit.problems import ProblemError
 from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks, repeat
+from services.router.answers import AnswerPasser
 from services.router.breaker import BreakerState
-from services.router.door import Door, Turn
+from services.router.dispatch import Dispatcher
+from services.router.door import Door
+from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
 from services.router.openai import JSON, error_body
+from services.router.outcomes import Outcomes
+from services.router.outgoing import RequestWriter, UpstreamKeys
 from services.router.peers import Peers
 from services.router.probes import probe
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
 from services.router.table import TableReader
 from services.router.traffic import TrafficReporter
-from services.router.upstream import CHECK_S
+from services.router.turn import Turn
+from services.router.upstream import CHECK_S, Limits
 from services.router.usage import UsageReporter
 
 log = Log(__name__)
@@ -87,16 +93,27 @@ class Router:
         self.usage = UsageReporter(telemetry, self.name)
         self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
         self.peers = Peers(redis, self.fleet, self.name, settings.workers)
-        self.door = Door(
+        self.limits = Limits(
+            settings.connect_timeout_s,
+            settings.first_byte_timeout_s,
+            settings.silence_timeout_s,
+            settings.total_timeout_s,
+        )
+        self.expectations = Expectations()
+        self.upstream_keys = UpstreamKeys(settings.keys_dir)
+        outcomes = Outcomes(self.expectations, self.metrics, self.latency, self._ended)
+        dispatcher = Dispatcher(
             settings,
             self.fleet,
             self.lanes,
-            keys,
+            self.expectations,
+            RequestWriter(settings.order, self.upstream_keys),
+            AnswerPasser(outcomes, settings.max_answer_bytes),
             self.metrics,
-            arrived=self.traffic.arrived,
-            ended=self._ended,
-            latency=self.latency,
+            self.traffic.arrived,
+            self.limits,
         )
+        self.door = Door(settings, self.fleet, keys, dispatcher)
         path = settings.data_dir / "router" / "table.json"
         self.table = TableReader(serving, path, self.name, self._adopt, self.fleet.draining)
         self.table.read_kept()
@@ -136,7 +153,7 @@ class Router:
     async def _check(self) -> None:
         now_s = time.monotonic()
         for server in self.fleet.every_server():
-            server.origin.check(self.door.limits, now_s)
+            server.origin.check(self.limits, now_s)
         for lane in self.lanes.all():
             if len(lane.queue):  # a server may have been taken back
                 lane.pump()
@@ -144,9 +161,9 @@ class Router:
 
     async def probe_servers(self) -> None:
         """Probe all servers once, and take in how fast they are."""
-        self.door.forget_keys()
+        self.upstream_keys.forget()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
-        await asyncio.gather(*(probe(server, self.door.limits) for server in servers))
+        await asyncio.gather(*(probe(server, self.limits) for server in servers))
         for server in servers:
             server.measure(self.settings.probe_s)
         for lane in self.lanes.all():
@@ -161,7 +178,7 @@ class Router:
     def _ended(
         self, turn: Turn, server: Server, share_s: float, input_tokens: int, output_tokens: int, footprint: Footprint
     ) -> None:
-        identity = turn.key.identity
+        identity = turn.received.key.identity
         self.usage.add(
             (
                 server.spec.job_id or server.id,

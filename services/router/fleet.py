@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
 from services.core.policies.freesh.cleanest import marginal_gco2_per_token
 from services.kit.networks import Network
@@ -73,7 +74,7 @@ class Server:
         self.lanes: list[str] = []
         self.limit = spec.capacity
         self.gco2_per_token: float | None = None
-        self.spec = spec
+        self.spec: RoutedServer = spec
         self.update(spec)
 
     def update(self, spec: RoutedServer, processes: int = 1) -> None:
@@ -169,10 +170,12 @@ class Pool:
     Attributes:
         spec: Its row of the routing table.
         servers: All that are ready.
+        is_planned: Whether its servers follow a plan; false for models that endpoints of others alone serve.
         by_class: The servers of each class; a class without any has all servers of the pool.
     """
 
     spec: RoutedPool
+    is_planned: bool = True
     servers: list[Server] = field(default_factory=list[Server])
     by_class: dict[str, list[Server]] = field(default_factory=dict[str, list[Server]])
 
@@ -198,12 +201,10 @@ class Fleet:
         self.pools: dict[str, Pool] = {}
         self.made_at_s = 0.0
         self._by_model: dict[str, list[Pool]] = {}
-        self._table: RoutingTable | None = None
         self._leaving: dict[str, Server] = {}
 
     def adopt(self, table: RoutingTable, processes: int = 1) -> None:
         """Take in a table: servers that are gone from it get no more requests and finish those they hold."""
-        self._table = table
         self.made_at_s = table.made_at.timestamp()
         found: dict[str, Server] = {}
         for spec in table.servers:
@@ -253,30 +254,27 @@ class Fleet:
             alone = pools.get(name)
             if alone is None:
                 alone = pools[name] = Pool(
-                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left)
+                    RoutedPool(name=name, tenant_id=spec.tenant_id, tenants=spec.tenants, models=left),
+                    is_planned=False,
                 )
             alone.servers.append(server)
 
-    def pool_of(self, model: str, tenant_id: str, *, is_operator: bool = False) -> Pool | None:
-        """Return the pool that serves a model for a tenant, its own before one that is shared; None without any."""
+    def pool_of(self, model: str, caller: Identity) -> Pool | None:
+        """Return the pool that serves a model for a caller, its tenant's own before one that is shared."""
         found = self._by_model.get(model)
         if found is None:
             return None
         shared: Pool | None = None
         for pool in found:
-            if pool.spec.tenant_id == tenant_id:
+            if pool.spec.tenant_id == caller.tenant_id:
                 return pool
-            if shared is None and (is_operator or pool.is_for(tenant_id)):
+            if shared is None and (caller.is_operator or pool.is_for(caller.tenant_id)):
                 shared = pool
         return shared
 
-    def models(self, tenant_id: str, *, is_operator: bool = False) -> list[tuple[str, Pool]]:
-        """Return the models that a tenant's keys may use, by name."""
-        found = {
-            model: pool
-            for model in self._by_model
-            if (pool := self.pool_of(model, tenant_id, is_operator=is_operator)) is not None
-        }
+    def models(self, caller: Identity) -> list[tuple[str, Pool]]:
+        """Return the models that a caller may use, by name."""
+        found = {model: pool for model in self._by_model if (pool := self.pool_of(model, caller)) is not None}
         return sorted(found.items(), key=lambda each: each[0])
 
     def draining(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ The estimate divides the prompt's bytes by the bytes per token that the model's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -46,7 +47,7 @@ class TokenCounter:
             self.bytes_per_token += NEW_SHARE * (found - self.bytes_per_token)
 
 
-def _load(path: str) -> Any:
+def _load(path: str) -> Callable[[str], int] | None:
     if find_spec("tokenizers") is None:
         log.warning("tokenizer.not_installed", path=path, install="pip install 'wattshift-control-plane[tokenizers]'")
         return None
@@ -55,4 +56,8 @@ def _load(path: str) -> Any:
     except Exception as error:  # the library raises bare exceptions
         log.warning("tokenizer.not_read", path=path, error=str(error))
         return None
-    return lambda text: len(tokenizer.encode(text).ids)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text).ids)
+
+    return count

@@ -58,8 +58,8 @@ class TrafficReporter:
             output_tokens: Predicted.
         """
         lengths = [input_tokens, round(output_tokens)]
-        if pool.spec.name.startswith("endpoint:"):
-            return lengths  # no plan is made for it
+        if not pool.is_planned:
+            return lengths
         windows = self._windows.setdefault(pool.spec.name, {})
         start_s = int(at_s // WINDOW_S * WINDOW_S)
         window = windows.get(start_s)
@@ -77,7 +77,7 @@ class TrafficReporter:
         """Report the windows that are over and new or changed; what is not accepted is reported again next time."""
         now_s = time.time() if now_s is None else now_s
         for pool in [*self._fleet.pools.values()]:
-            if not pool.spec.name.startswith("endpoint:"):
+            if pool.is_planned:
                 try:
                     await self._send_pool(pool, now_s)
                 except ProblemError as error:

@@ -232,7 +232,7 @@ async def test_an_endpoint_gets_its_own_key_and_its_own_name_of_the_model(stage:
         assert stage.one.headers[0]["authorization"] == "Bearer sk-upstream"
         assert json.loads(stage.one.seen[0]) == chat(temperature=0.5, model="served-name")
         (tmp_path / "lab-key").unlink()
-        router.router.door.forget_keys()
+        router.router.upstream_keys.forget()
         assert error_of(await router.ask())[0] == 502
 
 
@@ -254,7 +254,7 @@ async def test_one_tenants_trouble_costs_no_other_anything(router: Running, stag
 
 async def test_a_server_that_lies_about_its_tokens_is_not_believed(router: Running, stage: Stage) -> None:
     stage.one.body = json.dumps({"usage": {"prompt_tokens": -7, "completion_tokens": "many"}}).encode()
-    before = router.router.door.lengths.predict([MODEL]).answers
+    before = router.router.expectations.lengths.predict([MODEL]).answers
     answer = await router.ask(json=chat("x" * 400))
     assert answer.status_code == 200
     window = next(iter(router.router.traffic.windows_of("chat")))

@@ -72,7 +72,7 @@ async def one_of_many(router: Running, rng: random.Random, turns: asyncio.Semaph
 async def test_two_thousand_streams_are_open_at_once_and_none_is_lost(stage: Stage) -> None:
     stage.plane.servers = [a_routed_server(stage.one, capacity=4_096)]
     stage.one.stream_gate = asyncio.Event()
-    async with stage.router() as router:
+    async with stage.router(silence_timeout_s=600) as router:  # the first stream is silent until the last one is open
         await router.adopted()
         limits = httpx.Limits(max_connections=None)
         headers = {"authorization": f"Bearer {a_key()}"}

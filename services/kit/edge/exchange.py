@@ -5,9 +5,10 @@ Plain ASGI and not FastAPI: with its request and dependency objects the same pat
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
@@ -25,7 +26,7 @@ _JSON_TYPE = re.compile(rb"application/(?:[a-z0-9!#$&^_.+-]+\+)?json", re.IGNORE
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before it had sent its request."""
+    """The client closed its connection before it had its answer."""
 
 
 @dataclass(slots=True)
@@ -75,6 +76,34 @@ class Exchange:
         body = problem.document(self.request_id.decode()).model_dump_json(exclude_none=True).encode()
         headers = [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
         await self.answer(problem.status, [(b"content-type", MEDIA_TYPE.encode()), *headers], body)
+
+
+async def while_connected(exchange: Exchange, work: Awaitable[None]) -> None:
+    """Do ``work`` until it is done; when the client leaves, cancel it.
+
+    Raises:
+        ClientGoneError: The client left first.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await work
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        watching.cancel()
 
 
 def check_json_type(content_type: bytes | None) -> None:

@@ -1,0 +1,172 @@
+"""Answers of model servers on their way to the client: what passes, and what is added to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import orjson
+
+from services.kit.edge.exchange import Header
+from services.kit.logging import Log
+from services.router import openai
+from services.router.fleet import Server
+from services.router.lanes import Ticket
+from services.router.openai import JSON
+from services.router.outcomes import Outcomes
+from services.router.streams import Footprint, StreamReader
+from services.router.turn import Expected, Turn
+from services.router.upstream import Connection, UpstreamError
+
+log = Log(__name__)
+
+PASSED_OUT = frozenset({b"content-type", b"content-encoding", b"retry-after", b"openai-processing-ms"})
+LARGEST_USAGE_BYTES = 256 * 1024
+"""The usage of a larger answer is looked for in its last bytes only."""
+
+
+class AnswerPasser:
+    """Passes answers on."""
+
+    def __init__(self, outcomes: Outcomes, most_bytes: int) -> None:
+        """Take the largest answer that is no stream."""
+        self._outcomes = outcomes
+        self._most_bytes = most_bytes
+
+    async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> None:
+        """Pass on an answer that is not a stream.
+
+        Args:
+            turn: The request.
+            server: That answers it.
+            connection: Whose headers have come.
+            give_back: Gives back the server, and returns the seconds of it that were the request's.
+
+        Raises:
+            UpstreamError: The answer broke off; nothing was sent to the client.
+        """
+        content = await connection.whole(self._most_bytes)
+        now_s, share_s = time.monotonic(), give_back()
+        footprint = _footprint(server, share_s)
+        usage = _usage(content) if connection.status == 200 else None
+        input_tokens, output_tokens = _tokens(usage, turn.expected)
+        if connection.status == 200:
+            self._outcomes.learn(turn, server, now_s, input_tokens, output_tokens, usage is not None)
+        if connection.status >= 400 and not _is_json(connection.headers):
+            detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
+            content = openai.error_body(connection.status, "upstream_error", detail)
+            headers = [JSON, *_location(server)]
+        else:
+            headers = [each for each in connection.headers if each[0] in PASSED_OUT]
+            headers += _location(server)
+        if connection.status == 200:
+            headers += footprint.headers()
+        if turn.model != turn.received.asked.model:
+            headers.append((b"x-wattshift-model", turn.model.encode()))
+        self._outcomes.end(turn, server, connection.status, share_s, input_tokens, output_tokens, footprint)
+        await turn.received.exchange.answer(connection.status, headers, content)
+
+    async def stream(
+        self, turn: Turn, ticket: Ticket, server: Server, connection: Connection, give_back: Callable[[], float]
+    ) -> None:
+        """Pass on a stream of events as they arrive, and say at its end what it emitted.
+
+        Raises:
+            UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
+        """
+        received, exchange = turn.received, turn.received.exchange
+        headers = [each for each in connection.headers if each[0] in PASSED_OUT]
+        headers += [(b"cache-control", b"no-cache"), *_location(server)]
+        if turn.model != received.asked.model:
+            headers.append((b"x-wattshift-model", turn.model.encode()))
+
+        def so_far() -> Footprint:
+            return _footprint(server, server.so_far(ticket.share_began_s))
+
+        reader = StreamReader(so_far, wants_usage=received.asked.wants_usage)
+        status = connection.status
+        try:
+            piece = await connection.piece()
+            await exchange.begin(status, headers)
+            send, latency, request_class = exchange.send, self._outcomes.latency, turn.expected.request_class
+            events, event_s = 0, received.at_s
+            while piece:
+                out = reader.feed(piece)
+                if reader.events > events:
+                    now_s = time.monotonic()
+                    if events:
+                        latency.gap(server.id, request_class, now_s - event_s, reader.events - events)
+                    else:
+                        turn.first_s = now_s - received.at_s
+                        latency.first(server.id, request_class, turn.first_s, turn.wait_s)
+                    events, event_s = reader.events, now_s
+                if out:
+                    await send({"type": "http.response.body", "body": out, "more_body": True})
+                piece = await connection.piece()
+        except UpstreamError as error:
+            if not exchange.has_begun:
+                raise
+            log.warning("server.broke_off", server=server.id, reason=error.reason)
+            status = 502
+            message = f"The model server's answer broke off: {error}"
+            failed = openai.error_body(502, "upstream_broke_off", message)
+            end = b"data: " + failed + b"\n\n"
+            await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
+            raise
+        else:
+            end = reader.close()
+            await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
+        finally:
+            now_s = time.monotonic()
+            share_s = give_back()
+            output_tokens = reader.output_tokens if reader.output_tokens is not None else reader.events
+            input_tokens = reader.input_tokens or turn.expected.input_tokens
+            if status == 200 and reader.is_complete:
+                self._outcomes.learn(turn, server, now_s, input_tokens, output_tokens, reader.input_tokens is not None)
+            footprint = _footprint(server, share_s)
+            self._outcomes.end(turn, server, status, share_s, input_tokens, output_tokens, footprint)
+
+
+def is_stream(headers: list[Header]) -> bool:
+    """Whether an answer is a stream of events."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+def _is_json(headers: list[Header]) -> bool:
+    return any(name == b"content-type" and b"json" in value for name, value in headers)
+
+
+def _location(server: Server) -> list[Header]:
+    return [(b"x-wattshift-location", server.location.encode())]
+
+
+def _footprint(server: Server, share_s: float) -> Footprint:
+    energy_j = server.energy_j(share_s)
+    return Footprint(energy_j, server.carbon_gco2(energy_j), server.location)
+
+
+def _usage(content: bytes) -> Mapping[str, Any] | None:
+    """Return what an answer says of its tokens; None if it says nothing."""
+    try:
+        if len(content) <= LARGEST_USAGE_BYTES:
+            found = orjson.loads(content)["usage"]
+        else:
+            at = content.rfind(b'"usage"', len(content) - 4_096)
+            found = orjson.loads(b"{" + content[at:].rstrip())["usage"] if at >= 0 else None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> tuple[int, int]:
+    """Return tokens of prompt and answer as the server stated them; what is not a number there is not believed."""
+
+    def number(name: str, otherwise: int) -> int:
+        value = usage.get(name) if usage else None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8:
+            return value
+        return otherwise
+
+    output = 0 if not expected.contexts else round(expected.output_tokens)
+    return number("prompt_tokens", expected.input_tokens), number("completion_tokens", output)

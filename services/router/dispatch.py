@@ -1,0 +1,200 @@
+"""A request's way to a server that answers it: its pool and lane, other servers and models if that one fails."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from services.core.policies.freesh.laxity import ServingRequest
+from services.kit.logging import Log
+from services.router.answers import AnswerPasser, is_stream
+from services.router.expectations import Expectations
+from services.router.fleet import Fleet, Pool, Server
+from services.router.lanes import Lanes, NoServerError, QueueFullError, Ticket
+from services.router.metrics import Metrics
+from services.router.openai import DoorError
+from services.router.outgoing import RequestWriter
+from services.router.settings import RouterSettings
+from services.router.turn import Received, Turn
+from services.router.upstream import Connection, Limits, UpstreamError
+
+log = Log(__name__)
+
+BUSY = frozenset({429, 502, 503, 504})
+"""Statuses of a server that has not worked on the request: another server is asked."""
+REGION = b"x-wattshift-region"
+
+
+class Dispatcher:
+    """Has requests answered."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        lanes: Lanes,
+        expectations: Expectations,
+        writer: RequestWriter,
+        answers: AnswerPasser,
+        metrics: Metrics,
+        arrived: Callable[[Pool, float, int, float], list[int]],
+        limits: Limits,
+    ) -> None:
+        """Take what a request needs on its way; ``arrived`` counts it for the planner, ``limits`` end it."""
+        self._settings = settings
+        self._fleet = fleet
+        self._lanes = lanes
+        self._expectations = expectations
+        self._writer = writer
+        self._answers = answers
+        self._metrics = metrics
+        self._arrived = arrived
+        self._limits = limits
+        self._ids = itertools.count()
+        self._network_s = {
+            region: {place: ms / 1e3 for place, ms in places.items()} for region, places in settings.network_ms.items()
+        }
+
+    async def serve(self, received: Received, pool: Pool) -> None:
+        """Have the pool of the model that is asked for answer, or those of its fallback models in turn.
+
+        Raises:
+            DoorError: None did. Nothing was sent to the client then.
+        """
+        asked, identity = received.asked, received.key.identity
+        failure: DoorError | None = None
+        window: list[int] | None = None
+        for model in (asked.model, *pool.spec.fallback):
+            current = pool if model == asked.model else self._fleet.pool_of(model, identity)
+            if current is None:
+                continue
+            expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)
+            if window is None:
+                window = self._arrived(current, received.at_utc_s, expected.input_tokens, expected.output_tokens)
+            lane = self._lanes.of(current, expected.request_class)
+            try:
+                await self._in_lane(Turn(received, model, current, lane, expected, window))
+            except NoServerError:
+                detail = f"No server of the model {model} is ready."
+                failure = DoorError(503, "no_server", detail, retry_after_s=5)
+            except QueueFullError as full:
+                detail = f"Too many requests wait for the model {model}."
+                failure = DoorError(429, "queue_full", detail, retry_after_s=full.retry_after_s)
+            except UpstreamError as error:
+                if received.exchange.has_begun:
+                    return  # the stream ended with an error
+                failure = _of_upstream(error)
+            else:
+                return
+            self._metrics.requests.add((model, expected.request_class, str(failure.status)))
+            if failure.status == 504:
+                break  # the client has waited for long enough
+        assert failure is not None
+        raise failure
+
+    async def _in_lane(self, turn: Turn) -> None:
+        """Send a request to a server of its lane, to another one if that fails before its answer begins."""
+        received, lane, expected = turn.received, turn.lane, turn.expected
+        region = received.exchange.headers.get(REGION, b"default").decode("latin-1")
+        request = ServingRequest(
+            f"r{next(self._ids)}",
+            received.at_s,
+            expected.output_tokens * received.asked.choices,
+            expected.input_tokens,
+            0.0,
+            expected.request_class,
+            received.key.identity.tenant_id,
+        )
+        promised_s = next(
+            (each.max_latency_s for each in turn.pool.spec.classes if each.name == expected.request_class), None
+        )
+        ticket = Ticket(
+            request,
+            lane.limit_s(request, promised_s),
+            self._network_s.get(region) or self._network_s.get("default") or {},
+            expected.prefix,
+        )
+        server = await lane.take(ticket, self._settings.queue_timeout_s)
+        failure: UpstreamError | None = None
+        while True:
+            turn.wait_s = time.monotonic() - received.at_s
+            try:
+                return await self._ask(turn, ticket, server)
+            except UpstreamError as error:
+                if received.exchange.has_begun:
+                    raise
+                failure = error
+            if failure.reason == "preempted":
+                server = await lane.take_again(ticket, self._settings.queue_timeout_s)
+                continue
+            ticket.excluded.add(server.id)
+            may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason == "closed")
+            if not may_repeat or len(ticket.excluded) >= self._settings.attempts:
+                raise failure
+            try:
+                server = await lane.take(ticket, self._settings.queue_timeout_s)
+            except NoServerError:
+                raise failure from None
+
+    async def _ask(self, turn: Turn, ticket: Ticket, server: Server) -> None:
+        """Send a request to a server that it was given, and pass on the answer; the server is given back in any case.
+
+        Raises:
+            UpstreamError: It failed; the server's breaker knows.
+        """
+        lane = turn.lane
+        connection: Connection | None = None
+        share_s: float | None = None
+
+        def give_back() -> float:
+            nonlocal share_s
+            share_s = lane.leave(ticket, server)
+            return share_s
+
+        try:
+            connection = await server.origin.connection(self._limits)
+            ticket.connection = connection
+            if ticket.is_preempted:
+                raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
+            connection.send(self._writer.write(turn, ticket, server))
+            await connection.head()
+            if connection.status in BUSY:
+                reason = "rate_limited" if connection.status == 429 else "busy"
+                raise UpstreamError(reason, f"The server answered {connection.status}.", may_repeat=True)
+            lane.answered(ticket)
+            if is_stream(connection.headers):
+                await self._answers.stream(turn, ticket, server, connection, give_back)
+            else:
+                await self._answers.whole(turn, server, connection, give_back)
+            if connection.status >= 500:
+                server.breaker.failed(time.monotonic())
+            else:
+                server.breaker.succeeded()
+        except UpstreamError as error:
+            self._note_failure(server, error)
+            raise
+        finally:
+            if share_s is None:
+                lane.leave(ticket, server)
+            if connection is not None:
+                connection.release()
+            server.breaker.abandoned()
+            self._lanes.room_at(server)
+
+    def _note_failure(self, server: Server, error: UpstreamError) -> None:
+        if error.reason in ("preempted", "no_key"):
+            return
+        self._metrics.upstream.add((error.reason,))
+        if error.reason == "rate_limited":
+            return  # it works, and has enough to do
+        if server.breaker.failed(time.monotonic(), is_certain=error.reason in ("connect", "refused_address")):
+            log.warning("server.ejected", server=server.id, url=server.spec.url, reason=error.reason, error=str(error))
+
+
+def _of_upstream(error: UpstreamError) -> DoorError:
+    if error.reason == "timeout":
+        return DoorError(504, "upstream_timeout", f"The model server did not answer in time: {error}")
+    if error.reason in ("busy", "rate_limited"):
+        return DoorError(503, "upstream_busy", f"All model servers are busy: {error}", retry_after_s=2)
+    return DoorError(502, f"upstream_{error.reason}", "The model server failed before it answered.", retry_after_s=1)

@@ -1,0 +1,70 @@
+"""What the router takes in of a request that was answered: it learns, counts and reports."""
+
+from __future__ import annotations
+
+import time
+
+from services.core.accounting.serving import SLO_LATENCIES
+from services.router.expectations import Expectations
+from services.router.fleet import Server
+from services.router.latency import LatencyReporter
+from services.router.metrics import Metrics
+from services.router.streams import Footprint
+from services.router.turn import Ended, Turn
+
+
+class Outcomes:
+    """Takes in answers."""
+
+    def __init__(self, expectations: Expectations, metrics: Metrics, latency: LatencyReporter, ended: Ended) -> None:
+        self.latency = latency
+        self._expectations = expectations
+        self._metrics = metrics
+        self._ended = ended
+
+    def learn(
+        self, turn: Turn, server: Server, now_s: float, input_tokens: int, output_tokens: int, is_stated: bool
+    ) -> None:
+        """Learn from a complete answer."""
+        expected = turn.expected
+        e2e_s = now_s - turn.received.at_s
+        served_s = e2e_s - turn.wait_s
+        self.latency.end(server.id, expected.request_class, e2e_s, output_tokens)
+        ttft_s = turn.first_s - turn.wait_s if turn.first_s else min(server.ttft_s, served_s)
+        server.answered(ttft_s, served_s, output_tokens)
+        turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
+        answer_tokens = max(1, output_tokens // turn.received.asked.choices) if output_tokens else 0
+        self._expectations.learn(turn.pool.spec.name, expected, input_tokens if is_stated else None, answer_tokens)
+        turn.window[0], turn.window[1] = input_tokens, output_tokens
+        lat_s = turn.lane.times.latency_s(output_tokens)
+        labels = (turn.model, expected.request_class)
+        if e2e_s > SLO_LATENCIES * lat_s:
+            self._metrics.violations.add(labels)
+        if turn.first_s:
+            self._metrics.ttft.observe(labels, turn.first_s)
+            if output_tokens > 1:
+                self._metrics.tbt.observe(labels, (e2e_s - turn.first_s) / (output_tokens - 1))
+
+    def end(
+        self,
+        turn: Turn,
+        server: Server,
+        status: int,
+        share_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        footprint: Footprint,
+    ) -> None:
+        metrics, labels = self._metrics, (turn.model, turn.expected.request_class)
+        metrics.requests.add((*labels, str(status)))
+        e2e_s = time.monotonic() - turn.received.at_s
+        metrics.e2e.observe(labels, e2e_s)
+        metrics.wait.observe(labels, turn.wait_s)
+        if status == 200:
+            metrics.tokens.add((*labels, "input"), input_tokens)
+            metrics.tokens.add((*labels, "output"), output_tokens)
+        if footprint.energy_j is not None:
+            metrics.energy.add(labels, footprint.energy_j)
+        if footprint.carbon_gco2 is not None:
+            metrics.carbon.add(labels, footprint.carbon_gco2)
+        self._ended(turn, server, share_s, input_tokens if status == 200 else 0, output_tokens, footprint)

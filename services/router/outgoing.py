@@ -1,0 +1,93 @@
+"""Requests as they are sent to model servers, and the keys of servers that ask for one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from services.core.policies.freesh.laxity import Order
+from services.router.fleet import Server
+from services.router.lanes import Ticket
+from services.router.turn import Turn
+from services.router.upstream import UpstreamError
+
+UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+"""A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
+MOST_HEADS = 10_000
+
+
+class UpstreamKeys:
+    """Keys that servers of others ask for, by name: the files of one folder, read when they are first needed."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._keys: dict[str, bytes] = {}
+
+    def of(self, name: str) -> bytes:
+        """Return a key.
+
+        Raises:
+            UpstreamError: There is no such file, or what it contains is no key.
+        """
+        found = self._keys.get(name)
+        if found is None:
+            try:
+                found = b"" if self._folder is None else (self._folder / name).read_bytes().strip()
+            except OSError:
+                found = b""
+            if not found or any(byte <= 0x20 or byte >= 0x7F for byte in found):
+                raise UpstreamError("no_key", f"ROUTER_KEYS_DIR has no usable file {name}.", may_repeat=True)
+            self._keys[name] = found
+        return found
+
+    def forget(self) -> None:
+        """Read the files again when they are next needed."""
+        self._keys.clear()
+
+
+class RequestWriter:
+    """Writes requests, head and body."""
+
+    def __init__(self, order: Order, keys: UpstreamKeys) -> None:
+        """Take the order of waiting requests, by which their priority is stated."""
+        self._order = order
+        self._keys = keys
+        self._heads: dict[tuple[str, str], bytes] = {}
+
+    def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:
+        """Return the request as it is sent to the server.
+
+        Raises:
+            UpstreamError: The server's key is not known.
+        """
+        received, spec, pool = turn.received, server.spec, turn.pool.spec
+        asked = received.asked
+        changes: dict[str, Any] = {}
+        if (name := spec.upstream_model or turn.model) != asked.model:
+            changes["model"] = name
+        if pool.passes_priority and "priority" not in asked.fields and received.kind != "embedding":
+            order_s = turn.lane.priority(ticket.request) - received.at_s
+            if self._order is not Order.SRTF:
+                order_s += received.at_utc_s
+            changes["priority"] = round(order_s * 1e3)
+        body = asked.with_fields(**changes) if changes else asked.content
+        head, request_id = self._head(server, received.path), received.exchange.request_id
+        if UUID.fullmatch(request_id):
+            head += b"x-request-id: %s\r\n" % request_id
+        return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
+
+    def _head(self, server: Server, path: str) -> bytes:
+        """Return the constant part of requests to a server."""
+        origin, key_name = server.origin, server.spec.upstream_key
+        head = self._heads.get((origin.url, path))
+        if head is None:
+            if len(self._heads) > MOST_HEADS:
+                self._heads.clear()
+            head = self._heads[origin.url, path] = (
+                b"POST %s%s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\naccept: */*\r\n"
+                b"accept-encoding: identity\r\nuser-agent: wattshift-router\r\n"
+            ) % (origin.path, path.encode(), origin.authority)
+        if key_name is None:
+            return head
+        return head + b"authorization: Bearer %s\r\n" % self._keys.of(key_name)

@@ -1,0 +1,74 @@
+"""One request at the door: what was asked, what is expected of it, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from services.contracts.identity import ResolvedKey
+from services.kit.edge.exchange import Exchange
+from services.router.fleet import Pool, Server
+from services.router.lanes import Lane
+from services.router.openai import Asked
+from services.router.streams import Footprint
+
+
+@dataclass(slots=True)
+class Expected:
+    """What is expected of a request.
+
+    Attributes:
+        contexts: By which the length of its answer is learned.
+        n_bytes: Of its prompt; 0 where they teach nothing about tokens.
+    """
+
+    input_tokens: int
+    output_tokens: float
+    request_class: str
+    contexts: tuple[Any, ...]
+    n_bytes: int
+    prefix: int | None
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it came.
+
+    Attributes:
+        kind: ``chat``, ``completion`` or ``embedding``.
+        at_s: When it came, by the monotonic clock.
+        at_utc_s: UTC.
+    """
+
+    exchange: Exchange
+    kind: str
+    path: str
+    key: ResolvedKey
+    asked: Asked
+    at_s: float
+    at_utc_s: float
+
+
+@dataclass(slots=True)
+class Turn:
+    """A request on its way to the servers of one model: the one asked for, or a fallback.
+
+    Attributes:
+        window: What the traffic report has of it; the numbers become the lengths of prompt and answer.
+        wait_s: From its arrival until it was sent to a server.
+        first_s: From its arrival to the first token of a stream; 0 before.
+    """
+
+    received: Received
+    model: str
+    pool: Pool
+    lane: Lane
+    expected: Expected
+    window: list[int]
+    wait_s: float = 0.0
+    first_s: float = 0.0
+
+
+Ended = Callable[[Turn, Server, float, int, int, Footprint], None]
+"""Takes in a request that ended: its turn, server, share of the server's time, tokens in and out, footprint."""
