@@ -262,7 +262,9 @@ async def test_a_command_ends_with_its_rank_and_before_its_devices_are_free(node
 
 async def test_a_command_ends_when_the_gang_is_stopped_and_its_user_is_told(node: Node) -> None:
     await node.start()
-    gang = await running(node, "sh", "-c", "trap 'sleep 6; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    # Many short sleeps: the signal may reach the first of them as well, since it is sent to all processes of the rank.
+    lingers = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); sleep 0.1; done; exit 0"
+    gang = await running(node, "sh", "-c", f"trap '{lingers}' TERM; echo up; while :; do sleep 0.05; done")
     await eventually(lambda: (node.rank_dir(gang) / "stdout").read_text() == "up\n")
     async with entered(node, gang, "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done") as session:
         await node.send(StopGang(allocation_id=gang, grace_s=20, reason="test"))

@@ -198,6 +198,7 @@ class Terminal:
         self.resize(30, 100)
 
         def lead() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell starts what runs in its background without it
             os.setsid()
             ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -223,17 +224,22 @@ class Terminal:
     def see(self, text: str, within_s: float = 60) -> None:
         """Read the screen until it shows a text."""
         while text not in self.screen:
-            assert select.select([self.master], [], [], within_s)[0], self.screen
-            try:
-                self.screen += os.read(self.master, 4_096).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"the terminal was closed: {self.screen}") from None
+            assert self._reads(within_s), f"the terminal was closed: {self.screen}"
+
+    def _reads(self, within_s: float) -> bool:
+        """Add what is shown next to the screen; False if the terminal is closed."""
+        assert select.select([self.master], [], [], within_s)[0], f"nothing more is shown: {self.screen}"
+        try:
+            data = os.read(self.master, 4_096)
+        except OSError:
+            return False
+        self.screen += data.decode(errors="replace")
+        return bool(data)
 
     def end(self) -> int:
         """Return the exit status."""
-        with contextlib.suppress(OSError):
-            while data := os.read(self.master, 4_096):
-                self.screen += data.decode(errors="replace")
+        while self._reads(120):
+            pass
         code = self.process.wait(60)
         os.close(self.master)
         return code
