@@ -110,6 +110,41 @@ BODIES: dict[str, Any] = {
             }
         ],
     },
+    "solve_allocation": {
+        "nodes": [{"name": "n0", "gpus": 4}, {"name": "n1", "gpus": 4}],
+        "idle_w": {"gpu": 60},
+        "power_limit_w": 1600,
+        "jobs": [
+            {
+                "name": "bert",
+                "work_s": 7200,
+                "sizes": [
+                    {"gpus": 1, "controls": [{"value": 200, "speed": 0.8, "power_w": 210}]},
+                    {
+                        "gpus": 4,
+                        "controls": [
+                            {"value": 200, "speed": 2.9, "power_w": 820},
+                            {"value": 300, "speed": 3.4, "power_w": 1180},
+                        ],
+                    },
+                ],
+                "layout": {"stages": [{"replicas": 1, "parameter_bytes": 4.4e8, "forward_s": 0.05, "backward_s": 0.1}]},
+            },
+            {
+                "name": "resnet",
+                "held": [{"node": "n1", "gpus": 1}],
+                "sizes": [
+                    {
+                        "gpus": 1,
+                        "controls": [
+                            {"value": 150, "speed": 0.7, "power_w": 160},
+                            {"value": 300, "speed": 1, "power_w": 290},
+                        ],
+                    }
+                ],
+            },
+        ],
+    },
     "set_pool": {
         "places": [{"name": "virginia", "zone": "US-MIDA-PJM"}, {"name": "california", "zone": "US-CAL-CISO"}],
         "modes": [

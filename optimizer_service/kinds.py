@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service import carbon_bound, partition, pools
+from optimizer_service import allocation, carbon_bound, partition, pools
 from optimizer_service.sources import Sources
+from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
@@ -71,6 +72,15 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             result=PartitionResult,
             resolve=partition.resolve,
             solve=partition.solve,
+        ),
+        SolveKind(
+            name="allocation",
+            summary="GPUs, control values and places for jobs within a power limit",
+            request=AllocationRequest,
+            problem=AllocationProblem,
+            result=AllocationResult,
+            resolve=allocation.resolve,
+            solve=allocation.solve,
         ),
     )
 }

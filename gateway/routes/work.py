@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import Route, Status, Upstream
-from services.contracts import optimize, partition, pools, simulations
+from services.contracts import allocation, optimize, partition, pools, simulations
 from services.contracts.identity import IDEMPOTENCY_HEADER, Role
 
 _SOLVED_ALREADY = Status(200, "The same problem has been solved already.")
@@ -48,6 +48,21 @@ OPTIMIZER = (
         "Choose model variants and the slices of GPUs they run on",
         operation="solve_partition",
         body=partition.PartitionRequest,
+        answer=optimize.SolveSummary,
+        status=202,
+        headers=(IDEMPOTENCY_HEADER,),
+        statuses=(_SOLVED_ALREADY,),
+        has_large_body=True,
+    ),
+    Route(
+        "POST",
+        "/v1/optimize/allocation",
+        Role.USER,
+        Upstream.OPTIMIZER,
+        "optimizer",
+        "Give jobs GPUs, power limits or clocks, and places, within a power limit",
+        operation="solve_allocation",
+        body=allocation.AllocationRequest,
         answer=optimize.SolveSummary,
         status=202,
         headers=(IDEMPOTENCY_HEADER,),

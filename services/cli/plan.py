@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.allocation import allocation
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.partition import partition
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="plan")
     group.command()(pools)
     group.command()(partition)
+    group.command()(allocation)
 
 
 @group.callback()

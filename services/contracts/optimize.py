@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.contracts.allocation import AllocationProblem, AllocationResult
 from services.contracts.background import WorkFailure, WorkState
 from services.contracts.carbon import Clock, IntensityPoint, curve_of
 from services.contracts.partition import PartitionProblem, PartitionResult
@@ -171,8 +172,10 @@ class CarbonBoundResult(SolveOutcome):
     schedule: list[ClassSchedule]
 
 
-Problem = Annotated[CarbonBoundProblem | PoolsProblem | PartitionProblem, Field(discriminator="kind")]
-Result = Annotated[CarbonBoundResult | PoolsResult | PartitionResult, Field(discriminator="kind")]
+Problem = Annotated[
+    CarbonBoundProblem | PoolsProblem | PartitionProblem | AllocationProblem, Field(discriminator="kind")
+]
+Result = Annotated[CarbonBoundResult | PoolsResult | PartitionResult | AllocationResult, Field(discriminator="kind")]
 
 
 class SolveSummary(Message):

@@ -30,7 +30,9 @@ class SolveOutcome(Message):
     """The outcome of any kind of solve."""
 
     status: SolveStatus
-    solver: Backend = Field(description="Solver that was used in the end.")
+    solver: Backend | Literal["greedy"] = Field(
+        description="Solver that was used in the end; `greedy` where a greedy algorithm answers."
+    )
     objective: float | None = None
     bound: float | None = Field(default=None, description="Proven bound: no solution is better.")
     gap: float | None = Field(default=None, description="Relative gap: (objective - bound) / |objective|.")

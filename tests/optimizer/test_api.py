@@ -290,3 +290,18 @@ async def test_a_partition_is_solved_and_refused(optimizer: Installation) -> Non
     answer = await optimizer.submit(late, path="/v1/optimize/partition")
     assert answer.status_code == 422
     assert "needs sla_p95_ms" in problem_of(answer).detail
+
+
+async def test_an_allocation_is_solved_once_and_refused(optimizer: Installation) -> None:
+    body, path = BODIES["solve_allocation"], "/v1/optimize/allocation"
+    solve = await optimizer.ended(await optimizer.accepted(body, path=path))
+    assert (solve["state"], solve["outcome"]["solver"]) == ("succeeded", "greedy")
+    bert, resnet = solve["result"]["jobs"]
+    assert (bert["gpus"], bert["value"], bert["nodes"]) == (4, 200, [{"node": "n0", "gpus": 4}])
+    assert (resnet["gpus"], resnet["value"], resnet["nodes"]) == (1, 300, [{"node": "n1", "gpus": 1}])
+    assert solve["result"]["power_w"] <= 1600
+    again = await optimizer.submit(body, path=path)
+    assert (again.status_code, again.json()["id"]) == (200, solve["id"])
+    answer = await optimizer.submit({**body, "idle_w": {}}, path=path)
+    assert answer.status_code == 422
+    assert "idle_w needs the power of a free GPU of model gpu" in answer.text

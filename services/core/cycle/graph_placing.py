@@ -53,12 +53,12 @@ class Seats:
 
 
 def seats(
-    snapshot: Snapshot, mapper: Mapper, gpu_model: int, count: Ints, method: Method, *, heavy: bool
+    node_model: Ints, mapper: Mapper, gpu_model: int, count: Ints, method: Method, *, heavy: bool
 ) -> Seats | None:
     """Return the seats of a gang; None: its tensor groups do not fit whole.
 
     Args:
-        snapshot: The cluster.
+        node_model: (n_nodes,) the GPU model of each node.
         mapper: Of the job at its size.
         gpu_model: The model it gets.
         count: (n_nodes,) free devices.
@@ -66,7 +66,7 @@ def seats(
         heavy: Whether it gets the fewest nodes, or those with the fewest free devices.
     """
     gpus = mapper.graph.gpus
-    nodes = np.flatnonzero((snapshot.nodes.gpu_model == gpu_model) & (count > 0))
+    nodes = np.flatnonzero((node_model == gpu_model) & (count > 0))
     counts = count[nodes]
     order = np.lexsort((nodes, -counts if heavy else counts))
     if heavy:
@@ -108,7 +108,7 @@ def place_by_graph(
         return consolidated(snapshot, job, gpus, gpu_model, free)
     mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
     heavy = is_heavy(mapper, comm_heavy)
-    found = seats(snapshot, mapper, gpu_model, free.count, method, heavy=heavy)
+    found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, method, heavy=heavy)
     if found is None or (heavy and accepts is not None and not accepts(mapper, found)):
         return None
     return free.take(list(found.shares))

@@ -231,7 +231,7 @@ class Asrpt:
         empty: Ints = np.where(nodes.schedulable, nodes.gpus, 0)
         models = np.flatnonzero(snapshot.jobs.eligible[job]).tolist()
         method = Method(self.config.placement)
-        return all(seats(snapshot, mapper, model, empty, method, heavy=True) is None for model in models)
+        return all(seats(nodes.gpu_model, mapper, model, empty, method, heavy=True) is None for model in models)
 
     def _look_again_s(
         self, snapshot: Snapshot, machine: VirtualMachine, queue: Heap[EndedJob], offers: Mapping[JobId, Offer]

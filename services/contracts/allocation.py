@@ -1,0 +1,291 @@
+"""GPUs for jobs: what ``POST /v1/optimize/allocation`` and ``wattshift plan allocation`` take and answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from services.contracts.parallel import ParallelLayout
+from services.contracts.schema import Flag, Int, Message, Name, Real
+from services.contracts.solver import SolveOutcome
+from services.core.domain.controls import ControlKind
+from services.core.domain.errors import DomainError
+from services.core.domain.gpus import likeliest_gpu_model
+from services.core.domain.progress import Report, unreported
+from services.core.parallel.iteration import Network
+from services.core.parallel.mapping import Method
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, Wait, allocate
+from services.core.policies.powerflow.allocate import Greedy
+from services.core.policies.powerflow.choices import Choices
+from services.core.solvers.model import SolveStatus
+
+MAX_JOBS, MAX_NODES, MAX_NODE_GPUS, MAX_SIZES, MAX_VALUES = 2_000, 2_000, 1_024, 16, 32
+MAX_CELLS = 200_000
+"""Most control values of all sizes of all jobs together."""
+
+
+class ControlChoice(Message):
+    """What a gang does at one control value."""
+
+    value: Real | None = Field(
+        default=None, gt=0, le=1e6, description="Watts or MHz, by the job's `control`; null for the default."
+    )
+    speed: Real = Field(gt=0, le=1e9, description="Seconds of work done per second.")
+    power_w: Real = Field(gt=0, le=1e9, description="Draw of the whole gang with its share of the hosts.")
+
+
+class GangSize(Message):
+    """A number of GPUs that a job could have."""
+
+    gpus: Int = Field(ge=1, le=65_536)
+    controls: list[ControlChoice] = Field(min_length=1, max_length=MAX_VALUES)
+
+
+class GpuShare(Message):
+    """Some GPUs of a node."""
+
+    node: Name
+    gpus: Int = Field(ge=1, le=MAX_NODE_GPUS)
+
+
+class AllocationJob(Message):
+    """A job: what it could have, and what is known of it."""
+
+    name: Name
+    sizes: list[GangSize] = Field(min_length=1, max_length=MAX_SIZES, description="By number of GPUs, ascending.")
+    control: ControlKind = Field(default=ControlKind.POWER_LIMIT, description="What `value` is: watts or MHz.")
+    gpu_model: Name | None = Field(
+        default=None, description="Of its GPUs; may be left out if all nodes have one model."
+    )
+    work_s: Real | None = Field(default=None, gt=0, le=1e12, description="Seconds of work left at speed 1.")
+    held: list[GpuShare] = Field(
+        default_factory=list[GpuShare],
+        max_length=MAX_NODES,
+        description="Where it runs already: it stays there, `sizes` has the size of its gang and no other, and only "
+        "its control value is chosen.",
+    )
+    layout: ParallelLayout | None = Field(
+        default=None, description="As in a job's spec, for its placement; other sizes get more replicas of it."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        gpus = [size.gpus for size in self.sizes]
+        if any(after <= before for before, after in pairwise(gpus)):
+            raise ValueError("sizes must ascend by gpus")
+        for size in self.sizes:
+            values = [choice.value for choice in size.controls]
+            if len(set(values)) < len(values):
+                raise ValueError(f"the size of {size.gpus} GPUs has a control value twice")
+        if self.held:
+            names = [share.node for share in self.held]
+            if len(set(names)) < len(names):
+                raise ValueError("held names a node twice")
+            if gpus != [sum(share.gpus for share in self.held)]:
+                raise ValueError("sizes must have the size of the gang in held, and no other")
+        return self
+
+
+class AllocationNode(Message):
+    """A node."""
+
+    name: Name
+    gpus: Int = Field(ge=1, le=MAX_NODE_GPUS, description="GPUs, those of running jobs included.")
+    gpu_model: Name = "gpu"
+
+
+class AllocationRequest(Message):
+    """Asks how many GPUs each job gets, at which control value and on which nodes, within a power limit.
+
+    Jobs are in the order of their claim. GPUs and control values go where they save most time per energy (PowerFlow,
+    Algorithm 1); gangs are placed by Heavy-Edge (A-SRPT).
+    """
+
+    nodes: list[AllocationNode] = Field(min_length=1, max_length=MAX_NODES)
+    jobs: list[AllocationJob] = Field(min_length=1, max_length=MAX_JOBS)
+    power_limit_w: Real | None = Field(
+        default=None, gt=0, le=1e12, description="What jobs, free GPUs and `other_w` may draw together."
+    )
+    other_w: Real = Field(default=0, ge=0, le=1e12, description="What else draws power below the limit.")
+    idle_w: dict[Name, Annotated[Real, Field(ge=0, le=1e6)]] = Field(
+        default_factory=dict[str, float],
+        description="Power of a free GPU by GPU model; by default the one of the catalogue of GPU models.",
+    )
+    power_down: Flag = Field(default=False, description="Whether a node without a gang is off and draws nothing.")
+    marginal: Literal["energy", "energy_and_gpu", "power"] = Field(
+        default="energy", description="By what GPUs and watts are given out, as PowerFlow's parameter `marginal`."
+    )
+    queue: Literal["submitted", "shortest"] = Field(
+        default="submitted", description="Which job without a GPU is first: in the given order, or by time left."
+    )
+    at_limit: Literal["stop", "skip"] = Field(
+        default="stop", description="What a step beyond the limit ends: the allocation, or only that job's."
+    )
+    placement: Literal[Method.HEAVY_EDGE, Method.REFINED] = Field(
+        default=Method.HEAVY_EDGE, description="As A-SRPT prints it, or with exchanges that shorten the iteration."
+    )
+    inter_gbps: Real = Field(default=10, gt=0, le=1e6, description="Bandwidth between nodes, gigabits per second.")
+    intra_gbytes: Real = Field(default=300, gt=0, le=1e6, description="Bandwidth within a node, gigabytes per second.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for what, names in (
+            ("node", [node.name for node in self.nodes]),
+            ("job", [job.name for job in self.jobs]),
+        ):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{what} {next(name for name in names if names.count(name) > 1)} is there twice")
+        if sum(len(size.controls) for job in self.jobs for size in job.sizes) > MAX_CELLS:
+            raise ValueError(f"the jobs have more than {MAX_CELLS} control values together")
+        models = self.gpu_models
+        if unknown := sorted(set(self.idle_w) - set(models)):
+            raise ValueError(f"idle_w: no node has GPUs of model {unknown[0]}")
+        for model in models:
+            if model not in self.idle_w and likeliest_gpu_model(model) is None:
+                raise ValueError(f"idle_w needs the power of a free GPU of model {model}, which the catalogue lacks")
+        nodes, held = {node.name: node for node in self.nodes}, Counter[str]()
+        for job in self.jobs:
+            if job.gpu_model is None and len(models) > 1:
+                raise ValueError(f"job {job.name} needs a gpu_model, as there are {' and '.join(models)}")
+            if job.gpu_model is not None and job.gpu_model not in models:
+                raise ValueError(f"job {job.name}: no node has GPUs of model {job.gpu_model}")
+            for share in job.held:
+                if share.node not in nodes:
+                    raise ValueError(f"job {job.name}: held names node {share.node}, which is not there")
+                if nodes[share.node].gpu_model != (job.gpu_model or models[0]):
+                    raise ValueError(f"job {job.name}: held names node {share.node}, whose GPUs are of another model")
+                held[share.node] += share.gpus
+        if over := next((node for node in self.nodes if held[node.name] > node.gpus), None):
+            raise ValueError(f"running jobs hold {held[over.name]} GPUs of node {over.name}, which has {over.gpus}")
+        return self
+
+    @property
+    def gpu_models(self) -> list[str]:
+        """The GPU models of the nodes, in the order in which they first appear."""
+        return list(dict.fromkeys(node.gpu_model for node in self.nodes))
+
+
+class AllocationProblem(AllocationRequest):
+    """The problem of an allocation."""
+
+    kind: Literal["allocation"] = "allocation"
+
+    def in_core(self) -> tuple[GivenJobs, GivenNodes]:
+        """Return jobs and nodes as the core's.
+
+        Raises:
+            DomainError: A layout makes no sense.
+        """
+        models = self.gpu_models
+        nodes = GivenNodes(
+            gpus=np.array([node.gpus for node in self.nodes], dtype=np.int64),
+            gpu_model=np.array([models.index(node.gpu_model) for node in self.nodes], dtype=np.int64),
+            idle_w=np.array([self._idle_w(model) for model in models]),
+            limit_w=np.inf if self.power_limit_w is None else self.power_limit_w,
+            other_w=self.other_w,
+            power_down=self.power_down,
+            network=Network(self.inter_gbps * 1e9 / 8, self.intra_gbytes * 1e9, max(node.gpus for node in self.nodes)),
+        )
+        where = {node.name: index for index, node in enumerate(self.nodes)}
+        jobs = GivenJobs(
+            choices=self._choices(),
+            gpu_model=np.array([models.index(job.gpu_model or models[0]) for job in self.jobs], dtype=np.int64),
+            work_s=np.array([np.nan if job.work_s is None else job.work_s for job in self.jobs]),
+            graphs=tuple(None if job.layout is None else job.layout.graph() for job in self.jobs),
+            held=tuple(tuple((where[share.node], share.gpus) for share in job.held) for job in self.jobs),
+        )
+        return jobs, nodes
+
+    def _choices(self) -> Choices:
+        sizes = max(len(job.sizes) for job in self.jobs)
+        values = max(len(size.controls) for job in self.jobs for size in job.sizes)
+        gpus = np.zeros((len(self.jobs), sizes), dtype=np.int64)
+        speed, power_w = np.zeros((*gpus.shape, values)), np.zeros((*gpus.shape, values))
+        for row, job in enumerate(self.jobs):
+            for column, size in enumerate(job.sizes):
+                gpus[row, column] = size.gpus
+                speed[row, column, : len(size.controls)] = [choice.speed for choice in size.controls]
+                power_w[row, column, : len(size.controls)] = [choice.power_w for choice in size.controls]
+        return Choices(gpus, speed, power_w)
+
+    def _idle_w(self, model: str) -> float:
+        if model in self.idle_w:
+            return self.idle_w[model]
+        known = likeliest_gpu_model(model)
+        if known is None:
+            raise DomainError(f"idle_w needs the power of a free GPU of model {model}")
+        return known.idle_w
+
+
+class JobAllocation(Message):
+    """What a job gets."""
+
+    name: str
+    gpus: int = Field(description="0 if it waits.")
+    control: ControlKind
+    value: float | None = Field(description="Watts or MHz; null for the default, and while it waits.")
+    speed: float
+    power_w: float
+    nodes: list[GpuShare] = Field(description="In the order of its ranks.")
+    iteration_s: float | None = Field(default=None, description="Of an iteration there, if it has a layout.")
+    waits: Wait | None = Field(default=None, description="Why it gets nothing.")
+
+
+class AllocationResult(SolveOutcome):
+    """An allocation. `infeasible` if running jobs and free GPUs exceed the power limit even at the lowest values.
+
+    `objective` is the speed of all gangs together, seconds of work per second.
+    """
+
+    kind: Literal["allocation"] = "allocation"
+    jobs: list[JobAllocation]
+    power_w: float = Field(description="Jobs, free GPUs and `other_w` together.")
+    idle_w: float = Field(description="Free GPUs.")
+    free_gpus: int
+
+
+def solve_allocation(problem: AllocationProblem, report: Report = unreported) -> AllocationResult:
+    """Return the answer to a problem; it was checked against it.
+
+    Raises:
+        DomainError: The problem makes no sense as a whole.
+    """
+    jobs, nodes = problem.in_core()
+    greedy = Greedy(problem.marginal, problem.queue, problem.at_limit)
+    found = allocate(jobs, nodes, greedy, Method(problem.placement), report)
+    found.check(jobs, nodes)
+    kept = found.keeps_limit(nodes)
+    return AllocationResult(
+        status=SolveStatus.FEASIBLE if kept else SolveStatus.INFEASIBLE,
+        solver="greedy",
+        objective=float(found.speed.sum()),
+        note="" if kept else "what runs already exceeds the power limit at the lowest control values",
+        jobs=[_job(problem, jobs, found, row) for row in range(len(problem.jobs))],
+        power_w=found.total_w,
+        idle_w=found.idle_w,
+        free_gpus=int(nodes.gpus.sum() - found.gpus.sum()),
+    )
+
+
+def _job(problem: AllocationProblem, jobs: GivenJobs, found: Allocation, row: int) -> JobAllocation:
+    job, gpus, iteration_s = problem.jobs[row], int(found.gpus[row]), float(found.iteration_s[row])
+    choice = next((size.controls[int(found.control[row])] for size in job.sizes if size.gpus == gpus), None)
+    return JobAllocation(
+        name=job.name,
+        gpus=gpus,
+        control=job.control,
+        value=None if choice is None else choice.value,
+        speed=float(found.speed[row]),
+        power_w=float(found.power_w[row]),
+        nodes=_shares(problem, found.places[row]),
+        iteration_s=None if np.isnan(iteration_s) else iteration_s,
+        waits=found.waits[row],
+    )
+
+
+def _shares(problem: AllocationProblem, shares: Shares) -> list[GpuShare]:
+    return [GpuShare(node=problem.nodes[node].name, gpus=count) for node, count in shares]

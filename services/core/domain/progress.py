@@ -1,0 +1,39 @@
+"""How far long work is, for whoever waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far work is.
+
+    Attributes:
+        share: Of the most that it may take, 0 to 1: evaluations, steps, or a solver's time limit. It never falls, and
+            work may end long before it is 1.
+        doing: What it does now, for people.
+        best: Objective of the best solution so far, None before there is one.
+    """
+
+    share: float
+    doing: str
+    best: float | None = None
+
+
+Report = Callable[[Progress], None]
+"""Called with the progress of work, often: it has to be quick."""
+
+
+def unreported(progress: Progress) -> None:
+    """Take a report and do nothing."""
+
+
+def part_of(report: Report, first: float, last: float) -> Report:
+    """Return the report of a part of the work, whose shares 0 to 1 are ``first`` to ``last`` of the whole."""
+
+    def of_part(progress: Progress) -> None:
+        report(Progress(first + (last - first) * progress.share, progress.doing, progress.best))
+
+    return of_part

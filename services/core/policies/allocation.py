@@ -1,0 +1,343 @@
+"""GPUs, control values and places for given jobs within a power limit: PowerFlow's greedy, then Heavy-Edge.
+
+One round of PowerFlow without a cluster around it. GPUs go to jobs by marginal return (``powerflow.allocate``); gangs
+are placed in the order of the jobs, those that run already where they are, each by its graph
+(``cycle.graph_placing``); control values take the power that is left (``powerflow.controls``). The first step counts
+GPUs and assumes that gangs are packed. What it cannot know is settled here: a size whose tensor groups find no nodes
+whole is not given again and the GPUs are given out anew, and where free GPUs draw more than assumed, the last gangs
+wait.
+
+Source: PowerFlow Algorithm 1; A-SRPT section IV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from services.core.cycle.graph_placing import is_heavy, mapper_of, seats
+from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.errors import DomainError
+from services.core.domain.progress import Progress, Report, part_of, unreported
+from services.core.parallel.graph import JobGraph
+from services.core.parallel.iteration import Network
+from services.core.parallel.mapping import Method
+from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus, known_work_s
+from services.core.policies.powerflow.choices import Choices
+from services.core.policies.powerflow.controls import allocate_controls
+
+_W = 1e-6
+"""Watts by which sums of watts may differ from one another."""
+
+Shares = tuple[tuple[int, int], ...]
+"""Where a gang sits: (node, how many of its GPUs), in the order of its ranks."""
+
+
+class Wait(StrEnum):
+    """Why a job gets no GPUs."""
+
+    GPUS = "gpus"
+    """There are too few for it and the jobs that come before it."""
+    POWER_LIMIT = "power_limit"
+    """The power limit leaves too little for it."""
+    TENSOR_GROUPS = "tensor_groups"
+    """Its tensor groups find no nodes with enough free GPUs."""
+
+
+@dataclass(frozen=True)
+class GivenJobs:
+    """Jobs in the order of their claim.
+
+    Attributes:
+        choices: What each could have.
+        gpu_model: (n_jobs,) index of the GPU model each runs on.
+        work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown.
+        graphs: Per job its graph, which ``JobGraph.sized`` fits to its gang; None where nothing is known of it.
+        held: Per job where it runs already, empty where it does not; such a job has one size, that of its gang.
+    """
+
+    choices: Choices
+    gpu_model: Ints
+    work_s: Floats
+    graphs: tuple[JobGraph | None, ...]
+    held: tuple[Shares, ...]
+
+    def __post_init__(self) -> None:
+        n_jobs = len(self.choices)
+        if not self.gpu_model.size == self.work_s.size == len(self.graphs) == len(self.held) == n_jobs:
+            raise DomainError("each job has a GPU model, work, a graph or none, and places or none")
+        for job, shares in enumerate(self.held):
+            if shares and self.choices.gpus[job].tolist() != [_gpus(shares), *[0] * (self.choices.gpus.shape[1] - 1)]:
+                raise DomainError("a job that runs has the size of its gang and no other")
+
+    @property
+    def keeps(self) -> Bools:
+        """(n_jobs,) which run already."""
+        return np.array([bool(shares) for shares in self.held])
+
+
+@dataclass(frozen=True)
+class GivenNodes:
+    """Nodes, and the power that they may draw.
+
+    Attributes:
+        gpus: (n_nodes,) GPUs of each, those of running jobs included.
+        gpu_model: (n_nodes,) index of the GPU model of each.
+        idle_w: (n_gpu_models,) draw of a free GPU on a node that is on, watts.
+        limit_w: What jobs, free GPUs and ``other_w`` may draw together, watts; inf for no limit.
+        other_w: What else draws power below the limit, watts.
+        power_down: Whether a node without a gang is off and draws nothing.
+        network: What connects the GPUs.
+    """
+
+    gpus: Ints
+    gpu_model: Ints
+    idle_w: Floats
+    limit_w: float = np.inf
+    other_w: float = 0.0
+    power_down: bool = False
+    network: Network = field(default_factory=Network)
+
+    def held_by(self, jobs: GivenJobs) -> Ints:
+        """Return the GPUs that running jobs hold: (n_nodes,).
+
+        Raises:
+            DomainError: They hold more than there are, or GPUs of a model that is not theirs.
+        """
+        held = np.zeros_like(self.gpus)
+        for job, shares in enumerate(jobs.held):
+            for node, count in shares:
+                if self.gpu_model[node] != jobs.gpu_model[job]:
+                    raise DomainError(f"running job {job} (from 0) holds GPUs of another model than its own")
+                held[node] += count
+        if (held > self.gpus).any():
+            node = int((held > self.gpus).argmax())
+            raise DomainError(
+                f"running jobs hold {held[node]} GPUs of node {node} (from 0), which has {self.gpus[node]}"
+            )
+        return held
+
+    def idle_draw_w(self, free: Ints) -> float:
+        """Return what free GPUs (n_nodes,) draw, watts."""
+        draws_w = free * self.idle_w[self.gpu_model]
+        return float(draws_w[free < self.gpus].sum() if self.power_down else draws_w.sum())
+
+    def room(self, held: Ints) -> Room:
+        """Return what the greedy shares out, where running jobs hold GPUs (n_nodes,)."""
+        models = self.idle_w.size
+        on = held > 0 if self.power_down else np.ones(held.size, dtype=np.bool_)
+        gpus = np.bincount(self.gpu_model, self.gpus, models).astype(np.int64)
+        stays_on = np.bincount(self.gpu_model, self.gpus * on, models).astype(np.int64)
+        return Room(gpus, self.idle_w, int(self.gpus.max(initial=1)), self.limit_w, self.other_w, stays_on)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What each job gets, and what that draws.
+
+    Attributes:
+        gpus: (n_jobs,) the size of its gang, 0 where it waits.
+        control: (n_jobs,) index of its control value in ``choices``, -1 where it waits.
+        speed: (n_jobs,) seconds of work done per second.
+        power_w: (n_jobs,) draw of its gang, watts.
+        places: Per job where its gang sits; empty where it waits.
+        iteration_s: (n_jobs,) of an iteration by the job's graph, NaN without one.
+        waits: Per job why it gets nothing, None where it runs.
+        idle_w: Draw of the free GPUs, watts.
+        total_w: Draw of everything below the limit, watts.
+    """
+
+    gpus: Ints
+    control: Ints
+    speed: Floats
+    power_w: Floats
+    places: tuple[Shares, ...]
+    iteration_s: Floats
+    waits: tuple[Wait | None, ...]
+    idle_w: float
+    total_w: float
+
+    def keeps_limit(self, nodes: GivenNodes) -> bool:
+        """Return whether everything draws no more than the limit; only running jobs can exceed it."""
+        return self.total_w <= nodes.limit_w + _W
+
+    def check(self, jobs: GivenJobs, nodes: GivenNodes) -> None:
+        """Check it against the problem, by none of the numbers that led to it.
+
+        Raises:
+            AssertionError: A node gives more GPUs than it has or GPUs of the wrong model, a gang is not whole, a
+                running job moved, a job has a size or control value that is not among its choices, or the sums of
+                watts are wrong.
+        """
+        taken = np.zeros_like(nodes.gpus)
+        drawn_w = 0.0
+        for job, (gpus, shares) in enumerate(zip(self.gpus.tolist(), self.places, strict=True)):
+            assert _gpus(shares) == gpus, f"job {job} has {gpus} GPUs and places for {_gpus(shares)}"
+            assert (self.waits[job] is None) == (gpus > 0), f"job {job} neither runs nor waits"
+            assert not jobs.held[job] or sorted(shares) == sorted(jobs.held[job]), f"job {job} was moved"
+            for node, count in shares:
+                assert count > 0, f"job {job} takes nothing of node {node}"
+                assert nodes.gpu_model[node] == jobs.gpu_model[job], f"job {job} has GPUs of another model"
+                taken[node] += count
+            if not gpus:
+                continue
+            size, control = np.flatnonzero(jobs.choices.gpus[job] == gpus), int(self.control[job])
+            assert size.size == 1, f"job {job} has no size of {gpus} GPUs"
+            found = jobs.choices.speed[job, size[0], control], jobs.choices.power_w[job, size[0], control]
+            assert found == (self.speed[job], self.power_w[job]), f"job {job} has another speed or power"
+            assert found[0] > 0, f"job {job} has no control value {control}"
+            drawn_w += float(found[1])
+        assert (taken <= nodes.gpus).all(), "a node gives more GPUs than it has"
+        drawn_w += nodes.idle_draw_w(nodes.gpus - taken) + nodes.other_w
+        assert abs(drawn_w - self.total_w) <= _W * max(1.0, drawn_w), "the total is not the sum of its parts"
+        assert self.keeps_limit(nodes) or not (self.gpus[~jobs.keeps] > 0).any(), "a start exceeds the power limit"
+
+
+def allocate(
+    jobs: GivenJobs,
+    nodes: GivenNodes,
+    greedy: Greedy | None = None,
+    method: Method = Method.HEAVY_EDGE,
+    report: Report = unreported,
+) -> Allocation:
+    """Return GPUs, control values and places of the jobs.
+
+    Args:
+        jobs: The jobs.
+        nodes: Where, and within which power limit.
+        greedy: Departures from the paper.
+        method: How replicas are placed; not ``Method.ILP``.
+        report: Told of each gang that is placed.
+
+    Raises:
+        DomainError: Running jobs hold GPUs that are not there, or of the wrong model.
+    """
+    greedy, held = greedy or Greedy(), nodes.held_by(jobs)
+    choices, misfits = jobs.choices, np.zeros(jobs.choices.gpus.shape, dtype=np.bool_)
+    passed = 0.0
+    while True:
+        open_choices = _without(choices, misfits)
+        sizes = allocate_gpus(
+            open_choices,
+            nodes.room(held),
+            gpu_model=jobs.gpu_model,
+            keeps=jobs.keeps,
+            work_s=jobs.work_s,
+            greedy=greedy,
+        )
+        gpus = np.where(sizes >= 0, open_choices.gpus[np.arange(sizes.size), np.maximum(sizes, 0)], 0)
+        following = (1 + passed) / 2  # how many rounds there are is not known: each counts as half of what is left
+        places, failed = _placed(jobs, nodes, gpus, held, method, part_of(report, passed, following))
+        passed = following
+        if not failed:
+            break
+        for job in failed:
+            misfits[job] |= choices.gpus[job] == gpus[job]
+    fits_nowhere: Bools = (choices.gpus > 0).any(axis=1) & (misfits | (choices.gpus == 0)).all(axis=1)
+    return _within(jobs, nodes, gpus, places, fits_nowhere, greedy, method)
+
+
+def _without(choices: Choices, misfits: Bools) -> Choices:
+    """Return the choices without these sizes, (n_jobs, n_sizes); what is left of a row is packed to the left."""
+    if not misfits.any():
+        return choices
+    gpus = np.where(misfits, 0, choices.gpus)
+    packed = np.argsort(gpus == 0, axis=1, kind="stable")
+    gpus = np.take_along_axis(gpus, packed, axis=1)
+    tables = (np.take_along_axis(table, packed[:, :, None], axis=1) for table in (choices.speed, choices.power_w))
+    speed, power_w = (np.where((gpus > 0)[:, :, None], table, 0.0) for table in tables)
+    return Choices(gpus, speed, power_w)
+
+
+def _placed(
+    jobs: GivenJobs, nodes: GivenNodes, gpus: Ints, held: Ints, method: Method, report: Report
+) -> tuple[list[Shares], list[int]]:
+    """Return where gangs of these sizes (n_jobs,) sit, and the jobs whose tensor groups find no place."""
+    free = nodes.gpus - held
+    places, failed = list(jobs.held), list[int]()
+    for job, size in enumerate(gpus.tolist()):
+        report(Progress(job / gpus.size, f"placing job {job + 1} of {gpus.size}"))
+        if not size or places[job]:
+            continue
+        mapper = mapper_of(jobs.graphs[job], size, nodes.network)
+        model = int(jobs.gpu_model[job])
+        found = seats(nodes.gpu_model, mapper, model, free, method, heavy=is_heavy(mapper))
+        if found is None:
+            failed.append(job)
+            continue
+        places[job] = found.shares
+        for node, count in found.shares:
+            free[node] -= count
+    return places, failed
+
+
+def _within(
+    jobs: GivenJobs,
+    nodes: GivenNodes,
+    gpus: Ints,
+    places: list[Shares],
+    fits_nowhere: Bools,
+    greedy: Greedy,
+    method: Method,
+) -> Allocation:
+    """Return the allocation with control values that keep the limit, without the last gangs it has no power for."""
+    choices, n_jobs = jobs.choices, gpus.size
+    gpus = gpus.copy()
+    sits: list[Shares] = list(places)
+    free = nodes.gpus.copy()
+    for shares in sits:
+        for node, count in shares:
+            free[node] -= count
+    size = (choices.gpus == gpus[:, None]).argmax(axis=1)
+    speed, power_w = choices.at(size)
+    lowest_w = np.where(speed > 0, power_w, np.inf).min(axis=1, initial=np.inf)
+    out_of_power = np.zeros(n_jobs, dtype=np.bool_)
+    last_first: list[int] = np.flatnonzero((gpus > 0) & ~jobs.keeps)[::-1].tolist()
+    for job in last_first:
+        if float(lowest_w[gpus > 0].sum()) <= nodes.limit_w - nodes.other_w - nodes.idle_draw_w(free):
+            break
+        for node, count in sits[job]:
+            free[node] += count
+        gpus[job], sits[job], out_of_power[job] = 0, (), True
+    runs = np.flatnonzero(gpus)
+    idle_w = nodes.idle_draw_w(free)
+    weights = known_work_s(jobs.work_s)[runs] if greedy.marginal == "power" else None
+    control = np.full(n_jobs, -1, dtype=np.int64)
+    left_w = nodes.limit_w - nodes.other_w - idle_w
+    control[runs] = allocate_controls(speed[runs], power_w[runs], left_w, weights)
+    at = runs, control[runs]
+    drawn_w, reached = np.zeros(n_jobs), np.zeros(n_jobs)
+    drawn_w[runs], reached[runs] = power_w[at], speed[at]
+    free_by_model = np.bincount(nodes.gpu_model, free, nodes.idle_w.size)
+    least = np.where(choices.gpus > 0, choices.gpus, np.iinfo(np.int64).max).min(axis=1)
+    waits = tuple(
+        None
+        if gpus[job]
+        else Wait.TENSOR_GROUPS
+        if fits_nowhere[job]
+        else Wait.POWER_LIMIT
+        if out_of_power[job] or (np.isfinite(nodes.limit_w) and free_by_model[jobs.gpu_model[job]] >= least[job])
+        else Wait.GPUS
+        for job in range(n_jobs)
+    )
+    iteration_s = _iterations_s(jobs, nodes, sits, method)
+    total_w = float(drawn_w.sum()) + idle_w + nodes.other_w
+    return Allocation(gpus, control, reached, drawn_w, tuple(sits), iteration_s, waits, idle_w, total_w)
+
+
+def _iterations_s(jobs: GivenJobs, nodes: GivenNodes, places: Sequence[Shares], method: Method) -> Floats:
+    """Return the iteration time of each gang that has a graph: (n_jobs,)."""
+    found = np.full(len(places), np.nan)
+    for job, (graph, shares) in enumerate(zip(jobs.graphs, places, strict=True)):
+        if graph is not None and shares:
+            mapper = mapper_of(graph, _gpus(shares), nodes.network)
+            counts = mapper.counts(np.array([count for _, count in shares], dtype=np.int64), method)
+            found[job] = np.nan if counts is None else float(mapper.model.time_s(counts))
+    return found
+
+
+def _gpus(shares: Shares) -> int:
+    return sum(count for _, count in shares)
