@@ -27,6 +27,11 @@ class StartGang(Message):
     tenant_id: str
     spec: JobSpec
     devices: list[int]
+    uuids: list[str] = Field(
+        default_factory=list[str],
+        description="The devices' UUIDs, in their order; only where one is a MIG slice. The agent starts nothing if a "
+        "device is another one by now.",
+    )
     node_rank: int
     nnodes: int
     world_size: int

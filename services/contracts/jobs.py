@@ -25,6 +25,10 @@ LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=32_768)]
 
 
+SliceName = Literal["1g", "2g", "3g", "4g", "7g"]
+"""A MIG slice by its size, in sevenths of a GPU."""
+
+
 class GpuRequest(Message):
     """The sizes the gang may have: `min`, `min + step`, ... `max`."""
 
@@ -33,6 +37,10 @@ class GpuRequest(Message):
     step: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
     model: Name | None = Field(default=None, description="GPU model that the job needs, as nodes report it.")
     memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Minimum memory of each device.")
+    slice: SliceName | None = Field(
+        default=None,
+        description="Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.",
+    )
 
     @property
     def largest(self) -> int:
@@ -45,6 +53,8 @@ class GpuRequest(Message):
             raise ValueError("max is smaller than min")
         if (self.largest - self.min) % self.step:
             raise ValueError("max is not min plus a whole number of steps")
+        if self.slice is not None and self.largest > 1:
+            raise ValueError("a job on a slice has one: leave out min and max, or set them to 1")
         return self
 
 
@@ -98,6 +108,9 @@ class ServiceTerms(Message):
         default_factory=dict[LabelKey, LabelValue],
         max_length=64,
         description="Only on nodes that have all of these labels.",
+    )
+    fleet: Name | None = Field(
+        default=None, description="Only on the GPUs, or slices of them, that are reserved for this fleet."
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_validator
 
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Message, Name, Text
+from services.contracts.schema import Instant, Int, Message, Name, Text
 from services.core.domain.controls import ControlKind
+from services.core.domain.errors import DomainError
+from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
 
 LOG_OFFSET_HEADER = "x-wattshift-log-offset"
 """Offset at which the returned bytes begin; later than requested when older output was discarded."""
@@ -36,11 +38,58 @@ class EnergySource(StrEnum):
     MODELLED = "modelled"
 
 
-class DeviceInfo(Message):
-    """One GPU and its capabilities."""
+def _in_order_of_places(sizes: list[int]) -> list[int]:
+    try:
+        return [place.sevenths for place in placed(sizes)]
+    except DomainError as error:
+        raise ValueError(str(error)) from None
 
-    index: int = Field(ge=0, le=1_023)
-    uuid: Text = Field(max_length=100)
+
+SliceSizes = Annotated[list[Int], Field(max_length=MAX_SLICES), AfterValidator(_in_order_of_places)]
+"""Slices of one GPU by their sizes in sevenths, read in any order and kept in that of their places; empty: uncut."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_empty(value: list[object]) -> bool:
+    return not value
+
+
+class DeviceInfo(Message):
+    """One GPU, or one MIG slice of a GPU, and its capabilities."""
+
+    # Fields that only slices and cut GPUs need are left out at their defaults: a control plane of the previous release
+    # refuses what it does not know.
+    index: int = Field(
+        ge=0,
+        le=16_383,
+        description="Number of the device on its node: GPUs from 0 in the driver's order; the slice of GPU `parent` "
+        "that begins at memory slot `start` is 1024 + 8 * parent + start.",
+    )
+    uuid: Text = Field(max_length=100, description="`GPU-...`, or `MIG-...` of a slice.")
+    parent: int | None = Field(
+        default=None, ge=0, le=1_023, exclude_if=_is_none, description="The GPU that a slice is part of."
+    )
+    profile: Text | None = Field(
+        default=None, max_length=63, exclude_if=_is_none, description="The driver's name of a slice, as `2g.20gb`."
+    )
+    sevenths: int = Field(
+        default=WHOLE,
+        ge=1,
+        le=WHOLE,
+        exclude_if=lambda sevenths: sevenths == WHOLE,
+        description="Its compute, in sevenths of a GPU.",
+    )
+    start: int | None = Field(
+        default=None, ge=0, le=7, exclude_if=_is_none, description="First memory slot of a slice on its GPU."
+    )
+    mig_enabled: bool = Field(
+        default=False,
+        exclude_if=lambda enabled: not enabled,
+        description="Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.",
+    )
     model: Name
     memory_gib: float = Field(gt=0)
     power_limit_w: float = Field(gt=0)
@@ -49,6 +98,14 @@ class DeviceInfo(Message):
     can_set_power_limit: bool = False
     can_partition: bool = False
     clocks_mhz: list[int] = Field(default_factory=list[int], max_length=1_000)
+
+    @model_validator(mode="after")
+    def _is_numbered_by_its_place(self) -> Self:
+        if self.parent != parent_of(self.index) or (self.parent is None) != (self.start is None):
+            raise ValueError("a slice, and nothing else, has a parent and a start, and its index is from 1024 on")
+        if self.parent is not None and self.start is not None and self.index != slice_index(self.parent, self.start):
+            raise ValueError(f"the slice of GPU {self.parent} at {self.start} is not device {self.index}")
+        return self
 
 
 class NodeRegistration(Message):
@@ -205,12 +262,74 @@ class RankStatus(Message):
     settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
 
 
+class PartitionState(StrEnum):
+    """How far a node is with a partition that was asked of it."""
+
+    PENDING = "pending"
+    """The node has not begun: work still runs on the GPU, or it has not heard of it yet."""
+    BUSY = "busy"
+    """The driver says that the GPU is in use, by a process that is not a job; the node tries again."""
+    APPLIED = "applied"
+    FAILED = "failed"
+    """The GPU is cut as before."""
+
+
+class WantedPartition(Message):
+    """How one GPU is to be cut."""
+
+    gpu: int = Field(ge=0, le=1_023, description="Its index.")
+    revision: int = Field(ge=1, lt=2**63, description="Grows with every change of what is wanted.")
+    sizes: SliceSizes
+
+
+class PartitionStatus(Message):
+    """How one GPU is cut now, and how far the node is with what is wanted of it."""
+
+    gpu: int = Field(ge=0, le=1_023)
+    revision: int = Field(ge=0, lt=2**63, description="Of the wanted partition that `state` is about; 0 for none.")
+    state: PartitionState
+    detail: Text = Field(default="", max_length=2_000)
+    sizes: list[Int] = Field(
+        max_length=MAX_SLICES, description="In sevenths, in the order of their places; empty: uncut."
+    )
+
+
+class GpuPartitionSpec(Message):
+    """How an operator wants a GPU cut."""
+
+    sizes: SliceSizes = Field(
+        description="Slices by their sizes in sevenths of the GPU, such as `[3, 2, 2]`; empty for the whole GPU.",
+        examples=[[3, 2, 2]],
+    )
+
+
+class GpuPartition(Message):
+    """How a GPU is to be cut, and how far its node is with that."""
+
+    gpu: int
+    revision: int
+    sizes: list[int] = Field(description="In sevenths of the GPU, in the order of their places; empty: uncut.")
+    owner: str | None = Field(
+        default=None, description="The fleet that the GPU is reserved for; null if an operator cut it."
+    )
+    state: PartitionState
+    detail: str = ""
+    wanted_at: Instant
+    applied_at: Instant | None = None
+
+
 class Heartbeat(Message):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
     boot_id: Text = Field(max_length=64, description="Identifies this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
+    partitions: list[PartitionStatus] | None = Field(
+        default=None,
+        max_length=1_024,
+        exclude_if=_is_none,
+        description="Its GPUs that can be cut. Null from an agent that cuts none; it is asked for no partition.",
+    )
 
 
 class HeartbeatReply(Message):
@@ -219,6 +338,12 @@ class HeartbeatReply(Message):
     lease_ttl_s: float
     allocations: list[str] = Field(
         description="Live allocations with a share on this node; every other gang must stop."
+    )
+    partitions: list[WantedPartition] = Field(
+        default_factory=list[WantedPartition],
+        exclude_if=_is_empty,
+        description="How the node's GPUs are to be cut, each as soon as no gang runs on it. GPUs that are not named "
+        "stay as they are.",
     )
 
 
@@ -315,8 +440,11 @@ class Node(Message):
     containers: bool
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
-    gpus: int
-    gpus_in_use: int
+    partitions: list[GpuPartition] = Field(
+        default_factory=list[GpuPartition], description="How its GPUs are to be cut, for those that ever were."
+    )
+    gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
+    gpus_in_use: int = Field(description="GPUs that a gang holds, or slices of which are held.")
     power_w: float
     heartbeat_at: Instant | None
     lease_until: Instant | None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from services.contracts.jobs import SliceName
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOutcome
 from services.core.domain.units import J_PER_KWH
@@ -18,7 +19,6 @@ from services.core.policies.clover.objective import delta_accuracy_pct
 from services.core.policies.clover.partition import Demand, Fleet, Share, partition
 from services.core.solvers.model import Backend, SolveStatus
 
-SliceName = Literal["1g", "2g", "3g", "4g", "7g"]
 SLICE_NAMES: tuple[SliceName, ...] = ("1g", "2g", "3g", "4g", "7g")
 MAX_GPUS, MAX_APPLICATIONS, MAX_VARIANTS = 64, 8, 12
 

@@ -31,7 +31,7 @@ INSTEAD = {
     r"([Cc]onnection|[Tt]hread|[Pp]rocess|GPU|gpu)[ _]pools?|pools? of (connections|threads|processes|GPUs|nodes)": (
         "connections, executor, GPU model: a pool is one of model servers"
     ),
-    r"time slices?|slices? of time|(a|the|its|all|first) slices?(?= (is|are|was|begins|ends|that|of a measurement))": (
+    r"time slices?|slices? of time|(a|the|its|all|first) slices?(?= (begins|ends|of a measurement))": (
         "interval, quantum: a slice is one of MIG"
     ),
     r"[Tt]wice is as good as once|is told of operators|heard of operators": "say it plainly",

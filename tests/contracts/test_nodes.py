@@ -3,7 +3,15 @@
 import pytest
 from pydantic import ValidationError
 
-from services.contracts.nodes import ControlsStatus, DeviceControls
+from services.contracts.nodes import (
+    ControlsStatus,
+    DeviceControls,
+    DeviceInfo,
+    GpuPartitionSpec,
+    Heartbeat,
+    HeartbeatReply,
+    WantedPartition,
+)
 
 MEASURED = {"elapsed_s": 2.0, "work": 1.0, "gpu_energy_j": 100.0, "marks": 2}
 
@@ -31,3 +39,55 @@ def test_an_interval_is_written_by_the_name_that_the_previous_release_knows() ->
 def test_a_name_that_neither_release_knows_is_refused() -> None:
     with pytest.raises(ValidationError, match="span_s"):
         DeviceControls.model_validate({"revision": 1, "span_s": 30.0})
+
+
+GPU = {"index": 0, "uuid": "GPU-a", "model": "A100-SXM4-80GB", "memory_gib": 80.0, "power_limit_w": 400.0}
+
+
+def test_of_gpus_that_are_not_cut_nothing_is_said_that_the_previous_release_refuses() -> None:
+    device = DeviceInfo.model_validate(GPU).model_dump(mode="json")
+    heartbeat = Heartbeat(boot_id="b", ranks=[], devices=[]).model_dump(mode="json")
+    reply = HeartbeatReply(lease_ttl_s=1.0, allocations=[]).model_dump(mode="json")
+
+    assert not {"parent", "profile", "sevenths", "start", "mig_enabled"} & set(device)
+    assert set(heartbeat) == {"boot_id", "ranks", "devices"}
+    assert set(reply) == {"lease_ttl_s", "allocations"}
+
+
+def test_slices_cut_gpus_and_partitions_are_read_as_they_were_written() -> None:
+    of_slice = {"index": 1_028, "uuid": "MIG-a", "parent": 0, "profile": "3g.40gb", "sevenths": 3, "start": 4}
+    for fields in ({"mig_enabled": True}, of_slice):
+        device = DeviceInfo.model_validate(GPU | fields)
+        assert DeviceInfo.model_validate(device.model_dump(mode="json")) == device
+        assert set(fields) <= set(device.model_dump(mode="json"))
+    reply = HeartbeatReply(lease_ttl_s=1, allocations=[], partitions=[WantedPartition(gpu=0, revision=1, sizes=[7])])
+    assert HeartbeatReply.model_validate_json(reply.model_dump_json()) == reply
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"index": 1_024},
+        {"index": 1_024, "parent": 1, "start": 0},
+        {"index": 1_025, "parent": 0, "start": 0},
+        {"index": 1_024, "parent": 0},
+        {"parent": 0, "start": 0},
+    ],
+)
+def test_a_device_that_is_numbered_as_another_one_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="slice"):
+        DeviceInfo.model_validate(GPU | fields)
+
+
+def test_slices_of_a_gpu_are_put_in_the_order_of_their_places() -> None:
+    assert GpuPartitionSpec(sizes=[3, 2, 2]).sizes == [2, 2, 3]
+    assert GpuPartitionSpec(sizes=[]).sizes == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [([4, 4], "4g, 4g do not fit on one GPU"), ([5], "no slice of 5 sevenths"), ([1] * 8, "at most 7 items")],
+)
+def test_slices_that_no_gpu_has_are_refused(sizes: list[int], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        GpuPartitionSpec(sizes=sizes)

@@ -9,6 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from asyncpg.exceptions import UniqueViolationError
 from sqlalchemy import Connection, text
 
 import services.db.tables  # noqa: F401  (registers every table)
@@ -81,6 +82,68 @@ async def test_what_jobs_taught_goes_to_their_tenant_and_back(postgres_url: str)
         await connection.execute(POINT, "j4", "b/resnet")
         await asyncio.to_thread(migrate, url, "downgrade", "0015")
         assert await kinds() == {"j4": "resnet", "j2": "bert", "j3": "j3"}, "of two tenants' the newer one stays"
+    finally:
+        await connection.close()
+
+
+NODE = (
+    "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
+    "VALUES ('n', '', 'n', 'http://n', 'DE', 'nvml', false, 'modelled', $1)"
+)
+ALLOCATION = (
+    "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
+    "VALUES ($1, $1, 1, 'running', 1, '[]', 1)"
+)
+OLD_CLAIM = "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ('n', $1, $2)"
+CLAIM = (
+    "INSERT INTO device_claims (node_id, device, allocation_id, uuid, parent, profile) VALUES ($1, $2, $3, $4, $5, $6)"
+)
+
+
+async def test_a_release_without_slices_keeps_its_claims_and_gets_the_uuids_that_are_known(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    await asyncio.to_thread(migrate, url, "downgrade", "0029")
+    connection = await connect(url, application_name="test")
+
+    async def claims(columns: str) -> list[tuple[object, ...]]:
+        return [tuple(row) for row in await connection.fetch(f"SELECT {columns} FROM device_claims ORDER BY device")]
+
+    try:
+        await connection.execute(NODE, [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}])
+        for device, job in enumerate(("j0", "j1", "j2")):  # the node came back without its third GPU
+            await connection.execute(JOB, job, "a")
+            await connection.execute(ALLOCATION, job)
+            await connection.execute(OLD_CLAIM, device, job)
+        before = await claims("node_id, device, allocation_id")
+        await asyncio.to_thread(migrate, url)
+        assert await claims("device, uuid, parent, profile") == [
+            (0, "GPU-a", None, None),
+            (1, "GPU-b", None, None),
+            (2, None, None, None),
+        ]
+        await connection.execute(CLAIM, "n", 1_048, "j0", "MIG-c", 3, "2g.20gb")
+        await connection.execute(OLD_CLAIM, 4, "j1")
+        await asyncio.to_thread(migrate, url, "downgrade", "0029")
+        left = [("n", 4, "j1"), ("n", 1_048, "j0")]
+        assert await claims("node_id, device, allocation_id") == [*before, *left]
+    finally:
+        await connection.close()
+
+
+async def test_a_gpu_and_its_slices_are_never_held_at_once(postgres_url: str) -> None:
+    connection = await connect(fresh_database(postgres_url), application_name="test")
+    try:
+        for job in ("j0", "j1"):
+            await connection.execute(JOB, job, "a")
+            await connection.execute(ALLOCATION, job)
+        await connection.execute(CLAIM, "n", 1_024, "j0", "MIG-a", 0, "3g.40gb")
+        await connection.execute(CLAIM, "n", 1_028, "j1", "MIG-b", 0, "3g.40gb")
+        with pytest.raises(UniqueViolationError, match="GPU 0 of node n"):
+            await connection.execute(OLD_CLAIM, 0, "j1")
+        await connection.execute(OLD_CLAIM, 1, "j1")
+        with pytest.raises(UniqueViolationError, match="GPU 1 of node n"):
+            await connection.execute(CLAIM, "n", 1_032, "j0", "MIG-c", 1, "3g.40gb")
+        await connection.execute(CLAIM, "m", 1_032, "j0", "MIG-c", 1, "3g.40gb")
     finally:
         await connection.close()
 

@@ -52,9 +52,18 @@ device_claims = Table(
     Column("node_id", Text, primary_key=True),
     Column("device", Integer, primary_key=True),
     Column("allocation_id", Text, ForeignKey("allocations.id"), nullable=False),
+    Column("uuid", Text),
+    Column("parent", Integer),
+    Column("profile", Text),
     Index("device_claims_by_allocation", "allocation_id"),
+    Index("device_claims_of_slices", "node_id", "parent", postgresql_where=text("parent IS NOT NULL")),
 )
-"""The present holder of a device; the primary key enforces that no device has two."""
+"""The present holder of a device; the primary key enforces that no device has two.
+
+``uuid`` is the device's when it was claimed, null where that was not known: of a MIG slice it tells whether the device
+of that number is still the same. A slice has the GPU that it is part of, ``parent``, and its ``profile``. A trigger
+refuses a claim on a GPU of which a slice is held, and on a slice of a GPU that is held itself.
+"""
 
 rank_ends = Table(
     "rank_ends",

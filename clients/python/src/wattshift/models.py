@@ -107,14 +107,27 @@ class CurrentIntensity:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """One GPU and its capabilities.
+    """One GPU, or one MIG slice of a GPU, and its capabilities.
 
     Attributes:
+        index: Number of the device on its node: GPUs from 0 in the driver's order; the slice of GPU `parent` that
+            begins at memory slot `start` is 1024 + 8 * parent + start.
+        uuid: `GPU-...`, or `MIG-...` of a slice.
+        parent: The GPU that a slice is part of.
+        profile: The driver's name of a slice, as `2g.20gb`.
+        sevenths: Its compute, in sevenths of a GPU.
+        start: First memory slot of a slice on its GPU.
+        mig_enabled: Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.
         lowest_limit_w: Null where the device does not report it.
     """
 
     index: int
     uuid: str
+    parent: int | None = None
+    profile: str | None = None
+    sevenths: int = 7
+    start: int | None = None
+    mig_enabled: bool = False
     model: str
     memory_gib: float
     power_limit_w: float
@@ -310,6 +323,25 @@ class GitSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuPartition:
+    """How a GPU is to be cut, and how far its node is with that.
+
+    Attributes:
+        sizes: In sevenths of the GPU, in the order of their places; empty: uncut.
+        owner: The fleet that the GPU is reserved for; null if an operator cut it.
+    """
+
+    gpu: int
+    revision: int
+    sizes: list[int]
+    owner: str | None = None
+    state: str
+    detail: str = ""
+    wanted_at: datetime
+    applied_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuRequest:
     """The sizes the gang may have: `min`, `min + step`, ... `max`.
 
@@ -317,6 +349,7 @@ class GpuRequest:
         max: By default `min`: a job of fixed size.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
+        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
     """
 
     min: int = 1
@@ -324,6 +357,7 @@ class GpuRequest:
     step: int = 1
     model: str | None = None
     memory_gib: float | None = None
+    slice: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -699,7 +733,13 @@ class NextStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node as shown to operators."""
+    """A node as shown to operators.
+
+    Attributes:
+        partitions: How its GPUs are to be cut, for those that ever were.
+        gpus: Slices are not counted, only the GPUs they are part of.
+        gpus_in_use: GPUs that a gang holds, or slices of which are held.
+    """
 
     id: str
     state: str
@@ -711,6 +751,7 @@ class Node:
     containers: bool
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
+    partitions: list[GpuPartition] = field(default_factory=list["GpuPartition"])
     gpus: int
     gpus_in_use: int
     power_w: float
@@ -897,10 +938,12 @@ class ServiceTerms:
     Attributes:
         zone: Only on nodes in this grid zone.
         node_labels: Only on nodes that have all of these labels.
+        fleet: Only on the GPUs, or slices of them, that are reserved for this fleet.
     """
 
     zone: str | None = None
     node_labels: dict[str, str] = field(default_factory=dict[str, str])
+    fleet: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1266,6 +1309,7 @@ class GpuRequestFields(TypedDict, total=False):
         max: By default `min`: a job of fixed size.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
+        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
     """
 
     min: int
@@ -1273,6 +1317,7 @@ class GpuRequestFields(TypedDict, total=False):
     step: int
     model: str | None
     memory_gib: float | None
+    slice: Literal["1g", "2g", "3g", "4g", "7g"] | None
 
 
 class InlineFileFields(TypedDict, total=False):
@@ -1389,10 +1434,12 @@ class ServiceTermsFields(TypedDict, total=False):
     Attributes:
         zone: Only on nodes in this grid zone.
         node_labels: Only on nodes that have all of these labels.
+        fleet: Only on the GPUs, or slices of them, that are reserved for this fleet.
     """
 
     zone: str | None
     node_labels: dict[str, str]
+    fleet: str | None
 
 
 class SourceFields(TypedDict, total=False):

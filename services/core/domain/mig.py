@@ -1,0 +1,82 @@
+"""How a GPU is cut into MIG slices: which slices fit on it together, at which places, and what units are numbered.
+
+A GPU has seven sevenths of compute and eight memory slots. A slice of a size can begin only at certain slots (NVIDIA,
+"Multi-Instance GPU User Guide", the placements that ``nvidia-smi mig -lgipp`` lists for the A100, H100 and H200).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from services.core.domain.errors import DomainError
+from services.core.domain.gpus import SLICE_SEVENTHS
+
+MEMORY_SLOTS = 8
+"""Memory slots of a GPU."""
+
+WHOLE = SLICE_SEVENTHS[-1]
+"""Sevenths of a whole GPU, and of the slice that has all of its compute."""
+
+_WIDTHS: Mapping[int, int] = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+_STARTS: Mapping[int, tuple[int, ...]] = {1: tuple(range(7)), 2: (0, 2, 4), 3: (0, 4), 4: (0,), 7: (0,)}
+
+MAX_SLICES = 7
+"""The most slices of one GPU."""
+
+FIRST_SLICE_INDEX = 1_024
+"""Units below it are whole GPUs, by the driver's order; from it on they are slices."""
+
+
+class SlicePlace(NamedTuple):
+    """A slice of a GPU: its size in sevenths and its first memory slot."""
+
+    sevenths: int
+    start: int
+
+
+def slice_index(parent: int, start: int) -> int:
+    """Return the number of the unit that is a slice of GPU ``parent`` from memory slot ``start`` on."""
+    return FIRST_SLICE_INDEX + MEMORY_SLOTS * parent + start
+
+
+def parent_of(index: int) -> int | None:
+    """Return the GPU that a unit is a slice of; None if it is a whole GPU."""
+    return (index - FIRST_SLICE_INDEX) // MEMORY_SLOTS if index >= FIRST_SLICE_INDEX else None
+
+
+def slice_name(sevenths: int) -> str:
+    """Return the name of a slice of that size, such as ``2g``."""
+    return f"{sevenths}g"
+
+
+def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:
+    """Return where slices of these sizes, in sevenths and any order, are on one GPU, in the order of their places.
+
+    Of the possible placements it is one in which large slices come first; the same sizes always get the same one.
+
+    Raises:
+        DomainError: a size is no slice, or the sizes do not fit on one GPU together.
+    """
+    if unknown := sorted(set(sizes) - set(SLICE_SEVENTHS)):
+        names = ", ".join(map(slice_name, SLICE_SEVENTHS))
+        raise DomainError(f"there is no slice of {unknown[0]} sevenths; slices are {names}")
+    found = _place(tuple(sorted(sizes, reverse=True))) if sum(sizes) <= WHOLE else None
+    if found is None:
+        names = ", ".join(map(slice_name, sizes))
+        raise DomainError(f"slices of {names} do not fit on one GPU together")
+    return found
+
+
+@lru_cache(maxsize=1_024)
+def _place(sizes: tuple[int, ...], taken: int = 0) -> tuple[SlicePlace, ...] | None:
+    """Return places for sizes, the largest first, beside the slots in the mask ``taken``; None if there are none."""
+    if not sizes:
+        return ()
+    size = sizes[0]
+    for start in _STARTS[size]:
+        slots = ((1 << _WIDTHS[size]) - 1) << start
+        if not taken & slots and (rest := _place(sizes[1:], taken | slots)) is not None:
+            return tuple(sorted((SlicePlace(size, start), *rest), key=lambda place: place.start))
+    return None

@@ -1,0 +1,61 @@
+"""How GPUs are to be cut: what telemetry wants for operators, and serving for fleets.
+
+A row says what is wanted; its node makes it so when no gang runs on the GPU, and telemetry stores how far it is. Until
+then nothing is placed on the GPU. Writing what is wanted already changes nothing, so that it may be done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_row
+
+_LOCKED = "SELECT sizes, owner, state FROM gpu_partitions WHERE node_id = $1 AND gpu = $2 FOR UPDATE"
+
+_WANT = """
+INSERT INTO gpu_partitions AS known (node_id, gpu, revision, sizes, owner) VALUES ($1, $2, 1, $3, $4)
+ON CONFLICT (node_id, gpu) DO UPDATE SET
+    revision = known.revision + 1, sizes = excluded.sizes, owner = excluded.owner, state = 'pending', detail = '',
+    wanted_at = now(), applied_at = NULL
+WHERE known.owner IS NOT DISTINCT FROM excluded.owner OR known.owner IS NULL AND known.sizes = '[]'
+RETURNING revision
+"""
+
+_RELEASE = """
+UPDATE gpu_partitions SET
+    revision = revision + 1, sizes = '[]', owner = NULL, state = 'pending', detail = '', wanted_at = now(),
+    applied_at = NULL
+WHERE node_id = $1 AND gpu = $2 AND owner = $3
+RETURNING revision
+"""
+
+
+class _Wanted(NamedTuple):
+    sizes: list[int]
+    owner: str | None
+    state: str
+
+
+async def want(connection: Connection, node_id: str, gpu: int, sizes: Sequence[int], owner: str | None) -> bool:
+    """Want a GPU cut so, for a fleet or, without an owner, for an operator; return False if it is somebody else's.
+
+    A fleet may take a GPU that nobody owns and that is to be whole. What failed is tried again.
+
+    Args:
+        connection: In a transaction.
+        node_id: The GPU's node.
+        gpu: Its index.
+        sizes: Slices in sevenths, in the order of their places (``core.domain.mig.placed``); none: whole.
+        owner: The fleet's name.
+    """
+    known = await fetch_row(connection, _Wanted, _LOCKED, node_id, gpu)
+    if known is not None and known.state != "failed" and (known.sizes, known.owner) == (list(sizes), owner):
+        return True
+    return await connection.fetchval(_WANT, node_id, gpu, list(sizes), owner) is not None
+
+
+async def release(connection: Connection, node_id: str, gpu: int, owner: str) -> bool:
+    """Give a fleet's GPU back, which is then made whole; return whether it was the fleet's."""
+    return await connection.fetchval(_RELEASE, node_id, gpu, owner) is not None
