@@ -359,7 +359,7 @@ def _mode(pool: dict[str, Any]) -> str:
 def _planned(pool: dict[str, Any]) -> str:
     if pool["plan_id"] is None:
         return "not yet"
-    stale = " [yellow](for an earlier half hour)[/]" if pool["is_plan_stale"] else ""
+    stale = " [yellow](for an earlier interval)[/]" if pool["is_plan_stale"] else ""
     return f"{output.age(pool['planned_at'])} ago, {pool['plan_id']}{stale}"
 
 

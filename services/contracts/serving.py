@@ -1,8 +1,8 @@
 """Pools of model servers: what an operator asks for, and their state.
 
 A *pool* serves one kind of request with instances in several *places*. Each instance has a *mode*: a number of GPUs of
-one model, and the command to run on them. Every half hour a *plan* says how many instances of which mode run where, and
-for which class of requests (FREESH, equation 1). Instances are then started and drained as planned.
+one model, and the command to run on them. Every half hour, or more often, a *plan* says how many instances of which
+mode run where, and for which class of requests (FREESH, equation 1). Instances are then started and drained as planned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from services.core.domain.signal import Signal
 from services.core.policies.freesh.classes import CLASSES
 from services.core.policies.freesh.miad import LatencyLimits
 from services.core.policies.freesh.pools import NegativeRates
-from services.core.profiles.traffic import WINDOW_S
+from services.core.profiles.traffic import STEP_S, STEPS_AHEAD, WINDOW_S
+from services.core.profiles.traffic_service import LEAST_SERVICE, MOST_SERVICE, SERVICE
 
 PLANNER = Identity(tenant_id="installation", role=Role.USER, key_id="serving")
 """The identity with which serving asks the optimizer to solve plans. No tenant has a key with this id."""
@@ -98,8 +99,24 @@ class ServerMode(Message):
         le=1e7,
         description="Power without requests; by default the lowest power in any of its profiles.",
     )
-    start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
-    stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
+    start_s: Real = Field(
+        default=120, ge=0, le=86_400, description="Time from the start of an instance until it serves requests."
+    )
+    stop_s: Real = Field(default=10, ge=0, le=86_400, description="Time that stopping an instance takes.")
+    start_wh: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="Energy of starting an instance; by default the highest power in any of its profiles for "
+        "`start_s`.",
+    )
+    stop_wh: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        description="Energy of stopping an instance, including its drain; by default the highest power in any of its "
+        "profiles for `stop_s`.",
+    )
     max_requests: Int = Field(
         default=64, ge=1, le=100_000, description="Requests that the router gives an instance at once; others wait."
     )
@@ -212,6 +229,17 @@ class PoolSpec(SolveOptions):
         le=100,
         description="Factor by which the planned capacity exceeds the demand (alpha in the paper).",
     )
+    plan_every_min: Annotated[Int, Field(ge=5, le=30, multiple_of=5)] | None = Field(
+        default=None,
+        description="How often the pool is planned, in minutes: 5, 10, 15, 20, 25 or 30; each plan is for the time "
+        "until the next. Null for the installation's interval, half an hour by default.",
+    )
+    demand_quantile: Real = Field(
+        default=SERVICE,
+        ge=LEAST_SERVICE,
+        le=MOST_SERVICE,
+        description="Share of the steps in which the planned capacity should suffice for each class's demand.",
+    )
     min_up_s: Real = Field(
         default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
     )
@@ -272,6 +300,19 @@ class PoolSpec(SolveOptions):
             if self.objective == "cost" and place.price_per_kwh is None:
                 raise ValueError(f"the objective is cost, and place {place.name} has no price_per_kwh")
         return self
+
+    @property
+    def plan_steps(self) -> int:
+        """How many steps of five minutes a plan is for."""
+        return STEPS_AHEAD if self.plan_every_min is None else self.plan_every_min * 60 // int(STEP_S)
+
+    def switching_wh(self, mode: ServerMode) -> tuple[float, float]:
+        """Return the energy of a start and of a stop of an instance, Wh: as stated, or at full power for its time."""
+        classes = (each for part in self.partitions for each in part.classes)
+        powers_w = [profile.power_w for each in classes for profile in each.profiles if profile.mode == mode.name]
+        full_w = max(powers_w, default=0.0)
+        start_wh = full_w * mode.start_s / 3_600 if mode.start_wh is None else mode.start_wh
+        return start_wh, full_w * mode.stop_s / 3_600 if mode.stop_wh is None else mode.stop_wh
 
 
 class PoolChange(Message):
@@ -347,7 +388,7 @@ class Pool(Message):
     updated_at: Instant
     plan_id: str | None = Field(description="The current plan.")
     planned_at: Instant | None = Field(description="When the current plan was applied.")
-    is_plan_stale: bool = Field(description="Whether the current plan was made for an earlier half hour.")
+    is_plan_stale: bool = Field(description="Whether the current plan was made for an earlier interval.")
     instances: dict[InstanceState, int] = Field(
         description="Number of instances by state, without those that have ended."
     )
@@ -441,7 +482,7 @@ class PlanForecasts(Message):
 
 
 class PoolPlanSummary(Message):
-    """A plan for the half hour from `from_at` on."""
+    """A plan for the interval from `from_at` on."""
 
     id: str
     pool: str

@@ -8,7 +8,7 @@ from services.contracts.carbon import IntensityForecast, ZoneList
 from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
 from services.core.domain.errors import DomainError
 from services.core.domain.signal import Signal
-from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
+from services.core.profiles.traffic import STEP_S
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.serving.planning.problem import intensity_of
@@ -33,7 +33,7 @@ class CarbonZones:
 async def place_intensities(
     settings: ServingSettings, spec: PoolSpec, from_s: float, now_s: float
 ) -> dict[str, PlaceIntensity]:
-    """Return the means over the six steps from ``from_s`` on, by place.
+    """Return the means over the steps of a plan from ``from_s`` on, by place.
 
     Durations are in real seconds, as those of requests are: in a replay the grid's clock runs faster.
 
@@ -41,7 +41,7 @@ async def place_intensities(
         ProblemError: The carbon service does not answer.
         DomainError: It does not have the requested values.
     """
-    horizon_s = from_s - now_s + (STEPS_AHEAD + 1) * STEP_S
+    horizon_s = from_s - now_s + (spec.plan_steps + 1) * STEP_S
     async with new_session() as session:
         carbon = ServiceClient(
             session,
@@ -57,7 +57,9 @@ async def place_intensities(
                 params["signal"] = str(place.signal)
             try:
                 path = f"/v1/carbon/{place.zone}/forecast"
-                return intensity_of(await carbon.call("GET", path, IntensityForecast, params=params), from_s)
+                return intensity_of(
+                    await carbon.call("GET", path, IntensityForecast, params=params), from_s, spec.plan_steps
+                )
             except ProblemError as error:
                 if error.status >= 500:
                     raise

@@ -49,6 +49,10 @@ LEFT_AS_PLANNED = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, Inst
 """The reasons of instances that left without a fault."""
 
 
+NOT_OF_PROCESS = {"name", "idle_w", "start_s", "stop_s", "start_wh", "stop_wh", "max_requests"}
+"""Of a mode: what may change while its instances keep running."""
+
+
 class InstanceTerms(Message):
     """The specs that an instance is made from."""
 
@@ -59,7 +63,7 @@ class InstanceTerms(Message):
     def process(self) -> dict[str, Any]:
         """Return what its process depends on; instances for which this is equal run the same process."""
         return {
-            **self.mode.model_dump(exclude={"name", "idle_w", "start_wh", "stop_wh", "max_requests"}),
+            **self.mode.model_dump(exclude=NOT_OF_PROCESS),
             **self.place.model_dump(include={"zone", "node_labels"}),
             "grace_s": self.probes.grace_s,
         }

@@ -155,6 +155,8 @@ class PlanMaker:
                 now_s=now_s,
                 head_room=spec.head_room,
                 max_age_s=settings.traffic_max_age_s,
+                quantile=spec.demand_quantile,
+                steps=spec.plan_steps,
                 is_surge=plan.trigger is PlanTrigger.DEMAND,
             )
         try:

@@ -117,3 +117,10 @@ def test_steps_of_the_plan_have_the_peaks_of_the_forecasts_steps_that_they_overl
     assert predicted(log, from_s=END_S + 120).peaks_qps["all"] == [2, 3, 4, 5, 6, 6]
     assert predicted(log, from_s=END_S + 300).peaks_qps["all"] == [2, 3, 4, 5, 6, 6]
     assert predicted(log, from_s=END_S + 720).peaks_qps["all"] == [4, 5, 6, 6, 6, 6]
+
+
+def test_a_higher_quantile_is_never_less_and_a_plan_has_the_steps_it_is_for() -> None:
+    counts = np.random.default_rng(4).poisson(20, 60 * 70)
+    low, high = (predicted(a_log(counts), quantile=share, steps=2).peaks_qps["all"] for share in (0.5, 0.95))
+    assert (len(low), len(high)) == (2, 2)
+    assert sum(high) > sum(low)

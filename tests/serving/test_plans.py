@@ -46,6 +46,31 @@ async def test_a_new_pool_is_planned_at_once_and_once_a_slot(world: World) -> No
     assert plan["deadline_at"] - plan["from_at"] == timedelta(seconds=world.settings.plan_late_s)
 
 
+async def test_a_pool_may_be_planned_more_often_than_others(world: World) -> None:
+    first = await world.planned("often", plan_every_min=5)
+    (plan,) = await world.of("often")
+    assert plan["slot_at"].timestamp() % 300 == 0
+    assert plan["from_at"] - plan["slot_at"] < timedelta(minutes=5)
+    assert plan["deadline_at"] - plan["from_at"] == timedelta(minutes=5)
+    await world.shift("often", timedelta(days=7))
+    await world.look()
+    (_, plan) = await world.of("often")
+    assert plan["deadline_at"] - plan["from_at"] == timedelta(minutes=2.5), "the next plan is not far"
+    assert await world.answered("often") == await world.in_force("often") != first
+
+
+async def test_an_answer_after_a_pools_own_interval_is_late(world: World) -> None:
+    await add_pool(world.database, "slow", a_spec(plan_every_min=5))
+    await world.look()
+    (plan,) = await world.of("slow")
+    await world.answer(plan["id"])
+    await world.database.execute(
+        "UPDATE pool_plans SET from_at = from_at - interval '6 min', ended_at = ended_at - interval '6 min'"
+    )
+    await world.look()
+    assert (await world.outcomes("slow"))[0] == ("succeeded", "late")
+
+
 async def test_a_slot_is_planned_ahead(world: World) -> None:
     settings = world.settings.model_copy(update={"plan_lead_s": 604_800})
     plans = Plans(ServingRepository(world.engine), plan_repository(world.engine), settings)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from optimizer_service.pools import solve
 from services.contracts.carbon import ForecastPoint, IntensityForecast
@@ -130,7 +131,7 @@ def test_without_intensities_a_plan_of_least_energy_is_made() -> None:
     problem = problem_of(spec, demand_of(spec, 1.0), {}, gpus, [], 5.0)
     forecasts = PlanForecasts(step_s=300, demand={}, intensity={}, gpus={})
     shown = result_of(problem, solve(PoolsProblem.model_validate(problem.model_dump())), forecasts)
-    assert (shown.emissions_kg, shown.energy_kwh) == (None, pytest.approx(0.15))
+    assert (shown.emissions_kg, shown.energy_kwh) == (None, pytest.approx(0.15 + 0.3 * 120 / 3_600)), "and a start"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,36 @@ def test_the_plan_in_force_is_where_the_search_begins_while_it_fits() -> None:
     assert asked(spec, nodes, in_force=gone).incumbent_in_core() is None
     assert asked(spec, nodes, in_force=plan.model_copy(update={"partition": "gone"})).incumbent_in_core() is None
     assert asked(spec, nodes).incumbent_in_core() is None
+
+
+def test_a_plan_is_for_the_steps_until_the_next() -> None:
+    request = asked(a_spec(plan_every_min=10), [a_node()])
+    assert {len(place.intensity) for place in request.locations} == {2}
+    assert {len(each.demand_qps) for part in request.partitions for each in part.classes} == {2}
+    assert {len(place.intensity) for place in asked(a_spec(), [a_node()]).locations} == {6}
+
+
+def test_starts_and_stops_are_priced_at_full_power_unless_stated() -> None:
+    spec = a_spec()
+    prices = {mode.name: (mode.start_wh, mode.stop_wh) for mode in asked(spec, [a_node()]).modes}
+    assert prices == {
+        "small": (10.0, pytest.approx(300 * 10 / 3_600)),
+        "large": (550 * 120 / 3_600, pytest.approx(550 / 360)),
+    }
+    stated = spec.modes[0].model_copy(update={"start_wh": 0.0, "stop_wh": 2.0})
+    slower = spec.modes[1].model_copy(update={"start_s": 600.0})
+    changed = asked(spec.model_copy(update={"modes": [stated, slower]}), [a_node()]).modes
+    assert [(mode.start_wh, round(mode.stop_wh, 3)) for mode in changed] == [
+        (0.0, 2.0),
+        (pytest.approx(550 / 6), 1.528),
+    ]
+
+
+@pytest.mark.parametrize("field", ["plan_every_min", "demand_quantile"])
+@pytest.mark.parametrize("value", [0, 4, 7, 35, 1.5])
+def test_an_interval_or_quantile_out_of_bounds_is_refused(field: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=field):
+        a_spec(**{field: value})
 
 
 def test_without_demand_or_nodes_there_is_a_plan_without_instances() -> None:

@@ -1,4 +1,4 @@
-"""The demand of a pool's next half hour, from what routers reported."""
+"""The demand of a pool's next plan, from what routers reported."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from services.contracts.serving import DemandForecast, PoolPartition
 from services.core.domain.arrays import Floats, Ints
 from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
+from services.core.profiles.traffic_service import SERVICE
 
 HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS
@@ -45,9 +46,13 @@ def predict_demand(
     now_s: float,
     head_room: float,
     max_age_s: float,
+    quantile: float = SERVICE,
+    steps: int = STEPS_AHEAD,
     is_surge: bool = False,
 ) -> DemandForecast:
-    """Return the peaks to plan for in six steps from ``from_s`` on.
+    """Return the peaks to plan for in so many steps from ``from_s`` on.
+
+    With head-room they are to suffice for each class in the share ``quantile`` of the steps.
 
     In a surge, when more requests arrive than were planned for, the first step has at least the greatest rate of the
     last minute: forecasters that learn from days do not know it yet.
@@ -65,7 +70,7 @@ def predict_demand(
     assumed = np.array([part.assumed_qps.get(name, 0.0) for name in names]) if part.assumed_qps else None
     traffic = Traffic.of_windows(counts)
     if age_s <= max_age_s and len(traffic):
-        predicted = forecast_demand(traffic, assumed, head_room=head_room)
+        predicted = forecast_demand(traffic, assumed, head_room=head_room, service=quantile)
         end_s = now_s - age_s
         peaks = _shifted(predicted.peaks_qps, (from_s - end_s) / STEP_S)
         method, is_assumed, left_out = predicted.method, predicted.assumed, predicted.left_out
@@ -81,7 +86,7 @@ def predict_demand(
         method=method,
         is_assumed=is_assumed,
         history_s=len(counts) * WINDOW_S,
-        peaks_qps={name: peaks[:, index].tolist() for index, name in enumerate(names)},
+        peaks_qps={name: peaks[:steps, index].tolist() for index, name in enumerate(names)},
         left_out=left_out,
     )
 

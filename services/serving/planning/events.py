@@ -1,4 +1,4 @@
-"""Why a pool is planned between its half hours: what has changed since its newest plan was made. Pure."""
+"""Why a pool is planned before it is due: what has changed since its newest plan was made. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from datetime import datetime
 from itertools import chain
 
 from services.contracts.serving import PlanTrigger, PoolPlanResult, PoolSpec
-from services.core.profiles.traffic import STEPS_AHEAD
 from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place, misfits
 
 INTENSITY_TOLERANCE = 0.25
@@ -29,7 +28,7 @@ class Standing:
         plan_id: The plan.
         made: The plan and the forecasts it was made from.
         from_at: When it begins.
-        slot_at: The half hour of the clock that it is for.
+        slot_at: The interval of the clock that it is for.
         was_refused: Whether it no longer fitted when it was to be applied.
         event_at: When the pool was last planned because of an event, if it was.
     """
@@ -102,7 +101,7 @@ def is_intensity_off(standing: Standing, present: Present) -> bool:
     """Return whether an intensity differs from its forecast by more than ``INTENSITY_TOLERANCE``."""
     known, step_s = standing.made.forecasts.intensity, standing.made.forecasts.step_s
     step = int((present.now - standing.from_at).total_seconds() // step_s)
-    if not known or not 0 <= step < STEPS_AHEAD or present.intensity.keys() != known.keys():
+    if not known or not 0 <= step < standing.spec.plan_steps or present.intensity.keys() != known.keys():
         return False
     planned = {place: each.gco2_per_kwh[min(step, len(each.gco2_per_kwh) - 1)] for place, each in known.items()}
     scale = sum(map(abs, planned.values())) / len(planned)

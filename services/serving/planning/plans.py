@@ -33,6 +33,7 @@ from services.serving.planning.events import Standing, is_any_less
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
 from services.serving.repository.plans import Due, LockedPool, PlanRecord, PlanRepository, Slot
+from services.serving.repository.pools import PoolRecord
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -87,8 +88,9 @@ class Plans:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"Pool {pool} is being deleted.")
             if trigger is PlanTrigger.REQUEST and (pending := await queries.plans.pending(slot.pool)):
                 return pending
-        # A pool that nothing was planned for yet has no plan to keep: any answer within its half hour is a good one.
-        patience = self._interval if slot.pool.plan_id is None else self._late
+        # A pool that nothing was planned for yet has no plan to keep: any answer within its interval is a good one.
+        interval = self._interval_of(slot.pool)
+        patience = interval if slot.pool.plan_id is None else min(self._late, interval / 2)
         if after is not None:
             slot = replace(slot, slot_at=after.slot_at, from_at=slot.now)
         draft = _draft(slot, trigger, caller, deadline_at or slot.from_at + patience, after)
@@ -176,6 +178,10 @@ class Plans:
             raise not_found("plan")
         return plan
 
+    def _interval_of(self, pool: PoolRecord) -> timedelta:
+        minutes = pool.document.get("plan_every_min")
+        return self._interval if minutes is None else timedelta(minutes=minutes)
+
     def _outcome(self, locked: LockedPool | None, plan: PlanRecord) -> PlanOutcome | None:
         if locked is None or not _is_for(plan, locked) or plan.state is WorkState.CANCELLED:
             return PlanOutcome.SUPERSEDED
@@ -184,7 +190,7 @@ class Plans:
         if plan.state in PENDING or plan.ended_at is None:
             return PlanOutcome.LATE if plan.deadline_at < locked.now else None
         # It may have been in time while nobody was there to apply it.
-        if plan.ended_at > plan.deadline_at or plan.from_at + self._interval <= locked.now:
+        if plan.ended_at > plan.deadline_at or plan.from_at + self._interval_of(locked.pool) <= locked.now:
             return PlanOutcome.LATE
         if _is_older(plan, locked):
             return PlanOutcome.SUPERSEDED

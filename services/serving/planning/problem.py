@@ -1,4 +1,4 @@
-"""Make the problem of a pool's next half hour from its spec, forecasts, nodes and running instances. Pure."""
+"""Make the problem of a pool's next plan from its spec, forecasts, nodes and running instances. Pure."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Running:
     up_s: float
 
 
-def intensity_of(forecast: IntensityForecast, from_s: float) -> PlaceIntensity:
-    """Return a forecast's means over the six steps from ``from_s`` on; beyond its ends, the values there continue."""
+def intensity_of(forecast: IntensityForecast, from_s: float, steps: int = STEPS_AHEAD) -> PlaceIntensity:
+    """Return a forecast's means over the steps from ``from_s`` on; beyond its ends, the values there continue."""
     curve = curve_of(forecast.points)
-    starts_s = [from_s + step * STEP_S for step in range(STEPS_AHEAD)]
+    starts_s = [from_s + step * STEP_S for step in range(steps)]
     return PlaceIntensity(
         zone=forecast.zone,
         signal=forecast.signal,
@@ -89,11 +89,11 @@ def problem_of(
     time_limit_s: float,
     in_force: PoolsResult | None = None,
 ) -> PoolsRequest:
-    """Return the problem of six steps of five minutes.
+    """Return the problem of the steps of five minutes until the pool is planned again.
 
     Args:
         spec: The pool's.
-        demand: By partition.
+        demand: By partition; of its steps the first are taken.
         intensity: By place; none where it is unknown, and the objective is another than carbon.
         gpus: By place.
         instances: The pool's own; those of other terms than the spec's are going to be replaced and do not count.
@@ -109,7 +109,8 @@ def problem_of(
         place: {**has.models, **{of: has.fits[named[size]] for size, of in stand_ins.items()}}
         for place, has in gpus.items()
     }
-    modes = [_mode(mode, stand_ins) for mode in spec.modes]
+    modes = [_mode(spec, mode, stand_ins) for mode in spec.modes]
+    steps = spec.plan_steps
     return PoolsRequest(
         solver=spec.solver,
         time_limit_s=min(spec.time_limit_s, time_limit_s),
@@ -122,13 +123,13 @@ def problem_of(
             PoolLocation(
                 name=place.name,
                 gpus=types[place.name],
-                intensity=intensity[place.name].gco2_per_kwh if intensity else [0.0] * STEPS_AHEAD,
-                price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * STEPS_AHEAD,
+                intensity=intensity[place.name].gco2_per_kwh[:steps] if intensity else [0.0] * steps,
+                price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * steps,
             )
             for place in spec.places
         ],
         modes=modes,
-        partitions=[_partition(part, demand[part.name]) for part in spec.partitions],
+        partitions=[_partition(part, demand[part.name], steps) for part in spec.partitions],
         running=_running(spec, modes, types, instances),
         min_up_s=spec.min_up_s,
         incumbent=None
@@ -192,7 +193,7 @@ def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> di
     return {size: f"{FITS}{index}" for index, size in enumerate(sorted(cut)[: max(0, MAX_TYPES - taken)])}
 
 
-def _mode(mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:
+def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:
     """Return a mode; of a stand-in for a smaller size it takes as many as instances of that size would fit in it.
 
     Where the sizes of modes divide each other, as powers of two do, instances that satisfy this for all sizes fit on
@@ -202,14 +203,17 @@ def _mode(mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMod
     for (model, size), of in stand_ins.items():
         if model == mode.gpu_model and mode.gpus >= size:
             gpus[of] = mode.gpus // size
-    return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=mode.start_wh, stop_wh=mode.stop_wh)
+    start_wh, stop_wh = spec.switching_wh(mode)
+    return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=start_wh, stop_wh=stop_wh)
 
 
-def _partition(part: PoolPartition, demand: DemandForecast) -> RequestPartition:
+def _partition(part: PoolPartition, demand: DemandForecast, steps: int) -> RequestPartition:
     return RequestPartition(
         name=part.name,
         classes=[
-            RequestClass(**dict(each), demand_qps=demand.peaks_qps[each.name])  # a class's terms, and how much of it
+            RequestClass(
+                **dict(each), demand_qps=demand.peaks_qps[each.name][:steps]
+            )  # a class's terms, and how much of it
             for each in part.classes
         ],
     )

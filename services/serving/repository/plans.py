@@ -14,24 +14,27 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDetail, PoolPlanSummary
 from services.db.background import LIVE, WorkRepository
 from services.db.tables.pools import pool_plans, pools
-from services.serving.repository.pools import EPOCH, PoolRecord, pool_record
+from services.serving.repository.pools import EPOCH, PoolRecord, planned_every, pool_record
+
+EVERY = "coalesce(make_interval(mins => (q.spec ->> 'plan_every_min')::int), CAST(:interval AS interval))"
+"""How often a pool ``q`` is planned."""
 
 SUMMARY = tuple(pool_plans.c[name] for name in PoolPlanSummary.model_fields)
 
-DUE = text("""
+DUE = text(f"""
 SELECT q.name, t.deadline_at
   FROM pools q
   LEFT JOIN LATERAL (
        SELECT min(p.deadline_at) AS deadline_at, max(p.decided_at) AS failed_at,
               bool_or(p.outcome IS DISTINCT FROM 'failed') AS stands
          FROM (SELECT * FROM pool_plans WHERE pool = q.name ORDER BY id DESC LIMIT 100) p
-        WHERE p.slot_at = date_bin(CAST(:interval AS interval), now() + CAST(:lead AS interval), 'epoch')
+        WHERE p.slot_at = date_bin({EVERY}, now() + CAST(:lead AS interval), 'epoch')
           AND p.revision = q.revision AND p.submitted_at >= q.created_at) t ON true
  WHERE q.deleted_at IS NULL AND NOT coalesce(t.stands, false)
    AND (t.failed_at IS NULL OR t.failed_at <= now() - CAST(:retry AS interval) AND t.deadline_at > now())
  ORDER BY q.name
 """)
-"""Pools without a plan of this revision for the slot, or with failed ones alone while its deadline has not passed."""
+"""Pools without a plan of this revision for their slot, or with failed ones alone while its deadline has not passed."""
 
 UNDECIDED = text("""
 SELECT p.id
@@ -95,11 +98,11 @@ class Due:
 
 @dataclass(frozen=True)
 class Slot:
-    """A pool and the half hour that it would be planned for now.
+    """A pool and the interval that it would be planned for now.
 
     Attributes:
         now: The database's time.
-        slot_at: When the half hour begins by the clock.
+        slot_at: When the interval begins by the clock.
         from_at: When the plan begins.
     """
 
@@ -177,8 +180,8 @@ class PlanRows:
         return None if row is None else MadePlan(row[0], row[1], row[2] and PlanOutcome(row[2]), row[3], row[4])
 
     async def slot(self, pool: str, *, interval: timedelta, lead: timedelta) -> Slot | None:
-        """Return a pool and its next half hour; None where there is no such pool."""
-        slot_at = func.date_bin(interval, func.now() + lead, EPOCH)
+        """Return a pool and its next interval; None where there is no such pool."""
+        slot_at = func.date_bin(planned_every(interval), func.now() + lead, EPOCH)
         from_at = func.greatest(slot_at, func.now())
         times = (slot_at.label("slot_at"), from_at.label("from_at"), func.now().label("now"))
         query = select(pools, *times).where(pools.c.name == pool)

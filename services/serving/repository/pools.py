@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import RowMapping, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Integer, RowMapping, Select, cast, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -160,8 +160,14 @@ def pool_record(row: RowMapping) -> PoolRecord:
     )
 
 
+def planned_every(default: timedelta) -> ColumnElement[timedelta]:
+    """Return how often a pool is planned, where a query selects from ``pools``."""
+    minutes = cast(pools.c.spec["plan_every_min"].astext, Integer)
+    return func.coalesce(func.make_interval(0, 0, 0, 0, 0, minutes), default)
+
+
 def _with_staleness(plan_interval: timedelta) -> Select[Any]:
-    slot_at = func.date_bin(plan_interval, func.now(), EPOCH)
+    slot_at = func.date_bin(planned_every(plan_interval), func.now(), EPOCH)
     # A plan that is no longer kept is an old one.
     is_stale = func.coalesce(pool_plans.c.slot_at < slot_at, pools.c.plan_id.is_not(None))
     joined = pools.outerjoin(pool_plans, pool_plans.c.id == pools.c.plan_id)

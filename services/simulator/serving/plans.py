@@ -1,4 +1,4 @@
-"""The plans of the half hours: as the planner of pools makes them, from predicted traffic and intensities."""
+"""The plans of the simulated time: as the planner of pools makes them, from predicted traffic and intensities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERIOD_S = STEP_S * STEPS_AHEAD
 
 
 class Forecast(StrEnum):
-    """How the peaks of the next half hour are predicted."""
+    """How the peaks of the next plan's time are predicted."""
 
     PERFECT = "perfect"
     LAST = "last"
@@ -66,72 +66,75 @@ def make_plans(
     forecast: Forecast = Forecast.PERFECT,
     replan: bool = True,
 ) -> list[HalfHour]:
-    """Return the plans of all half hours in which requests arrive.
+    """Return the plans of all half hours in which requests arrive, or of the intervals that the pool states.
 
     Args:
         site: The pool.
         rates: Of its places, from the simulation's start; steps must divide five minutes, or be multiples of them.
         trace: The requests that are planned for.
         classes: The class of each of them, by partition.
-        forecast: ``perfect`` knows the peaks of the half hour; ``last`` takes those of the half hour before, and
-            ``learned`` those that the product's forecasters predict. The first half hour has no history: its peaks are
+        forecast: ``perfect`` knows the peaks of the plan's time; ``last`` takes the greatest of the half hour before,
+            and ``learned`` those that the product's forecasters predict. The first plan has no history: its peaks are
             known in every case.
-        replan: Whether to plan more than the first half hour.
+        replan: Whether to plan more than once.
 
     Raises:
-        TraceFormatError: The rates' steps do not fit, or no instance can be planned for the first half hour.
+        TraceFormatError: The rates' steps do not fit, or no instance can be planned at first.
     """
-    periods = max(int(np.ceil((trace.length_s + 1e-9) / PERIOD_S)), 1) if replan else 1
-    peaks = {name: _peaks(trace, of, len(site.class_names(name)), periods) for name, of in classes.items()}
+    steps = site.spec.plan_steps
+    period_s = steps * STEP_S
+    periods = max(int(np.ceil((trace.length_s + 1e-9) / period_s)), 1) if replan else 1
+    peaks = {name: _peaks(trace, of, len(site.class_names(name)), periods * steps) for name, of in classes.items()}
     found: list[HalfHour] = []
-    for period in range(periods):
-        demand = {name: _predicted(each, period, forecast) for name, each in peaks.items()}
-        request = _problem(site, _step_rates(rates, period), demand, found[-1].result if found else None)
+    for first in range(0, periods * steps, steps):
+        demand = {name: _predicted(each, first, steps, forecast) for name, each in peaks.items()}
+        request = _problem(site, _step_rates(rates, first, steps), demand, found[-1].result if found else None)
         problem = request.in_core()
         plan = plan_pools(problem, request.solver, time_limit_s=request.time_limit_s, relative_gap=request.gap)
         result = pools_result(request, problem, plan)
         if result.partition is None or not result.instances:
             if not found:
-                raise TraceFormatError(f"the first half hour has no plan with instances: {result.status.value}")
+                raise TraceFormatError(
+                    f"the first {period_s / 60:g} minutes have no plan with instances: {result.status.value}"
+                )
             continue
         instances = tuple(
             PlannedInstance(each.location, each.request_class, each.mode, each.count) for each in result.instances
         )
-        found.append(HalfHour(period * PERIOD_S, result.partition, instances, result))
+        found.append(HalfHour(first * STEP_S, result.partition, instances, result))
     return found
 
 
-def _peaks(trace: RequestTrace, class_of: Ints, n_classes: int, periods: int) -> Traffic:
-    windows = periods * STEPS_AHEAD * WINDOWS
+def _peaks(trace: RequestTrace, class_of: Ints, n_classes: int, steps: int) -> Traffic:
+    windows = steps * WINDOWS
     at = np.minimum((trace.arrival_s / WINDOW_S).astype(np.int64), windows - 1)
     counts = np.bincount(at * n_classes + class_of, minlength=windows * n_classes)[: windows * n_classes]
     return Traffic.of_windows(counts.astype(np.int64).reshape(-1, n_classes))
 
 
-def _predicted(traffic: Traffic, period: int, forecast: Forecast) -> Floats:
-    """Return the peaks to plan for: (STEPS_AHEAD, n_classes)."""
-    first = period * STEPS_AHEAD
-    if forecast is Forecast.PERFECT or period == 0:
-        return traffic.peaks_qps[first : first + STEPS_AHEAD]
+def _predicted(traffic: Traffic, first: int, steps: int, forecast: Forecast) -> Floats:
+    """Return the peaks to plan for: (steps, n_classes)."""
+    if forecast is Forecast.PERFECT or first == 0:
+        return traffic.peaks_qps[first : first + steps]
     if forecast is Forecast.LAST:
-        greatest = traffic.peaks_qps[first - STEPS_AHEAD : first].max(axis=0)
-        return np.tile(greatest, (STEPS_AHEAD, 1))
+        greatest = traffic.peaks_qps[max(first - STEPS_AHEAD, 0) : first].max(axis=0)
+        return np.tile(greatest, (steps, 1))
     from services.learning.demand import forecast_demand  # here: it takes a second to import
 
     known = traffic.until(first)
-    return forecast_demand(known, known.peaks_qps.max(axis=0)).peaks_qps
+    return forecast_demand(known, known.peaks_qps.max(axis=0)).peaks_qps[:steps]
 
 
-def _step_rates(rates: PlaceRates, period: int) -> Floats:
-    """Return the means of the half hour's five-minute steps: (n_places, STEPS_AHEAD)."""
+def _step_rates(rates: PlaceRates, first: int, steps: int) -> Floats:
+    """Return the means of five-minute steps: (n_places, steps)."""
     if rates.step_s >= STEP_S:
-        at = ((period * PERIOD_S + STEP_S * np.arange(STEPS_AHEAD)) // rates.step_s).astype(np.int64)
+        at = (STEP_S * (first + np.arange(steps)) // rates.step_s).astype(np.int64)
         return rates.gco2_per_kwh[:, at % rates.gco2_per_kwh.shape[1]]
     within = STEP_S / rates.step_s
     if abs(within - round(within)) > 1e-6:
         raise TraceFormatError(f"steps of {rates.step_s:g} s in the carbon data do not divide five minutes")
-    fine = rates.of_steps(round(period * STEPS_AHEAD * within), round(STEPS_AHEAD * within))
-    return fine.reshape(len(fine), STEPS_AHEAD, round(within)).mean(axis=2)
+    fine = rates.of_steps(round(first * within), round(steps * within))
+    return fine.reshape(len(fine), steps, round(within)).mean(axis=2)
 
 
 def _problem(site: Site, intensity: Floats, demand: Mapping[str, Floats], before: PoolsResult | None) -> PoolsRequest:
@@ -145,13 +148,17 @@ def _problem(site: Site, intensity: Floats, demand: Mapping[str, Floats], before
                 "name": place.name,
                 "gpus": place.gpus,
                 "intensity": row.tolist(),
-                "price_per_kwh": None if place.price_per_kwh is None else [place.price_per_kwh] * STEPS_AHEAD,
+                "price_per_kwh": None if place.price_per_kwh is None else [place.price_per_kwh] * intensity.shape[1],
             }
             for place, row in zip(spec.places, intensity, strict=True)
         ],
         "modes": [
-            {"name": mode.name, "gpus": {mode.gpu_model: mode.gpus}}
-            | mode.model_dump(include={"idle_w", "start_wh", "stop_wh"})
+            {
+                "name": mode.name,
+                "gpus": {mode.gpu_model: mode.gpus},
+                "idle_w": mode.idle_w,
+                **dict(zip(("start_wh", "stop_wh"), spec.switching_wh(mode), strict=True)),
+            }
             for mode in spec.modes
         ],
         "partitions": [
@@ -171,7 +178,4 @@ def _problem(site: Site, intensity: Floats, demand: Mapping[str, Floats], before
 
 
 def _running(before: PoolsResult) -> Sequence[Mapping[str, object]]:
-    return [
-        {"location": each.location, "mode": each.mode, "instances": each.count, "up_s": PERIOD_S}
-        for each in before.instances
-    ]
+    return [{"location": each.location, "mode": each.mode, "instances": each.count} for each in before.instances]

@@ -121,7 +121,7 @@ class Site:
             limits=terms.latency_limits(),
             clocks=clocks,
             weight=profile.max_qps,
-            start_j=3_600 * self._modes[mode].start_wh,
+            start_j=3_600 * self.spec.switching_wh(self._modes[mode])[0],
         )
 
     def _idle_w(self, mode: str) -> float:

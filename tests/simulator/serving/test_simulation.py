@@ -37,7 +37,9 @@ def a_site(max_qps: float = 1.0, **terms: Any) -> Site:
     profile = {"mode": "one", "max_qps": max_qps, "power_w": 400, "latency_s": 10, "ttft_ms": 100, "tbt_ms": 20}
     document = {
         "places": [{"name": name, "zone": name, "gpus": {"A100-SXM4-40GB": 4}} for name in ("here", "there")],
-        "modes": [{"name": "one", "gpu_model": "A100-SXM4-40GB", "gpus": 1, "command": ["serve"]} | terms],
+        "modes": [
+            {"name": "one", "gpu_model": "A100-SXM4-40GB", "gpus": 1, "command": ["serve"], "start_wh": 0} | terms
+        ],
         "partitions": [{"name": "all", "classes": [{"name": "any", "profiles": [profile]}]}],
     }
     return Site(PoolSpec.model_validate(document))
