@@ -5,11 +5,13 @@ Watts, joules, MHz, GiB and shares of one; a driver converts from whatever its l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import WattshiftError
+from services.core.domain.mig import SlicePlace, parent_of
 
 
 class DeviceError(WattshiftError):
@@ -34,6 +36,15 @@ class DeviceLostError(DeviceError):
     """The device has fallen off the bus or no longer answers."""
 
 
+class DeviceBusyError(DeviceError):
+    """Something runs on the device, so that it cannot be cut now."""
+
+
+Cut = tuple[SlicePlace, ...] | None
+"""How a GPU is cut: its slices in the order of their places, none of them on a GPU in MIG mode without slices; None for
+a GPU that is not in MIG mode."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One device now.
@@ -50,21 +61,50 @@ class Sample:
     power_limit_w: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SliceSample:
+    """One slice now. Its power is the GPU's and has no reading of its own.
+
+    ``activity`` is the share of its multiprocessors that were busy since the last sample; None where that is not
+    measured.
+    """
+
+    activity: float | None
+    memory_used_gib: float | None
+
+
 class Driver(Protocol):
     """The devices of one host. Calls block for milliseconds and may come from any one thread at a time."""
 
     name: Literal["nvml", "simulated"]
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the devices and what can be done with them; asked of the hardware once."""
+        """Return the GPUs, then their slices, and what can be done with them; as of the start or of the last cut."""
         ...
 
     def read(self, index: int) -> Sample:
-        """Return one device's readings."""
+        """Return one GPU's readings."""
+        ...
+
+    def read_slice(self, index: int) -> SliceSample:
+        """Return one slice's readings."""
+        ...
+
+    def cut(self, gpu: int, places: Cut) -> None:
+        """Cut a GPU anew: destroy the slices that it has and create these, or make it whole.
+
+        What was done until an error stays done; the caller restores what was before.
+
+        Raises:
+            DeviceBusyError: Something runs on it.
+            NotSupportedError: It cannot be cut, or not in this way.
+            NotPermittedError: This process may not cut it.
+            DeviceError: The driver failed otherwise.
+        """
         ...
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
-        """Lock the SM clock."""
+        """Lock a GPU's SM clock; slices refuse this and the other controls."""
         ...
 
     def reset_clock(self, index: int) -> None:
@@ -86,3 +126,19 @@ class Driver(Protocol):
     def close(self) -> None:
         """Release the library."""
         ...
+
+
+def check_whole(index: int) -> None:
+    """Raise NotSupportedError if a device is a slice: controls and counters are those of its GPU."""
+    parent = parent_of(index)
+    if parent is not None:
+        raise NotSupportedError(f"it is a slice: clock, power limit and power are those of GPU {parent} as a whole")
+
+
+def cut_of(devices: Iterable[DeviceInfo], gpu: int) -> Cut:
+    """Return how a GPU among these devices is cut."""
+    known = list(devices)
+    if not any(device.index == gpu and device.mig_enabled for device in known):
+        return None
+    slices = (device for device in known if device.parent == gpu and device.start is not None)
+    return tuple(sorted((SlicePlace(each.sevenths, each.start or 0) for each in slices), key=lambda place: place.start))

@@ -2,59 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import pynvml
 
-from gpu_agent.devices.driver import (
-    DeviceError,
-    DeviceLostError,
-    DriverMissingError,
-    NotPermittedError,
-    NotSupportedError,
-    Sample,
-)
+from gpu_agent.devices.driver import Cut, DeviceLostError, NotSupportedError, Sample, SliceSample, check_whole
+from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
+from gpu_agent.devices.nvml_mig import NvmlMig
 from services.contracts.nodes import DeviceInfo
 from services.kit.logging import Log
 
 log = Log(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-nvml: Any = pynvml  # its own annotations mix texts and numbers
-
-_GIB = 2**30
-_ERRORS: dict[int, type[DeviceError]] = {
-    pynvml.NVML_ERROR_UNINITIALIZED: DriverMissingError,
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverMissingError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverMissingError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverMissingError,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: NotSupportedError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
-    pynvml.NVML_ERROR_NO_PERMISSION: NotPermittedError,
-    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
-    pynvml.NVML_ERROR_NOT_FOUND: DeviceLostError,
-    pynvml.NVML_ERROR_RESET_REQUIRED: DeviceLostError,
-}
-
-
-def _named(call: Callable[P, T]) -> Callable[P, T]:
-    """Translate NVML's errors into the driver's."""
-
-    @functools.wraps(call)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return call(*args, **kwargs)
-        except pynvml.NVMLError as error:
-            number: int = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
-            raise _ERRORS.get(number, DeviceError)(str(error)) from error
-
-    return wrapped
 
 
 class NvmlDriver:
@@ -70,56 +29,83 @@ class NvmlDriver:
     name: Literal["nvml", "simulated"] = "nvml"
 
     def __init__(self, *, may_probe: bool = True) -> None:
-        _named(nvml.nvmlInit)()
+        named(nvml.nvmlInit)()
         self._may_probe = may_probe
         self._handles: list[Any] = self._open()
-        self._devices = [self._describe(index) for index in range(len(self._handles))]
+        self._gpus = [self._describe(index) for index in range(len(self._handles))]
+        self._mig = [
+            NvmlMig(handle, gpu) if gpu.can_partition or gpu.mig_enabled else None
+            for handle, gpu in zip(self._handles, self._gpus, strict=True)
+        ]
         self._counts_energy = [self._has_counter(handle) for handle in self._handles]
 
-    @_named
+    @named
     def _open(self) -> list[Any]:
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the devices, in the order of their PCI addresses."""
-        return list(self._devices)
+        """Return the GPUs, in the order of their PCI addresses, and their slices, whoever created them."""
+        gpus = [
+            gpu if mig is None else gpu.model_copy(update={"mig_enabled": mig.enabled})
+            for gpu, mig in zip(self._gpus, self._mig, strict=True)
+        ]
+        return gpus + [each for mig in self._mig if mig is not None for each in mig.slices()]
 
-    @_named
+    @named
     def read(self, index: int) -> Sample:
-        """Return one device's readings; None or 0 for what a device does not report."""
+        """Return one GPU's readings; None or 0 for what it does not report."""
+        check_whole(index)
         handle = self._handles[index]
-        utilization = _optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        memory = _optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        clock_mhz = _optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        limit_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+        utilization = optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        memory = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        clock_mhz = optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) if self._counts_energy[index] else None
         return Sample(
             power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1_000,
             utilization=min((utilization or 0) / 100, 1.0),
             clock_mhz=clock_mhz,
-            memory_used_gib=None if memory is None else memory / _GIB,
+            memory_used_gib=None if memory is None else memory / GIB,
             energy_j=None if energy_mj is None else energy_mj / 1_000,
             power_limit_w=None if limit_mw is None else limit_mw / 1_000,
         )
 
-    @_named
+    def read_slice(self, index: int) -> SliceSample:
+        """Return the activity of a slice, where NVML measures it (from Hopper on), and its memory."""
+        for mig in self._mig:
+            if mig is not None and mig.has(index):
+                return mig.read(index)
+        raise DeviceLostError(f"there is no slice {index}")
+
+    def cut(self, gpu: int, places: Cut) -> None:
+        """Destroy a GPU's instances and create these, each with one compute instance that has all of it."""
+        mig = self._mig[gpu]
+        if mig is None:
+            raise NotSupportedError("this GPU cannot be cut")
+        mig.cut(places)
+
+    @named
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the SM clock."""
+        check_whole(index)
         nvml.nvmlDeviceSetGpuLockedClocks(self._handles[index], clock_mhz, clock_mhz)
 
-    @_named
+    @named
     def reset_clock(self, index: int) -> None:
         """Unlock the SM clock."""
+        check_whole(index)
         nvml.nvmlDeviceResetGpuLockedClocks(self._handles[index])
 
-    @_named
+    @named
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the board's power."""
+        check_whole(index)
         nvml.nvmlDeviceSetPowerManagementLimit(self._handles[index], round(limit_w * 1_000))
 
-    @_named
+    @named
     def reset_power_limit(self, index: int) -> None:
         """Return to the board's default limit."""
+        check_whole(index)
         handle = self._handles[index]
         nvml.nvmlDeviceSetPowerManagementLimit(handle, nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
 
@@ -134,23 +120,24 @@ class NvmlDriver:
         except pynvml.NVMLError as error:
             log.warning("nvml.shutdown_failed", error=str(error))
 
-    @_named
+    @named
     def _describe(self, index: int) -> DeviceInfo:
         handle = self._handles[index]
-        clocks = sorted(_optional(lambda: _clocks_mhz(handle)) or [])
-        limit_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
-        lowest_mw = _optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
+        clocks = sorted(optional(lambda: _clocks_mhz(handle)) or [])
+        limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+        lowest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
         permitted = limit_mw is not None and self._is_permitted(handle, limit_mw)
         return DeviceInfo(
             index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            model=model_name(_text(nvml.nvmlDeviceGetName(handle))),
-            memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB,
+            uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+            model=model_name(text(nvml.nvmlDeviceGetName(handle))),
+            memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
             lowest_limit_w=lowest_mw and lowest_mw / 1_000,
             can_set_clock=permitted and bool(clocks),
             can_set_power_limit=permitted,
-            can_partition=permitted and _optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) is not None,
+            mig_enabled=bool((optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) or [0])[0]),
+            can_partition=permitted and optional(lambda: _seven_sevenths(handle)) is not None,
             clocks_mhz=clocks[-1_000:],
         )
 
@@ -166,7 +153,7 @@ class NvmlDriver:
         return True
 
     def _has_counter(self, handle: Any) -> bool:
-        return _optional(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) is not None
+        return optional(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) is not None
 
 
 def model_name(name: str) -> str:
@@ -175,22 +162,13 @@ def model_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", short or name).strip("-._")[:63] or "unknown"
 
 
+def _seven_sevenths(handle: Any) -> Any:
+    """The profile of a slice with seven sevenths, which GPUs have that are cut as the A100 is."""
+    nvml.nvmlDeviceGetMigMode(handle)
+    return nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, nvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE)
+
+
 def _clocks_mhz(handle: Any) -> list[int]:
     """The SM clocks at the highest memory clock, which is the one devices work at."""
     memory_mhz = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
     return list(nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz))
-
-
-def _optional(read: Callable[[], T]) -> T | None:
-    """Return a reading; None if the device does not have it or does not report it to this process."""
-    try:
-        return read()
-    except pynvml.NVMLError as error:
-        number = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
-        if _ERRORS.get(number) in (NotSupportedError, NotPermittedError):
-            return None
-        raise
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

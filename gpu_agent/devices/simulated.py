@@ -1,20 +1,34 @@
-"""Devices that exist as numbers: power from load and clock, an energy counter that outlives the agent."""
+"""Devices that exist as numbers: power from load and clock, an energy counter that outlives the agent.
+
+They are cut into MIG slices as the driver of real ones does it: in MIG mode, which is switched only while nothing runs
+on the GPU, and slice by slice, each at a place where it may begin. A cut GPU draws what its slices' loads add up to.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from gpu_agent import files
-from gpu_agent.devices.driver import NotSupportedError, Sample
+from gpu_agent.devices.driver import (
+    Cut,
+    DeviceBusyError,
+    DeviceLostError,
+    NotSupportedError,
+    Sample,
+    SliceSample,
+    check_whole,
+)
+from gpu_agent.devices.faults import CutFaults
 from gpu_agent.devices.response import Response
 from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
-from services.core.domain.gpus import gpu_model
+from services.core.domain.gpus import SLICE_SEVENTHS, gpu_model, mig_memory_gib
+from services.core.domain.mig import WHOLE, SlicePlace, fits, parent_of, profile_name, slice_index
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -26,11 +40,30 @@ _RESIDENT_SHARE = 0.6
 
 
 @dataclass
+class _Slice:
+    place: SlicePlace
+    load: float = 0.0
+    busy_s: float = 0.0
+    read_busy_s: float = 0.0
+    read_at: float = 0.0
+
+    def activity(self, now: float) -> float:
+        """Return the mean load since this was last asked."""
+        elapsed_s = now - self.read_at
+        share = (self.busy_s - self.read_busy_s) / elapsed_s if self.read_at and elapsed_s > 0 else self.load
+        self.read_busy_s, self.read_at = self.busy_s, now
+        return min(max(share, 0.0), 1.0)
+
+
+@dataclass
 class _Device:
+    """A GPU. ``slices`` is None for one that is not in MIG mode."""
+
     limit_w: float
     clock_mhz: int
     energy_j: float = 0.0
     power_w: float = 0.0
+    slices: list[_Slice] | None = field(default=None)
 
 
 class SimulatedDriver:
@@ -42,6 +75,7 @@ class SimulatedDriver:
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
         boot: Identifies a boot of the simulated host.
+        is_held: Whether something runs on a device, by its index.
 
     Raises:
         DomainError: no GPU model has that name.
@@ -50,7 +84,14 @@ class SimulatedDriver:
     name: Literal["nvml", "simulated"] = "simulated"
 
     def __init__(
-        self, model: str, count: int, load_of: Callable[[int], float], state_file: Path, node_id: str, boot: str = ""
+        self,
+        model: str,
+        count: int,
+        load_of: Callable[[int], float],
+        state_file: Path,
+        node_id: str,
+        boot: str = "",
+        is_held: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._model = gpu_model(model)
         self._response = Response(self._model)
@@ -58,36 +99,109 @@ class SimulatedDriver:
         self._state_file = state_file
         self._node_id = node_id
         self._boot = boot
+        self._is_held = is_held
+        self._faults = CutFaults(state_file.with_name("simulated_faults.json"))
         self._devices = [_Device(self._model.peak_w, self._model.highest_clock_mhz) for _ in range(count)]
         self._at = clock()
         self._restore()
         self._advance()
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the simulated devices; they accept every control and cannot be partitioned."""
-        return [
+        """Return the simulated GPUs, which accept every control, and their slices."""
+        gpus = [
             DeviceInfo(
                 index=index,
-                uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'wattshift:{self._node_id}:{index}')}",
+                uuid=self._uuid("GPU", str(index)),
+                mig_enabled=device.slices is not None,
                 model=self._model.name,
                 memory_gib=self._model.memory_gib,
                 power_limit_w=self._model.peak_w,
                 lowest_limit_w=self._model.lowest_limit_w,
                 can_set_clock=True,
                 can_set_power_limit=True,
+                can_partition=mig_memory_gib(self._model) is not None,
                 clocks_mhz=self._response.clocks_mhz,
             )
-            for index in range(len(self._devices))
+            for index, device in enumerate(self._devices)
         ]
+        slices = [
+            self._describe_slice(index, each.place)
+            for index, device in enumerate(self._devices)
+            for each in device.slices or ()
+        ]
+        return gpus + slices
+
+    def _describe_slice(self, gpu: int, place: SlicePlace) -> DeviceInfo:
+        return DeviceInfo(
+            index=slice_index(gpu, place.start),
+            uuid=self._uuid("MIG", f"{gpu}:{place.sevenths}g@{place.start}"),
+            parent=gpu,
+            profile=profile_name(self._model, place.sevenths),
+            sevenths=place.sevenths,
+            start=place.start,
+            model=self._model.name,
+            memory_gib=self._slice_memory_gib(place),
+            power_limit_w=self._model.peak_w,
+        )
+
+    def _uuid(self, kind: str, name: str) -> str:
+        return f"{kind}-{uuid.uuid5(uuid.NAMESPACE_URL, f'wattshift:{self._node_id}:{name}')}"
+
+    def _slice_memory_gib(self, place: SlicePlace) -> float:
+        memory_gib = mig_memory_gib(self._model)
+        return memory_gib[SLICE_SEVENTHS.index(place.sevenths)] if memory_gib else self._model.memory_gib
 
     def read(self, index: int) -> Sample:
-        """Bring all counters up to now and return one device's readings."""
+        """Bring all counters up to now and return one GPU's readings."""
+        check_whole(index)
         self._advance(save=index == 0)  # once for each round over the devices
         device = self._devices[index]
         load = self._load(index)
         resident_gib = self._model.memory_gib * _RESIDENT_SHARE if load else _CONTEXT_GIB
         clock_mhz = round(self._clock_mhz(index))
         return Sample(device.power_w, load, clock_mhz, resident_gib, device.energy_j, device.limit_w)
+
+    def read_slice(self, index: int) -> SliceSample:
+        """Return the mean load of a slice since it was last read."""
+        self._advance(save=False)
+        each = self._slice(index)
+        activity = each.activity(self._at)
+        resident_gib = self._slice_memory_gib(each.place) * _RESIDENT_SHARE if each.load else 0.0
+        return SliceSample(activity, resident_gib)
+
+    def cut(self, gpu: int, places: Cut) -> None:
+        """Cut a GPU, in the steps and with the errors of a real driver."""
+        device = self._devices[gpu]
+        if mig_memory_gib(self._model) is None:
+            raise NotSupportedError(f"{self._model.name} cannot be cut")
+        if not fits(places or ()):
+            raise NotSupportedError("Insufficient Resources: the slices overlap, or one may not begin where it is to")
+        for each in list(device.slices or ()):
+            if self._is_held(slice_index(gpu, each.place.start)):
+                raise DeviceBusyError(f"In use by another client: the slice at {each.place.start}")
+            self._faults.check("destroy")
+            self._recut(device, [other for other in device.slices or () if other is not each])
+        if (device.slices is None) != (places is None):
+            if self._is_held(gpu):
+                raise DeviceBusyError("In use by another client: MIG mode cannot be switched")
+            self._faults.check("mode")
+            self._recut(device, None if places is None else [])
+        for place in places or ():
+            self._faults.check("create")
+            self._recut(device, [*(device.slices or ()), _Slice(place)])
+
+    def _recut(self, device: _Device, slices: list[_Slice] | None) -> None:
+        self._advance(save=False)
+        device.slices = slices
+        self._advance()
+
+    def _slice(self, index: int) -> _Slice:
+        gpu = parent_of(index)
+        slices = self._devices[gpu].slices or () if gpu is not None and gpu < len(self._devices) else ()
+        found = next((each for each in slices if slice_index(gpu or 0, each.place.start) == index), None)
+        if found is None:
+            raise DeviceLostError(f"there is no slice {index}")
+        return found
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the clock to one of the model's."""
@@ -110,14 +224,21 @@ class SimulatedDriver:
         self._change(index, limit_w=self._model.peak_w)
 
     def relative_speed(self, index: int) -> float | None:
-        """Return the speed at the clock that lock and limit leave."""
-        return self._response.relative_speed(self._clock_mhz(index))
+        """Return the speed at the clock that lock and limit leave the GPU."""
+        gpu = parent_of(index)
+        return self._response.relative_speed(self._clock_mhz(index if gpu is None else gpu))
 
     def close(self) -> None:
         """Save the counters."""
         self._advance()
 
     def _load(self, index: int) -> float:
+        slices = self._devices[index].slices
+        if slices is None:
+            return self._share(index)
+        return sum(self._share(slice_index(index, each.place.start)) * each.place.sevenths for each in slices) / WHOLE
+
+    def _share(self, index: int) -> float:
         return min(max(self._load_of(index), 0.0), 1.0)
 
     def _clock_mhz(self, index: int) -> float:
@@ -125,6 +246,7 @@ class SimulatedDriver:
         return self._response.clock_under_limit_mhz(self._load(index), device.clock_mhz, device.limit_w)
 
     def _change(self, index: int, *, clock_mhz: int | None = None, limit_w: float | None = None) -> None:
+        check_whole(index)
         self._advance()
         device = self._devices[index]
         device.clock_mhz = clock_mhz or device.clock_mhz
@@ -137,6 +259,9 @@ class SimulatedDriver:
         for index, device in enumerate(self._devices):
             device.energy_j += device.power_w * (now - self._at)
             device.power_w = self._response.power_w(self._load(index), self._clock_mhz(index))
+            for each in device.slices or ():
+                each.busy_s += each.load * (now - self._at)
+                each.load = self._share(slice_index(index, each.place.start))
         self._at = now
         if save:
             self._save()
@@ -146,6 +271,7 @@ class SimulatedDriver:
             "kernel_boot": kernel_boot() + self._boot,
             "at": self._at,
             "devices": [[d.limit_w, d.clock_mhz, d.energy_j, d.power_w] for d in self._devices],
+            "slices": [None if d.slices is None else [each.place for each in d.slices] for d in self._devices],
         }
         try:
             files.replace(self._state_file, json.dumps(state).encode(), durable=False)
@@ -158,12 +284,16 @@ class SimulatedDriver:
             saved = [_Device(float(w), int(mhz), float(j), float(now_w)) for w, mhz, j, now_w in state["devices"]]
             if len(saved) != len(self._devices) or saved[0].clock_mhz not in self._response.clocks_mhz:
                 return  # other devices than last time: new counters
+            for device, slices in zip(saved, state.get("slices", [None] * len(saved)), strict=True):
+                if slices is not None:
+                    device.slices = [_Slice(SlicePlace(int(sevenths), int(start))) for sevenths, start in slices]
             self._devices = saved
             if state["kernel_boot"] == kernel_boot() + self._boot:
                 self._at = min(float(state["at"]), self._at)
             else:
                 for device in saved:
                     device.power_w = 0.0
+                    device.slices = None if device.slices is None else []  # MIG mode outlives a restart, slices do not
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:

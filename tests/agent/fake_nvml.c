@@ -37,11 +37,17 @@ static void advance(struct device *d) {
 }
 static struct device *of(void *handle) { return handle; }
 
+static void make_whole(void);
+static int instance_of(void *h); /* of fake_nvml_mig.h: the number of a MIG device, -1 for a GPU */
+static void name_slice(int number, char *uuid, unsigned length);
+static unsigned long long slice_bytes(int number);
+
 status nvmlInitWithFlags(unsigned flags) {
   (void)flags;
   status failed = fault("INIT");
   if (failed) return failed;
   for (int i = 0; i < DEVICES; i++) devices[i] = (struct device){1410, 400000, 1e6 * (i + 1), now()};
+  if (!getenv("NVML_FAKE_KEEP_CUT")) make_whole();
   return OK;
 }
 status nvmlShutdown(void) { return OK; }
@@ -58,6 +64,7 @@ status nvmlDeviceGetName(void *h, char *name, unsigned length) {
   return OK;
 }
 status nvmlDeviceGetUUID(void *h, char *uuid, unsigned length) {
+  if (instance_of(h) >= 0) { name_slice(instance_of(h), uuid, length); return OK; }
   snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", (int)(of(h) - devices));
   return OK;
 }
@@ -76,8 +83,8 @@ status nvmlDeviceGetUtilizationRates(void *h, struct util *u) {
   return fault("UTILIZATION");
 }
 status nvmlDeviceGetMemoryInfo(void *h, struct memory *m) {
-  (void)h;
-  *m = (struct memory){40ULL << 30, 10ULL << 30, 30ULL << 30};
+  unsigned long long total = instance_of(h) < 0 ? 40ULL << 30 : slice_bytes(instance_of(h));
+  *m = (struct memory){total, total / 4, total - total / 4};
   return OK;
 }
 status nvmlDeviceGetClockInfo(void *h, unsigned type, unsigned *mhz) {
@@ -123,8 +130,4 @@ status nvmlDeviceResetGpuLockedClocks(void *h) {
   of(h)->clock = 1410;
   return OK;
 }
-status nvmlDeviceGetMigMode(void *h, unsigned *now_, unsigned *later) {
-  (void)h;
-  *now_ = *later = 0;
-  return fault("MIG");
-}
+#include "fake_nvml_mig.h"

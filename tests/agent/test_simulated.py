@@ -128,4 +128,4 @@ def test_devices_keep_their_names(time: Time, tmp_path: Path) -> None:
     first, second = a_driver(tmp_path, {}).devices()
     assert first.uuid != second.uuid
     assert a_driver(tmp_path, {}).devices() == [first, second]
-    assert (first.memory_gib, first.power_limit_w, first.can_set_clock, first.can_partition) == (141, 700, True, False)
+    assert (first.memory_gib, first.power_limit_w, first.can_set_clock, first.can_partition) == (141, 700, True, True)

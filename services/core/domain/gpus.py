@@ -152,12 +152,17 @@ _MIG_MEMORY_GIB: Mapping[tuple[str, float], tuple[float, float, float, float, fl
 """Memory of a slice of each size, as NVIDIA's profile names say it (``1g.5gb``)."""
 
 
+def mig_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float] | None:
+    """Return the memory of a MIG slice of each of ``SLICE_SEVENTHS``; None for a board that cannot be cut."""
+    return _MIG_MEMORY_GIB.get((board.chip, board.memory_gib))
+
+
 def slice_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float]:
     """Return the memory of a slice of each of ``SLICE_SEVENTHS``.
 
     Boards without MIG share memory under MPS; a slice's share is then its sevenths of it.
     """
-    found = _MIG_MEMORY_GIB.get((board.chip, board.memory_gib))
+    found = mig_memory_gib(board)
     if found is not None:
         return found
     one, two, three, four, seven = (board.memory_gib * size / 7 for size in SLICE_SEVENTHS)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from services.core.domain.errors import DomainError
-from services.core.domain.gpus import SLICE_SEVENTHS
+from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, mig_memory_gib
 
 MEMORY_SLOTS = 8
 """Memory slots of a GPU."""
@@ -51,6 +51,18 @@ def slice_name(sevenths: int) -> str:
     return f"{sevenths}g"
 
 
+def profile_name(board: GpuModel, sevenths: int) -> str:
+    """Return the driver's name of a slice, such as ``2g.10gb``.
+
+    Raises:
+        DomainError: the board cannot be cut, or there is no slice of that size.
+    """
+    memory_gib = mig_memory_gib(board)
+    if memory_gib is None or sevenths not in SLICE_SEVENTHS:
+        raise DomainError(f"{board.name} has no slice of {sevenths} sevenths")
+    return f"{slice_name(sevenths)}.{memory_gib[SLICE_SEVENTHS.index(sevenths)]:g}gb"
+
+
 def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:
     """Return where slices of these sizes, in sevenths and any order, are on one GPU, in the order of their places.
 
@@ -80,3 +92,16 @@ def _place(sizes: tuple[int, ...], taken: int = 0) -> tuple[SlicePlace, ...] | N
         if not taken & slots and (rest := _place(sizes[1:], taken | slots)) is not None:
             return tuple(sorted((SlicePlace(size, start), *rest), key=lambda place: place.start))
     return None
+
+
+def fits(places: Sequence[SlicePlace]) -> bool:
+    """Return whether slices may begin where they do, and do not overlap."""
+    taken = 0
+    for sevenths, start in places:
+        if start not in _STARTS.get(sevenths, ()):
+            return False
+        slots = ((1 << _WIDTHS[sevenths]) - 1) << start
+        if taken & slots:
+            return False
+        taken |= slots
+    return True

@@ -1,0 +1,70 @@
+"""Calls of NVML's Python bindings, with the driver's errors in place of NVML's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import pynvml
+
+from gpu_agent.devices.driver import (
+    DeviceBusyError,
+    DeviceError,
+    DeviceLostError,
+    DriverMissingError,
+    NotPermittedError,
+    NotSupportedError,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+nvml: Any = pynvml  # its own annotations mix texts and numbers
+
+GIB = 2**30
+_ERRORS: dict[int, type[DeviceError]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: DriverMissingError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverMissingError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverMissingError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverMissingError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: NotSupportedError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: NotPermittedError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
+    pynvml.NVML_ERROR_NOT_FOUND: DeviceLostError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: DeviceLostError,
+    pynvml.NVML_ERROR_IN_USE: DeviceBusyError,
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: NotSupportedError,
+}
+
+
+def named(call: Callable[P, T]) -> Callable[P, T]:
+    """Translate NVML's errors into the driver's."""
+
+    @functools.wraps(call)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except pynvml.NVMLError as error:
+            number: int = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
+            raise _ERRORS.get(number, DeviceError)(str(error)) from error
+
+    return wrapped
+
+
+def optional(read: Callable[[], T]) -> T | None:
+    """Return a reading; None if the device does not have it or does not report it to this process."""
+    try:
+        return read()
+    except pynvml.NVMLError as error:
+        number = getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN)
+        if _ERRORS.get(number) in (NotSupportedError, NotPermittedError):
+            return None
+        raise
+
+
+def text(value: str | bytes) -> str:
+    """Return a text, which NVML gives as bytes in some releases."""
+    return value.decode() if isinstance(value, bytes) else value
