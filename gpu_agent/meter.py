@@ -2,24 +2,26 @@
 
 The joules of each sample go to the gang that holds the device at that moment. An interval ends by the clock and
 whenever a device gets another owner, so it never mixes owners. The readings of the devices' counters over an interval
-are stored apart from the split.
+are stored apart from the split. The joules of a GPU that is cut are first split among its slices, by estimate.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from gpu_agent.devices.driver import DeviceError, Driver, Sample
+from gpu_agent.devices.driver import DeviceError, Driver, Sample, SliceSample
 from gpu_agent.host_power import HostPower
 from gpu_agent.processes import cpu_seconds
 from gpu_agent.shim import clock, kernel_boot
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceInfo, DeviceReading, EnergyInterval, EnergySource, Usage
 from services.core.accounting.energy import counter_energy_j
+from services.core.accounting.slices import SliceUse, split_slice_energy
+from services.core.domain.gpus import likeliest_gpu_model
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 
@@ -28,14 +30,26 @@ log = Log(__name__)
 LONGEST_GAP_S = 90.0
 """If two power samples are further apart than this, the energy between them is marked as modelled."""
 _CLOCK_STEP_S = 1.0
-_SOURCES = (EnergySource.COUNTER, EnergySource.SAMPLED, EnergySource.SIMULATED, EnergySource.MODELLED)
+_SOURCES = tuple(EnergySource)
+"""The least known last."""
+
+
+@dataclass
+class _Slice:
+    """A slice between samples; its power and energy are its share of its GPU's."""
+
+    info: DeviceInfo
+    power_w: float = 0.0
+    total_j: float = 0.0
+    last: SliceSample | None = None
 
 
 @dataclass
 class _Device:
-    """A device between samples. ``counter_j`` is None for a device without an energy counter."""
+    """A GPU between samples. ``counter_j`` is None for one without an energy counter; ``slices`` are by their index."""
 
     info: DeviceInfo
+    slices: dict[int, _Slice] = field(default_factory=dict[int, _Slice])
     counter_j: float | None = None
     opened_counter_j: float | None = None
     power_w: float = 0.0
@@ -91,7 +105,7 @@ class Meter:
         boot: str = "",
     ) -> None:
         self._driver = driver
-        self._devices = [_Device(info) for info in devices]
+        self._devices = _with_slices({}, devices)
         self._host = host
         self._spool = spool
         self._static_w = static_w
@@ -109,19 +123,32 @@ class Meter:
         self._sampled = self._opened = clock()
 
     def readings(self) -> list[DeviceReading]:
-        """Return the devices' last readings."""
-        return [
-            DeviceReading(
-                index=device.info.index,
-                power_w=device.last.power_w,
-                utilization=device.last.utilization,
-                clock_mhz=device.last.clock_mhz,
-                memory_used_gib=device.last.memory_used_gib,
-                enforced_limit_w=device.last.power_limit_w,
-            )
-            for device in self._devices
-            if device.last is not None
-        ]
+        """Return the last readings of GPUs, and of slices with their estimated shares of the power."""
+        return [each for device in self._devices if device.last is not None for each in self._readings(device)]
+
+    def _readings(self, device: _Device) -> Iterator[DeviceReading]:
+        sample = device.last
+        if sample is None:
+            return
+        yield DeviceReading(
+            index=device.info.index,
+            power_w=sample.power_w,
+            utilization=sample.utilization,
+            clock_mhz=sample.clock_mhz,
+            memory_used_gib=sample.memory_used_gib,
+            enforced_limit_w=sample.power_limit_w,
+            energy_j=sample.energy_j,
+            read_at=self._sampled_at,
+        )
+        for index, each in sorted(device.slices.items()):
+            if each.last is not None:
+                yield DeviceReading(
+                    index=index,
+                    power_w=each.power_w,
+                    utilization=each.last.activity or 0.0,
+                    clock_mhz=sample.clock_mhz,
+                    memory_used_gib=each.last.memory_used_gib,
+                )
 
     def energy_j(self, devices: Collection[int], at: float) -> float:
         """Return the energy of these devices since this agent began, up to a moment near the last sample.
@@ -129,9 +156,10 @@ class Meter:
         Between the two, their power is assumed to be that of the sample.
         """
         return sum(
-            device.total_j + (device.power_w * (at - device.at) if device.at else 0.0)
+            each.total_j + (each.power_w * (at - device.at) if device.at else 0.0)
             for device in self._devices
-            if device.info.index in devices
+            for index, each in ((device.info.index, device), *device.slices.items())
+            if index in devices
         )
 
     async def begin(self, owners: dict[int, str], ended_at: Callable[[str], datetime | None]) -> None:
@@ -170,6 +198,18 @@ class Meter:
             await self._sample()
             await self._close(owners)
 
+    async def recut(self, devices: Sequence[DeviceInfo]) -> None:
+        """End the interval because GPUs have other slices.
+
+        Args:
+            devices: What the node has now.
+        """
+        async with self._lock:
+            await self._sample()
+            known = {device.index for device in devices}
+            await self._close({index: owner for index, owner in self._owners.items() if index in known})
+            self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
+
     async def _sample(self) -> None:
         samples = await asyncio.to_thread(self._read_all)
         for device, sample in zip(self._devices, samples, strict=True):
@@ -186,8 +226,17 @@ class Meter:
                     log.warning("device.unreadable", index=device.info.index, error=str(error))
                 device.last = None
                 samples.append(None)
+            for index, each in device.slices.items():
+                each.last = self._read_slice(index)
         self._sampled, self._sampled_at = clock(), utc_now()  # at once: a busy host may not return here for a while
         return samples
+
+    def _read_slice(self, index: int) -> SliceSample:
+        """Return a slice's readings; one that cannot be read has no measure, and its GPU's energy is split by size."""
+        try:
+            return self._driver.read_slice(index)
+        except DeviceError:
+            return SliceSample(None, None)
 
     def _advance(self, device: _Device, sample: Sample, now: float) -> None:
         first = device.at == 0.0
@@ -198,12 +247,32 @@ class Meter:
         device.counter_j, device.power_w, device.at, device.last = sample.energy_j, sample.power_w, now, sample
         device.integrated_j += energy_j
         device.total_j += energy_j
-        owner = self._owners.get(device.info.index)
+        if not device.slices:
+            self._give(device.info.index, energy_j, source, 1.0)
+            return
+        for index, part_j in self._split(device, energy_j, elapsed_s).items():
+            each, share = device.slices[index], device.slices[index].info.sevenths / _sevenths(device)
+            each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
+            each.total_j += part_j
+            is_split = any(other in self._owners for other in device.slices)
+            self._give(index, part_j, EnergySource.ESTIMATED if is_split else source, share)
+
+    def _split(self, device: _Device, energy_j: float, elapsed_s: float) -> dict[int, float]:
+        board = likeliest_gpu_model(device.info.model)
+        uses = {
+            index: SliceUse(each.info.sevenths, index in self._owners, each.last.activity if each.last else None)
+            for index, each in device.slices.items()
+        }
+        return split_slice_energy(energy_j, (board.idle_w if board else 0.0) * elapsed_s, uses)
+
+    def _give(self, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
+        """Give a device's energy to its owner; over a gap in which the owner ended, only until then."""
+        owner = self._owners.get(index)
         alive = self._alive_share.get(owner, 1.0) if owner is not None else 1.0
         if alive < 1.0:
             source = EnergySource.MODELLED
-            self._add(None, device, energy_j * (1 - alive), source, 1 - alive)
-        self._add(owner, device, energy_j * alive, source, alive)
+            self._add(None, index, energy_j * (1 - alive), source, device_share * (1 - alive))
+        self._add(owner, index, energy_j * alive, source, device_share * alive)
 
     def _energy_since(self, device: _Device, sample: Sample, elapsed_s: float) -> tuple[float, EnergySource]:
         if sample.energy_j is not None:
@@ -215,13 +284,11 @@ class Meter:
         source = EnergySource.SAMPLED if elapsed_s <= LONGEST_GAP_S else EnergySource.MODELLED
         return mean_w * elapsed_s, source
 
-    def _add(
-        self, owner: str | None, device: _Device, energy_j: float, source: EnergySource, device_share: float
-    ) -> None:
+    def _add(self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
         usage = self._usage.setdefault(owner, _Owner())
-        if device.info.index not in usage.devices:
+        if index not in usage.devices:
             usage.device_share += device_share
-        usage.add(device.info.index, energy_j, source)
+        usage.add(index, energy_j, source)
 
     async def _close(self, next_owners: dict[int, str]) -> None:
         elapsed_s = self._sampled - self._opened
@@ -319,3 +386,19 @@ class Meter:
             log.warning("meter.state_unreadable", error=str(error))
             return False
         return True
+
+
+def _with_slices(known: Mapping[int, _Device], devices: Sequence[DeviceInfo]) -> list[_Device]:
+    """Return the GPUs among some devices, those that are known with what was read of them, and the slices of each."""
+    gpus: list[_Device] = []
+    for info in (each for each in devices if each.parent is None):
+        gpu = known.get(info.index) or _Device(info)
+        before = {each.info.uuid: each for each in gpu.slices.values()}
+        slices = [each for each in devices if each.parent == info.index]
+        gpu.info, gpu.slices = info, {each.index: before.get(each.uuid) or _Slice(each) for each in slices}
+        gpus.append(gpu)
+    return gpus
+
+
+def _sevenths(device: _Device) -> int:
+    return sum(each.info.sevenths for each in device.slices.values())

@@ -35,6 +35,8 @@ class EnergySource(StrEnum):
     COUNTER = "counter"
     SAMPLED = "sampled"
     SIMULATED = "simulated"
+    ESTIMATED = "estimated"
+    """A slice's share of what its GPU used."""
     MODELLED = "modelled"
 
 
@@ -197,7 +199,7 @@ class DeviceReading(Message):
     """The current readings of a device."""
 
     index: int
-    power_w: float
+    power_w: float = Field(description="Of a slice: its estimated share of its GPU's power, which contains it.")
     utilization: float = Field(ge=0, le=1)
     clock_mhz: int | None = None
     memory_used_gib: float | None = None
@@ -213,6 +215,15 @@ class DeviceReading(Message):
         "clocks do not follow latency.",
     )
     enforced_limit_w: float | None = Field(default=None, description="The power limit that the device itself reports.")
+    energy_j: float | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="The device's energy counter, which counts from an arbitrary start; null if it has none, and of "
+        "slices.",
+    )
+    read_at: Instant | None = Field(
+        default=None, exclude_if=_is_none, description="When it was read, by the clock of the node."
+    )
 
 
 class RankState(StrEnum):

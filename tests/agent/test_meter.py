@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -64,10 +65,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-async def a_meter(world: World, folder: Path, owners: dict[int, str] | None = None, ended: Any = None) -> Meter:
-    devices = [
-        DeviceInfo(index=index, uuid=f"GPU-{index}", model="X", memory_gib=1, power_limit_w=300) for index in (0, 1)
-    ]
+WHOLE = [DeviceInfo(index=index, uuid=f"GPU-{index}", model="X", memory_gib=1, power_limit_w=300) for index in (0, 1)]
+
+
+async def a_meter(
+    world: World,
+    folder: Path,
+    owners: dict[int, str] | None = None,
+    ended: Any = None,
+    devices: Sequence[DeviceInfo] = WHOLE,
+) -> Meter:
     made: Any = world
     measuring = Meter(
         made,

@@ -143,11 +143,15 @@ class DeviceReading:
     """The current readings of a device.
 
     Attributes:
+        power_w: Of a slice: its estimated share of its GPU's power, which contains it.
         power_limit_w: The power limit set for a gang; null for the default.
         locked_clock_mhz: The clock that the device is locked to; null if it is not locked.
         latency_clock_mhz: The clock that the latency of a pool's requests asks for; in a dry run it is not set.
             Null where clocks do not follow latency.
         enforced_limit_w: The power limit that the device itself reports.
+        energy_j: The device's energy counter, which counts from an arbitrary start; null if it has none, and of
+            slices.
+        read_at: When it was read, by the clock of the node.
     """
 
     index: int
@@ -159,6 +163,8 @@ class DeviceReading:
     locked_clock_mhz: int | None = None
     latency_clock_mhz: int | None = None
     enforced_limit_w: float | None = None
+    energy_j: float | None = None
+    read_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
