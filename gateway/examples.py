@@ -181,7 +181,7 @@ BODIES: dict[str, Any] = {
         "location": "virginia",
         "zone": "US-MIDA-PJM",
         "capacity": 128,
-        "upstream_key": "example-org",
+        "upstream_secret": "EXAMPLE_ORG_KEY",
     },
     "submit_simulation": {
         "policy": ["las", "green"],

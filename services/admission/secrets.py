@@ -1,6 +1,7 @@
 """Secrets: set, listed and deleted by users; opened by nobody here.
 
-Values are sealed before they reach the database. Telemetry opens them for the nodes that start jobs with them.
+Values are sealed before they reach the database. Telemetry opens them for the nodes that start jobs with them, serving
+for the routers that send requests to model servers with them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_SECRETS_OF_A_TENANT = 1_000
 NO_KEY = ProblemError(
     409,
     ProblemCode.CAPABILITY_MISSING,
-    "This installation keeps no secrets: set WATTSHIFT_SECRETS_KEY for admission and telemetry.",
+    "This installation keeps no secrets: set WATTSHIFT_SECRETS_KEY for admission, telemetry and serving.",
 )
 
 

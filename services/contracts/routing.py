@@ -5,9 +5,9 @@ Serving makes the table from its pools, its instances and the endpoints of other
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
 from services.contracts.schema import Instant, Int, Message, Name, Real
@@ -44,6 +44,11 @@ class EndpointSpec(Message):
         default=None,
         description="Name of the file in the router's `ROUTER_KEYS_DIR` that contains its API key; null for none.",
     )
+    upstream_secret: Name | None = Field(
+        default=None,
+        description="Name of the secret of the endpoint's tenant that is its API key, instead of `upstream_key`. Set "
+        "it again to replace the key.",
+    )
     tenants: list[Name | Literal["*"]] = Field(
         default_factory=list[str], max_length=1_000, description="Other tenants that may use it; `*` for all."
     )
@@ -53,6 +58,12 @@ class EndpointSpec(Message):
     @classmethod
     def _without_slash(cls, value: str) -> str:
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> Self:
+        if self.upstream_key is not None and self.upstream_secret is not None:
+            raise ValueError("its key is a secret (upstream_secret) or a file (upstream_key): name one of them")
+        return self
 
 
 class Endpoint(Message):
@@ -114,6 +125,10 @@ class RoutedServer(Message):
     capacity: int = 64
     upstream_model: str | None = None
     upstream_key: str | None = None
+    upstream_secret: str | None = None
+    upstream_secret_set_at: Instant | None = Field(
+        default=None, description="When its secret was last set; null if there is none of that name."
+    )
     job_id: str | None = None
     node_id: str | None = None
     gpus: int = 0
@@ -176,6 +191,21 @@ class RoutingTable(Message):
     # left out while there are none, as routers of an older release refuse fields that they do not know
     apps: list[RoutedApp] = Field(default_factory=list[RoutedApp], exclude_if=_is_empty)
     app_servers: list[RoutedAppServer] = Field(default_factory=list[RoutedAppServer], exclude_if=_is_empty)
+
+
+class UpstreamKey(Message):
+    """The API key of a registered endpoint, for the routers that send requests to it."""
+
+    server: str = Field(description="Its id in the routing table.")
+    set_at: Instant
+    value: str = Field(repr=False)
+
+
+class UpstreamKeys(Message):
+    """The keys of all endpoints whose keys are secrets. ``missing`` says, by server, why one cannot be had."""
+
+    keys: list[UpstreamKey]
+    missing: dict[str, str] = Field(default_factory=dict[str, str])
 
 
 class HeldRequests(Message):

@@ -67,7 +67,7 @@ class SharedSettings(BaseSettings):
 
 
 class SealingSettings(SharedSettings):
-    """What the processes share that keep users' secrets, or hand them to nodes."""
+    """What the processes share that keep users' secrets, or hand them to nodes and routers."""
 
     secrets_key: str = Field(
         "",

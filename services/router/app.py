@@ -41,7 +41,7 @@ from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
 from services.router.openai import JSON, error_body
 from services.router.outcomes import Outcomes
-from services.router.outgoing import RequestWriter, UpstreamKeys
+from services.router.outgoing import RequestWriter
 from services.router.peers import Peers
 from services.router.probes import probe
 from services.router.settings import RouterSettings
@@ -50,6 +50,7 @@ from services.router.table import TableReader
 from services.router.traffic import TrafficReporter
 from services.router.turn import Turn
 from services.router.upstream import CHECK_S, Limits
+from services.router.upstream_keys import UpstreamKeys
 from services.router.usage import UsageReporter
 
 log = Log(__name__)
@@ -100,13 +101,14 @@ class Router:
             settings.total_timeout_s,
         )
         self.expectations = Expectations()
-        self.upstream_keys = UpstreamKeys(settings.keys_dir)
+        self.upstream_keys = UpstreamKeys(settings.keys_dir, serving)
         outcomes = Outcomes(self.expectations, self.metrics, self.latency, self._ended)
         dispatcher = Dispatcher(
             settings,
             self.fleet,
             self.lanes,
             self.expectations,
+            self.upstream_keys,
             RequestWriter(settings.order, self.upstream_keys),
             AnswerPasser(outcomes, settings.max_answer_bytes),
             self.metrics,
@@ -119,6 +121,7 @@ class Router:
         self.table.read_kept()
         loops: list[tuple[Callable[[], Awaitable[object]], float, str]] = [
             (self.table.look, settings.table_poll_s, "table.not_read"),
+            (self._renew_keys, settings.table_poll_s, "keys.not_read"),
             (self._check, CHECK_S, "connections.not_checked"),
             (self.probe_servers, settings.probe_s, "servers.not_probed"),
             (self.peers.look, PEERS_S, "peers.not_read"),
@@ -150,6 +153,9 @@ class Router:
         self.fleet.adopt(table, self.peers.processes)
         self.lanes.rearrange(self.fleet)
 
+    async def _renew_keys(self) -> None:
+        await self.upstream_keys.renew(self.fleet.servers.values())
+
     async def _check(self) -> None:
         now_s = time.monotonic()
         for server in self.fleet.every_server():
@@ -161,7 +167,7 @@ class Router:
 
     async def probe_servers(self) -> None:
         """Probe all servers once, and take in how fast they are."""
-        self.upstream_keys.forget()
+        self.upstream_keys.forget_files()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
         await asyncio.gather(*(probe(server, self.limits) for server in servers))
         for server in servers:

@@ -18,6 +18,7 @@ from services.router.outgoing import RequestWriter
 from services.router.settings import RouterSettings
 from services.router.turn import Received, Turn
 from services.router.upstream import Connection, Limits, UpstreamError
+from services.router.upstream_keys import UpstreamKeys
 
 log = Log(__name__)
 
@@ -35,6 +36,7 @@ class Dispatcher:
         fleet: Fleet,
         lanes: Lanes,
         expectations: Expectations,
+        keys: UpstreamKeys,
         writer: RequestWriter,
         answers: AnswerPasser,
         metrics: Metrics,
@@ -46,6 +48,7 @@ class Dispatcher:
         self._fleet = fleet
         self._lanes = lanes
         self._expectations = expectations
+        self._keys = keys
         self._writer = writer
         self._answers = answers
         self._metrics = metrics
@@ -153,6 +156,8 @@ class Dispatcher:
             return share_s
 
         try:
+            if self._keys.is_due(server):
+                await self._keys.renew((server,))
             connection = await server.origin.connection(self._limits)
             ticket.connection = connection
             if ticket.is_preempted:
@@ -162,6 +167,8 @@ class Dispatcher:
             if connection.status in BUSY:
                 reason = "rate_limited" if connection.status == 429 else "busy"
                 raise UpstreamError(reason, f"The server answered {connection.status}.", may_repeat=True)
+            if connection.status == 401 and server.spec.pool is None:
+                raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
             lane.answered(ticket)
             if is_stream(connection.headers):
                 await self._answers.stream(turn, ticket, server, connection, give_back)

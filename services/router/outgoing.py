@@ -1,49 +1,19 @@
-"""Requests as they are sent to model servers, and the keys of servers that ask for one."""
+"""Requests as they are sent to model servers, with the keys of servers that ask for one."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from services.core.policies.freesh.laxity import Order
 from services.router.fleet import Server
 from services.router.lanes import Ticket
 from services.router.turn import Turn
-from services.router.upstream import UpstreamError
+from services.router.upstream_keys import UpstreamKeys
 
 UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 """A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
 MOST_HEADS = 10_000
-
-
-class UpstreamKeys:
-    """Keys that servers of others ask for, by name: the files of one folder, read when they are first needed."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._keys: dict[str, bytes] = {}
-
-    def of(self, name: str) -> bytes:
-        """Return a key.
-
-        Raises:
-            UpstreamError: There is no such file, or what it contains is no key.
-        """
-        found = self._keys.get(name)
-        if found is None:
-            try:
-                found = b"" if self._folder is None else (self._folder / name).read_bytes().strip()
-            except OSError:
-                found = b""
-            if not found or any(byte <= 0x20 or byte >= 0x7F for byte in found):
-                raise UpstreamError("no_key", f"ROUTER_KEYS_DIR has no usable file {name}.", may_repeat=True)
-            self._keys[name] = found
-        return found
-
-    def forget(self) -> None:
-        """Read the files again when they are next needed."""
-        self._keys.clear()
 
 
 class RequestWriter:
@@ -79,7 +49,7 @@ class RequestWriter:
 
     def _head(self, server: Server, path: str) -> bytes:
         """Return the constant part of requests to a server."""
-        origin, key_name = server.origin, server.spec.upstream_key
+        origin = server.origin
         head = self._heads.get((origin.url, path))
         if head is None:
             if len(self._heads) > MOST_HEADS:
@@ -88,6 +58,5 @@ class RequestWriter:
                 b"POST %s%s HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\naccept: */*\r\n"
                 b"accept-encoding: identity\r\nuser-agent: wattshift-router\r\n"
             ) % (origin.path, path.encode(), origin.authority)
-        if key_name is None:
-            return head
-        return head + b"authorization: Bearer %s\r\n" % self._keys.of(key_name)
+        key = self._keys.of(server)
+        return head if key is None else b"%sauthorization: Bearer %s\r\n" % (head, key)

@@ -36,7 +36,8 @@ class UpstreamError(Exception):
     """A server did not answer as it should.
 
     Attributes:
-        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``malformed``, ``too_large``.
+        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``malformed``, ``too_large``,
+            ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
         may_repeat: Whether the request was certainly not processed.
     """
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.db.engine import create_engine, is_connection_error
+from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
@@ -63,6 +64,8 @@ def create_app(settings: ServingSettings) -> FastAPI:
             zones = CarbonZones(carbon)
             app.state.pools = Pools(repository, zones, plans, settings.plan_interval_s)
             app.state.traffic = traffic
+            app.state.repository = repository
+            app.state.sealer = Sealer(settings.secrets_key)
             app.state.endpoints = Endpoints(repository, settings, zones.signals)
             intensities = Intensities(carbon)
             app.state.routing = routing = Routing(repository, intensities, settings)

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from urllib.parse import urlsplit
 
 from services.contracts.carbon import CurrentIntensity
@@ -114,6 +115,8 @@ class Routing:
             pools = await queries.routing.pools()
             rows = await queries.routing.servers(self._settings.routing_power_s)
             endpoints = await queries.routing.endpoints()
+            has_secrets = any(each.spec.upstream_secret for each in endpoints)
+            keys = {row.endpoint: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
         specs = {pool.name: PoolSpec.model_validate_json(pool.spec) for pool in pools}
         rows = [row for row in rows if row.pool in specs]
         signals = {
@@ -130,7 +133,7 @@ class Routing:
         servers = [
             _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place)))) for row in rows
         ]
-        servers += [_foreign(each, intensity(each.spec.zone, None)) for each in endpoints]
+        servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None)) for each in endpoints]
         return RoutingTable(made_at=now, pools=[_pool(row, specs[row.name]) for row in pools], servers=servers)
 
 
@@ -224,10 +227,15 @@ def _class(partitions: Iterable[PoolPartition], partition: str | None, request_c
     return None
 
 
-def _foreign(each: Endpoint, intensity: CurrentIntensity | None) -> RoutedServer:
+def server_id(endpoint: str) -> str:
+    """Return what a registered endpoint is called in the routers' table."""
+    return f"endpoint:{endpoint}"
+
+
+def _foreign(each: Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None) -> RoutedServer:
     spec = each.spec
     return RoutedServer(
-        id=f"endpoint:{each.name}",
+        id=server_id(each.name),
         url=spec.url,
         models=spec.models,
         tenant_id=each.tenant_id,
@@ -239,6 +247,8 @@ def _foreign(each: Endpoint, intensity: CurrentIntensity | None) -> RoutedServer
         capacity=spec.capacity,
         upstream_model=spec.upstream_model,
         upstream_key=spec.upstream_key,
+        upstream_secret=spec.upstream_secret,
+        upstream_secret_set_at=secret_set_at,
         power_w=spec.power_w,
         gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else None,
         is_intensity_estimated=intensity is None or intensity.point.is_estimated,
@@ -259,7 +269,8 @@ class Endpoints:
         """Register an endpoint or replace its spec; return it, and whether it is new.
 
         Raises:
-            ProblemError: 422 for an address that is not allowed or an unknown zone; 404 for another tenant's.
+            ProblemError: 422 for an address that is not allowed, an unknown zone or a secret that does not exist;
+                403 for an endpoint of another tenant that is sent a secret of that tenant.
         """
         self._check_address(spec)
         await self._check_zone(spec)
@@ -268,6 +279,16 @@ class Endpoints:
             before = await queries.routing.endpoint(name, lock=True)
             if before is None:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"Endpoint {name} was removed meanwhile; try again.")
+            if spec.upstream_secret is not None and (is_new or before.spec != spec):
+                if before.tenant_id != caller.tenant_id:  # a changed address must not be sent what the tenant keeps
+                    detail = f"Only an operator of the tenant {before.tenant_id} may have its secrets sent."
+                    raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+                if not await queries.routing.has_secret(before.tenant_id, spec.upstream_secret):
+                    raise _invalid(
+                        "/upstream_secret",
+                        f"Tenant {before.tenant_id} has no secret {spec.upstream_secret} for all its projects; set it "
+                        f"with `wattshift secrets set {spec.upstream_secret}`.",
+                    )
             if is_new:
                 await queries.routing.audit(caller, "endpoint.registered", name, url=spec.url)
                 return before, True

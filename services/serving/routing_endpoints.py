@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.contracts.queries import PageQuery
-from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable
+from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable, UpstreamKeys
 from services.contracts.schema import Name
 from services.kit.background.http import NOT_FOUND, PROBLEMS
 from services.kit.identity import Caller, Operator
 from services.serving.routing import Endpoints, Routing
+from services.serving.upstream_keys import open_upstream_keys
 
 router = APIRouter(responses=PROBLEMS)
 
@@ -63,10 +64,16 @@ async def delete_endpoint(endpoint: EndpointName, caller: Operator, endpoints: R
     return await endpoints.remove(endpoint, caller)
 
 
-@router.get("/internal/routing")
+@router.get("/internal/routing", response_model_exclude_defaults=True)  # so that older routers can read it
 async def read_table(routing: Known) -> RoutingTable:
     """Read the pools that serve models, and all servers."""
     return await routing.table()
+
+
+@router.get("/internal/routing/keys")
+async def read_keys(request: Request) -> UpstreamKeys:
+    """Read the API keys of endpoints whose keys are secrets."""
+    return await open_upstream_keys(request.app.state.repository, request.app.state.sealer)
 
 
 @router.post("/internal/routing/held", status_code=204)

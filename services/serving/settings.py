@@ -6,6 +6,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.background.settings import WorkSettings
+from services.kit.settings import SealingSettings
 
 
 def _renamed(name: str) -> AliasChoices:
@@ -13,7 +14,7 @@ def _renamed(name: str) -> AliasChoices:
     return AliasChoices(f"SERVING_{name}", f"OPTIMIZER_{name}")
 
 
-class ServingSettings(WorkSettings):
+class ServingSettings(WorkSettings, SealingSettings):
     """``SERVING_*``, and what all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="SERVING_")

@@ -69,6 +69,7 @@ NOT_PUBLIC = {
     ("POST", "/internal/keys/resolve"): "the gateway and the router ask it whose key a hash is",
     ("POST", "/internal/request-usage"): "routers tell the ledger whose a server's time was",
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
+    ("GET", "/internal/routing/keys"): "routers ask serving for the keys of other people's model servers",
     ("POST", "/internal/routing/held"): "routers say what they hold at servers that drain",
     ("GET", "/internal/live"): "the simulator asks the scheduler for the queue",
     ("GET", "/internal/comparisons/{job_id}"): "the scheduler asks the simulator what it has of a job",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,21 +218,6 @@ async def test_endpoints_outside_the_networks_are_not_connected_to(stage: Stage)
     async with stage.router(endpoint_networks="127.0.0.0/8") as router:
         await router.adopted()
         assert (await router.ask(json=chat(model="lab-model"))).status_code == 200
-
-
-async def test_an_endpoint_gets_its_own_key_and_its_own_name_of_the_model(stage: Stage, tmp_path: Path) -> None:
-    (tmp_path / "lab-key").write_text("sk-upstream\n")
-    lab = {"pool": None, "models": [MODEL], "upstream_model": "served-name", "upstream_key": "lab-key"}
-    stage.plane.servers = [a_routed_server(stage.one, "endpoint:lab", **lab)]
-    async with stage.router(keys_dir=tmp_path) as router:
-        await router.adopted()
-        answer = await router.ask(json=chat(temperature=0.5))
-        assert answer.status_code == 200, answer.text
-        assert stage.one.headers[0]["authorization"] == "Bearer sk-upstream"
-        assert json.loads(stage.one.seen[0]) == chat(temperature=0.5, model="served-name")
-        (tmp_path / "lab-key").unlink()
-        router.router.upstream_keys.forget()
-        assert error_of(await router.ask())[0] == 502
 
 
 async def test_one_tenants_trouble_costs_no_other_anything(router: Running, stage: Stage) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from services.contracts.identity import Role
-from services.contracts.routing import Endpoint, RoutingTable
+from services.contracts.routing import Endpoint, RoutingTable, UpstreamKeys
 from services.contracts.serving import InstanceState
 from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
+from services.db.sealing import Sealer
 from services.serving.controller.advance import Seen, advance
 from tests.serving.test_advance import DRAINING, NOW, PROBES
-from tests.support.pools import PoolApi, a_partition, pool_api
+from tests.support.pools import SECRETS_KEY, PoolApi, a_partition, pool_api
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,60 @@ async def test_what_is_wrong_with_an_endpoint_is_named_and_nothing_is_registered
 
     assert (answer.status_code, why in answer.json()["detail"]) == (422, True), answer.text
     assert (await api.call("GET", "/v1/endpoints/wrong")).status_code == 404
+
+
+async def a_secret(api: PoolApi, name: str, value: str, tenant: str = "acme") -> None:
+    """Set a secret as admission does."""
+    await api.database.execute("INSERT INTO tenants (id, limits) VALUES ($1, '{}') ON CONFLICT DO NOTHING", tenant)
+    await api.database.execute(
+        "INSERT INTO secrets (tenant_id, project, name, version, sealed) VALUES ($1, '', $2, 1, $3) "
+        "ON CONFLICT (tenant_id, project, name) DO UPDATE SET sealed = excluded.sealed, updated_at = clock_timestamp()",
+        *(tenant, name, Sealer(SECRETS_KEY).seal(value, tenant, "", name)),
+    )
+
+
+async def keys(api: PoolApi) -> UpstreamKeys:
+    return UpstreamKeys.model_validate_json((await api.call("GET", "/internal/routing/keys")).content)
+
+
+async def test_a_secret_is_the_key_of_an_endpoint_and_only_routers_get_its_value(api: PoolApi) -> None:
+    await a_secret(api, "LAB_KEY", "sk-one")
+    spec = an_endpoint(upstream_secret="LAB_KEY")
+    made = await api.call("PUT", "/v1/endpoints/keyed", json=spec, tenant="acme")
+    assert made.status_code == 201, made.text
+    first = await keys(api)
+    await a_secret(api, "LAB_KEY", "sk-two")
+    (server,) = [each for each in (await table(api)).servers if each.id == "endpoint:keyed"]
+    (second,) = (await keys(api)).keys
+
+    assert [(key.server, key.value) for key in first.keys] == [("endpoint:keyed", "sk-one")]
+    assert (second.value, server.upstream_secret, server.upstream_secret_set_at) == ("sk-two", "LAB_KEY", second.set_at)
+    assert second.set_at > first.keys[0].set_at
+    shown = made.text + (await api.call("GET", "/v1/endpoints/keyed", tenant="acme")).text + str(first)
+    assert "sk-" not in shown
+
+    await api.database.execute("UPDATE secrets SET sealed = $1 WHERE name = 'LAB_KEY'", b"\x01" + 40 * b"x")
+    changed = await keys(api)
+    assert (changed.keys, list(changed.missing)) == ([], ["endpoint:keyed"])
+    await api.database.execute("DELETE FROM secrets WHERE name = 'LAB_KEY'")
+    (server,) = [each for each in (await table(api)).servers if each.id == "endpoint:keyed"]
+    assert (await keys(api), server.upstream_secret_set_at) == (UpstreamKeys(keys=[]), None)
+
+
+async def test_an_endpoint_is_sent_no_secret_that_is_not_its_tenants(api: PoolApi) -> None:
+    await a_secret(api, "OURS", "sk-ours")
+    path, spec = "/v1/endpoints/guarded", an_endpoint(upstream_secret="OURS")
+
+    of_another = await api.call("PUT", path, json=spec, tenant="umbra")
+    both = await api.call("PUT", path, json={**spec, "upstream_key": "file"}, tenant="acme")
+    assert (of_another.status_code, of_another.json()["errors"][0]["pointer"]) == (422, "/upstream_secret")
+    assert (both.status_code, "name one of them" in both.text) == (422, True)
+    assert (await api.call("GET", path)).status_code == 404
+
+    await api.call("PUT", path, json=spec, tenant="acme")
+    redirected = await api.call("PUT", path, json={**spec, "url": "http://10.8.0.66"}, tenant="umbra")
+    found = await api.call("GET", path)
+    assert (redirected.status_code, found.json()["spec"]["url"]) == (403, spec["url"])
 
 
 async def test_users_see_their_tenants_endpoints_and_register_none(api: PoolApi) -> None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from services.contracts.identity import Identity, Role
 from services.db.database import prepare
 from services.db.engine import create_engine
+from services.db.sealing import Sealer
 from services.kit.http import ServiceClient, new_session
 from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
@@ -59,6 +60,9 @@ def windows_ago(count: int, requests: list[list[int]], *, s: float = 60) -> list
     last_s = (datetime.now(UTC).timestamp() - s) // 5 * 5
     starts = [datetime.fromtimestamp(last_s - 5 * back, UTC) for back in reversed(range(count))]
     return [{"start_at": start.isoformat(), "requests": requests} for start in starts]
+
+
+SECRETS_KEY = "a-key-that-seals-secrets-in-tests-only"
 
 
 @dataclass
@@ -124,7 +128,8 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         return web.json_response({"items": zones})
 
     engine = create_engine(database_url)
-    settings = ServingSettings(service_token=TOKEN, endpoint_networks="127.0.0.0/8,10.8.0.0/16")  # type: ignore[call-arg]
+    given = {"service_token": TOKEN, "endpoint_networks": "127.0.0.0/8,10.8.0.0/16"}
+    settings = ServingSettings.model_validate(given)
     plans = Plans(ServingRepository(engine), plan_repository(engine), settings)
     app = FastAPI()
     app.include_router(endpoints.router)
@@ -140,6 +145,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
     ):
         carbon_service = ServiceClient(session, carbon_url, "The carbon service", timeout_s=2)
         zones = CarbonZones(carbon_service)
+        app.state.repository, app.state.sealer = ServingRepository(engine), Sealer(SECRETS_KEY)
         app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones.signals)
         app.state.routing = Routing(ServingRepository(engine), Intensities(carbon_service), settings)
         app.state.pools = Pools(ServingRepository(engine), zones, plans, settings.plan_interval_s)

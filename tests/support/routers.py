@@ -21,7 +21,15 @@ import uvicorn
 from aiohttp import web
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
-from services.contracts.routing import HeldRequests, RoutedPool, RoutedServer, RoutingTable, UsageReport
+from services.contracts.routing import (
+    HeldRequests,
+    RoutedPool,
+    RoutedServer,
+    RoutingTable,
+    UpstreamKey,
+    UpstreamKeys,
+    UsageReport,
+)
 from services.contracts.serving import TrafficReport
 from services.router.app import Router, listen
 from services.router.settings import RouterSettings
@@ -161,6 +169,8 @@ class Plane:
     limits: TenantLimits = field(default_factory=lambda: TenantLimits(requests_per_s=100_000, burst=100_000))
     traffic: list[tuple[str, TrafficReport]] = field(default_factory=list[tuple[str, TrafficReport]])
     usage: list[UsageReport] = field(default_factory=list[UsageReport])
+    keys: list[UpstreamKey] = field(default_factory=list[UpstreamKey])
+    keys_asked: int = 0
     held: list[HeldRequests] = field(default_factory=list[HeldRequests])
 
     @property
@@ -172,6 +182,10 @@ class Plane:
         match request.path.split("/")[1:]:
             case ["internal", "routing"] if self.is_serving_up:
                 return web.Response(text=self.table.model_dump_json(), content_type="application/json")
+            case ["internal", "routing", "keys"] if self.is_serving_up:
+                self.keys_asked += 1
+                found = UpstreamKeys(keys=self.keys).model_dump_json()
+                return web.Response(text=found, content_type="application/json")
             case ["internal", "routing", "held"] if self.is_serving_up:
                 self.held.append(HeldRequests.model_validate_json(content))
                 return web.Response(status=204)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.identity import Identity
 from services.contracts.routing import Endpoint, EndpointSpec
-from services.db.tables.admission import audit_log
+from services.db.tables.admission import audit_log, secrets
 from services.db.tables.pools import model_endpoints, pools
 
 POOLS = text("""
@@ -46,6 +46,12 @@ TAKEN = text("""
 SELECT name, model FROM pools, jsonb_array_elements_text(coalesce(spec -> 'models', '[]')) AS model
  WHERE tenant_id = :tenant AND name <> :pool AND deleted_at IS NULL AND model = ANY(CAST(:models AS text[]))
  ORDER BY name LIMIT 1
+""")
+KEYS = text("""
+SELECT e.name AS endpoint, e.tenant_id, s.name AS secret, s.updated_at AS set_at, s.sealed
+  FROM model_endpoints e
+  JOIN secrets s ON s.tenant_id = e.tenant_id AND s.project = '' AND s.name = e.spec ->> 'upstream_secret'
+ ORDER BY e.name
 """)
 LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' || :tenant, 0))")
 
@@ -83,6 +89,17 @@ class ServerRow:
     intensity_estimated: bool | None
 
 
+@dataclass(frozen=True)
+class KeyRow:
+    """The secret that is the API key of an endpoint."""
+
+    endpoint: str
+    tenant_id: str
+    secret: str
+    set_at: datetime
+    sealed: bytes
+
+
 class RoutingRows:
     """Queries for routers."""
 
@@ -110,6 +127,15 @@ class RoutingRows:
         if limit is not None:
             query = query.limit(limit)
         return [_endpoint(dict(row)) for row in (await self._connection.execute(query)).mappings()]
+
+    async def keys(self) -> list[KeyRow]:
+        """Return the secrets that are keys of endpoints, as far as they exist."""
+        return [KeyRow(**row) for row in (await self._connection.execute(KEYS)).mappings()]
+
+    async def has_secret(self, tenant_id: str, name: str) -> bool:
+        """Return whether a tenant has a secret that is not for one project only."""
+        place = (secrets.c.tenant_id == tenant_id, secrets.c.project == "", secrets.c.name == name)
+        return (await self._connection.execute(select(secrets.c.version).where(*place))).one_or_none() is not None
 
     async def endpoint(self, name: str, *, lock: bool = False) -> Endpoint | None:
         """Return one endpoint, locked on request."""

@@ -1,0 +1,29 @@
+"""API keys of registered endpoints that are secrets of their tenants, opened for the routers and nobody else."""
+
+from __future__ import annotations
+
+from services.contracts.routing import UpstreamKey, UpstreamKeys
+from services.db.sealing import Sealer, SealError
+from services.kit.logging import Log
+from services.serving.repository import ServingRepository
+from services.serving.routing import server_id
+
+log = Log(__name__)
+
+
+async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> UpstreamKeys:
+    """Return the keys that there are, and why others cannot be had."""
+    async with repository.reading() as queries:
+        rows = await queries.routing.keys()
+    opened: list[UpstreamKey] = []
+    missing: dict[str, str] = {}
+    for row in rows:
+        server = server_id(row.endpoint)
+        try:
+            value = sealer.open(row.sealed, row.tenant_id, "", row.secret)
+        except SealError:
+            log.error("secret.not_opened", secret=row.secret, tenant=row.tenant_id)
+            missing[server] = f"The secret {row.secret} was sealed with a key that serving does not have; set it again."
+        else:
+            opened.append(UpstreamKey(server=server, set_at=row.set_at, value=value))
+    return UpstreamKeys(keys=opened, missing=missing)
