@@ -230,8 +230,34 @@ ANSWERS: dict[str, Any] = {
                 "url": "http://10.0.0.17:29500",
                 "job_id": JOB,
                 "plan_id": "plan_01m7x7bc3bek0m17yf7jgq3ar1",
+                "clock": {
+                    "policy": "learned",
+                    "dry_run": False,
+                    "clock_mhz": 810,
+                    "wanted_mhz": 810,
+                    "exceeded_share": 0.0,
+                    "model_error": 0.031,
+                },
                 "created_at": "2026-11-20T19:30:02.113Z",
                 "ready_at": "2026-11-20T19:31:40.871Z",
+            }
+        ]
+    },
+    "list_pool_clocks": {
+        "items": [
+            {
+                "instance": "instance_01m805bbdqfxhbcb151cgyg0ac",
+                "job_id": JOB,
+                "start_at": "2026-11-20T19:45:00Z",
+                "policy": "learned",
+                "dry_run": False,
+                "decisions": 60,
+                "exceeded": 1,
+                "mean_mhz": 841.5,
+                "lowest_mhz": 780.0,
+                "highest_mhz": 1410.0,
+                "last_mhz": 810.0,
+                "model_error": 0.031,
             }
         ]
     },

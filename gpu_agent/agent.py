@@ -249,7 +249,15 @@ class Agent:
             order.allocation_id: self.controls.status(order).model_copy(update={"interval": self.intervals.of(order)})
             for order in self.gangs.orders()
         }
-        ranks = [gang.status().model_copy(update={"settings": settings.get(gang.allocation_id)}) for gang in self.gangs]
+        ranks = [
+            gang.status().model_copy(
+                update={
+                    "settings": settings.get(gang.allocation_id),
+                    "clocks": self.clocks.minutes(gang.start.job_id, time.time()) if gang.start else [],
+                }
+            )
+            for gang in self.gangs
+        ]
         heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self._readings())
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
@@ -263,7 +271,7 @@ class Agent:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
             ordered = self.gangs.orders()
-            self.clocks.decide(self.gangs, self._measured, shim.clock())
+            self.clocks.decide(self.gangs, self._measured, shim.clock(), time.time())
             if await self._set_devices():
                 await self.meter.sample()  # from now on the devices draw something else
                 if ordered:  # clocks that follow latency move every second, and go with the next heartbeat

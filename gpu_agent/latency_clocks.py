@@ -11,9 +11,10 @@ Source: FREESH section 3.2, equation 5; ``services.core.policies.freesh.clock_mo
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ from gpu_agent.controls import Order
 from gpu_agent.gangs import Gang
 from gpu_agent.learned_clocks import LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy, ServerClocks
-from services.contracts.nodes import DeviceControls, DeviceInfo
+from services.contracts.nodes import ClockMinute, DeviceControls, DeviceInfo
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, latency_stream
 from services.core.domain.errors import DomainError
@@ -41,6 +42,7 @@ PACE_S = 0.9
 """Least time between two changes of a clock: a little less than the second between reports, whose arrival varies."""
 BUSY_SHARE = 0.99
 """Share of time with requests above which a server counts as busy all the time."""
+MINUTE_S = 60.0
 _BLOCK_MS = 2_000
 _BATCH = 100
 
@@ -135,6 +137,31 @@ class Decision:
     model: ModelState | None = None
 
 
+@dataclass
+class Minute:
+    """The clocks of one server in one minute of UTC."""
+
+    start_s: float
+    decided: list[Decision] = field(default_factory=list["Decision"])
+
+    def message(self) -> ClockMinute:
+        """Return what the control plane keeps of it."""
+        clocks, last = [each.clock_mhz for each in self.decided], self.decided[-1]
+        return ClockMinute(
+            start_at=datetime.fromtimestamp(self.start_s, UTC),
+            policy=last.policy,
+            dry_run=last.dry_run,
+            decisions=len(clocks),
+            exceeded=sum(each.exceeded for each in self.decided),
+            mean_mhz=round(sum(clocks) / len(clocks), 1),
+            lowest_mhz=min(clocks),
+            highest_mhz=max(clocks),
+            last_mhz=last.clock_mhz,
+            model_error=last.model and last.model.error,
+            unused=last.model and last.model.unused,
+        )
+
+
 @dataclass(frozen=True)
 class ModelState:
     """What is known of servers of one kind.
@@ -174,6 +201,7 @@ class LatencyClocks:
         self._seen: dict[str, Seen] = {}
         self._heard_s: dict[str, float] = {}
         self._decisions: dict[str, Decision] = {}
+        self._minutes: dict[str, deque[Minute]] = {}
         self._unable: set[str] = set()
 
     def take(self, report: LatencyReport, now_s: float) -> bool:
@@ -198,16 +226,20 @@ class LatencyClocks:
             may_decide |= last is None or now_s - last.at_s >= PACE_S
         return may_decide
 
-    def decide(self, gangs: Iterable[Gang], measured: Callable[[Sequence[int]], Measured], now_s: float) -> None:
+    def decide(
+        self, gangs: Iterable[Gang], measured: Callable[[Sequence[int]], Measured], now_s: float, utc_s: float = 0.0
+    ) -> None:
         """Decide the clocks of servers that were reported since their last decision.
 
         Args:
             gangs: Those of this node.
             measured: Returns the last readings of devices.
             now_s: The time.
+            utc_s: The same in UTC, for the record.
         """
         running = {gang.start.job_id: gang for gang in gangs if gang.holding and gang.start}
         self._unable &= running.keys()
+        self._minutes = {job_id: kept for job_id, kept in self._minutes.items() if job_id in running}
         for job_id in [each for each in self._heard_s if each not in running]:
             self._forget(job_id)
         for job_id, heard_s in list(self._heard_s.items()):
@@ -225,6 +257,7 @@ class LatencyClocks:
                 self._decisions.pop(job_id, None)
             else:
                 self._decisions[job_id] = decision
+                self._record(job_id, decision, utc_s)
 
     def orders(self, gangs: Iterable[Gang]) -> list[Order]:
         """Return what the devices of gangs are to be set to: as the scheduler ordered, and else as decided here."""
@@ -245,6 +278,11 @@ class LatencyClocks:
             if index in decision.devices:
                 return round(decision.clock_mhz)
         return None
+
+    def minutes(self, job_id: str, utc_s: float) -> list[ClockMinute]:
+        """Return the clocks of a server in the minute of now and the one before, as far as there were decisions."""
+        kept = self._minutes.get(job_id, ())
+        return [minute.message() for minute in kept if minute.start_s > utc_s - 2 * MINUTE_S]
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
         """Return the clocks decided, for troubleshooting."""
@@ -329,6 +367,13 @@ class LatencyClocks:
             driver=self._driver,
             limits=terms.limits,
         )
+
+    def _record(self, job_id: str, decision: Decision, utc_s: float) -> None:
+        start_s = utc_s - utc_s % MINUTE_S
+        kept = self._minutes.setdefault(job_id, deque(maxlen=2))
+        if not kept or kept[-1].start_s != start_s:
+            kept.append(Minute(start_s))
+        kept[-1].decided.append(decision)
 
     def _forget(self, job_id: str) -> None:
         self._seen.pop(job_id, None)

@@ -129,6 +129,17 @@ POOLS = (
         answer=serving.InstanceList,
     ),
     Route(
+        "GET",
+        "/v1/pools/{pool}/clocks",
+        Role.USER,
+        Upstream.SERVING,
+        "pools",
+        "List the clocks of a pool's instances, minute by minute, newest first",
+        operation="list_pool_clocks",
+        query=serving.ClockHistoryQuery,
+        answer=serving.ClockHistory,
+    ),
+    Route(
         "POST",
         "/v1/pools/{pool}/traffic",
         Role.USER,

@@ -20,7 +20,7 @@ from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliErro
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.pools import show_plan
-from services.cli.values import filled, json_document, moment_s
+from services.cli.values import filled, json_document, moment_s, past_time
 
 PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's name.")]
 
@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
     pools.command("plans")(list_plans)
     pools.command("accept")(accept)
     pools.command("instances")(list_instances)
+    pools.command("clocks")(list_clocks)
     pools.command("delete")(delete)
     pools.command("report")(report)
     app.add_typer(pools, name="pools")
@@ -216,6 +217,47 @@ def list_instances(
         _show_instances(found)
 
 
+def list_clocks(
+    name: PoolArgument,
+    instance: Annotated[str | None, typer.Option(help="Only the clocks of this instance.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only minutes from this time on: 2h, or a date and time such as 2026-03-01T12:00."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many lines to show, newest first.")] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Show the clocks that followed latency, minute by minute (UTC), newest first."""
+    since_at = past_time(since, "--since").isoformat() if since else None
+    found = Gateway().pages(f"/v1/pools/{name}/clocks", limit, instance=instance, since=since_at)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table(
+        "minute",
+        "instance",
+        "clocks",
+        "mean",
+        "range",
+        "over a limit",
+        "model",
+        right=("mean", "range", "over a limit"),
+    )
+    for each in found:
+        unused = f", not used: {each['unused']}" if each["unused"] else ""
+        known = "-" if each["model_error"] is None and not unused else f"{_percent(each['model_error'])}{unused}"
+        shown.add_row(
+            each["start_at"][:16].replace("T", " "),
+            each["instance"],
+            each["policy"] + (", dry run" if each["dry_run"] else ""),
+            f"{each['mean_mhz']:.0f} MHz",
+            f"{each['lowest_mhz']:.0f} .. {each['highest_mhz']:.0f}",
+            f"{each['exceeded']} of {each['decisions']}",
+            known,
+        )
+    console.print(shown if found else "no clocks have followed latency")
+
+
 def report(
     name: PoolArgument,
     file: Annotated[
@@ -338,14 +380,28 @@ def _show_result(plan: dict[str, Any]) -> None:
 
 
 def _show_instances(instances: list[dict[str, Any]]) -> None:
-    shown = output.table("instance", "place", "mode", "class", "state", "age", "url", "why")
+    shown = output.table("instance", "place", "mode", "class", "state", "clock", "age", "url", "why")
     for each in instances:
         why = " ".join(filter(None, (each.get("reason"), each.get("detail"))))
         shown.add_row(
             each["id"], each["place"], each["mode"], each["request_class"] or "-", output.state(each["state"]),
-            output.age(each["created_at"]), each["url"] or "-", why,
+            _clock(each.get("clock")), output.age(each["created_at"]), each["url"] or "-", why,
         )  # fmt: skip
     console.print(shown if instances else "no instances")
+
+
+def _clock(clock: dict[str, Any] | None) -> str:
+    """Return the clock of now and what decides it."""
+    if clock is None:
+        return "-"
+    now = "?" if clock["clock_mhz"] is None else f"{clock['clock_mhz']} MHz"
+    if clock["dry_run"]:
+        return f"{now}, {clock['policy']} would set {clock['wanted_mhz']}"
+    return f"{now}, {clock['policy']}"
+
+
+def _percent(share: float | None) -> str:
+    return "no model" if share is None else f"off by {100 * share:.0f} %"
 
 
 def _outcome(plan: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_validator
 
+from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
 from services.contracts.schema import Instant, Int, Message, Name, Text
 from services.core.domain.controls import ControlKind
@@ -253,6 +254,26 @@ class EndedBy(StrEnum):
     """It ran for as long as its job may run at a time."""
 
 
+class ClockMinute(Message):
+    """The clocks that the latency of a server's requests asked for in one minute of UTC, decided about every second."""
+
+    start_at: Instant
+    policy: ClockPolicy = Field(description="By which the last of them was decided.")
+    dry_run: bool = Field(description="Whether the last of them was only said, and not set.")
+    decisions: int = Field(ge=1, le=1_000)
+    exceeded: int = Field(ge=0, le=1_000, description="How many of them followed reports that exceeded a limit.")
+    mean_mhz: float = Field(gt=0, le=100_000)
+    lowest_mhz: float = Field(gt=0, le=100_000)
+    highest_mhz: float = Field(gt=0, le=100_000)
+    last_mhz: float = Field(gt=0, le=100_000)
+    model_error: float | None = Field(
+        default=None, ge=0, description="Mean relative error of the learned model; null while there is none."
+    )
+    unused: Text | None = Field(
+        default=None, max_length=50, description="Why the last was not decided by the learned model but by MIAD."
+    )
+
+
 class RankStatus(Message):
     """One node's part of a gang; one entry covers all its ranks there."""
 
@@ -271,6 +292,11 @@ class RankStatus(Message):
     progress_done: Amount | None = None
     progress_total: Amount | None = None
     settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
+    clocks: list[ClockMinute] = Field(
+        default_factory=list[ClockMinute],
+        max_length=2,
+        description="The minute of now and the one before, where clocks follow latency.",
+    )
 
 
 class PartitionState(StrEnum):

@@ -18,6 +18,7 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.clocks import ClockPolicy, PoolClocks
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, LabelKey, LabelValue
+from services.contracts.nodes import ClockMinute
 from services.contracts.pools import (
     MAX_CLASSES,
     MAX_COLUMNS,
@@ -340,6 +341,48 @@ class InstanceState(StrEnum):
 LIVE_STATES = tuple(state for state in InstanceState if state is not InstanceState.ENDED)
 
 
+class InstanceClock(Message):
+    """The clock of an instance's GPUs now."""
+
+    policy: ClockPolicy = Field(
+        description="By which it is decided; `default` where no router's reports ask for a clock at the moment."
+    )
+    dry_run: bool = Field(default=False, description="Whether `wanted_mhz` is only said, and not set.")
+    clock_mhz: int | None = Field(
+        default=None, description="As measured, the lowest of its GPUs; null where they do not report it."
+    )
+    wanted_mhz: int | None = Field(default=None, description="The clock that the latency of its requests asks for.")
+    exceeded_share: float | None = Field(
+        default=None, description="Share of the seconds of the newest minute whose reports exceeded a limit, 0 to 1."
+    )
+    model_error: float | None = Field(
+        default=None, description="Mean relative error of the learned model; null while there is none."
+    )
+    unused: str | None = Field(default=None, description="Why MIAD decides in place of the learned model.")
+
+
+class InstanceClockMinute(ClockMinute):
+    """The clocks of one instance in one minute."""
+
+    instance: str
+    job_id: str
+
+
+class ClockHistory(Message):
+    """Minutes of clocks, newest first."""
+
+    items: list[InstanceClockMinute]
+    next_cursor: str | None = None
+
+
+class ClockHistoryQuery(PageQuery):
+    """Which minutes of which clocks."""
+
+    instance: Name | None = Field(default=None, description="Only those of this instance.")
+    since: Instant | None = Field(default=None, description="Only minutes that begin at or after this time.")
+    until: Instant | None = Field(default=None, description="Only minutes that begin before this time.")
+
+
 class PoolInstance(Message):
     """A model server."""
 
@@ -361,6 +404,7 @@ class PoolInstance(Message):
     plan_id: str | None = Field(default=None, description="The plan that asked for it.")
     reason: str | None = Field(default=None, description="Stable code of why it waits, drains or ended.")
     detail: str | None = None
+    clock: InstanceClock | None = Field(default=None, description="Null unless it runs on a node that is up.")
     created_at: Instant
     ready_at: Instant | None = None
     draining_at: Instant | None = None

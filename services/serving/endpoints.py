@@ -10,6 +10,8 @@ from services.contracts.problems import Problem
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
 from services.contracts.serving import (
+    ClockHistory,
+    ClockHistoryQuery,
     InstanceList,
     InstanceQuery,
     Pool,
@@ -137,6 +139,14 @@ async def list_instances(
 ) -> InstanceList:
     """List a pool's instances, newest first; ended ones only on request."""
     return await pools.instances(pool, query, caller)
+
+
+@router.get("/{pool}/clocks", responses=NOT_FOUND)
+async def list_clocks(
+    pool: PoolName, query: Annotated[ClockHistoryQuery, Query()], caller: Caller, pools: Known
+) -> ClockHistory:
+    """List the clocks of a pool's instances minute by minute, newest first."""
+    return await pools.clocks(pool, query, caller)
 
 
 @router.post("/{pool}/traffic", responses=NOT_FOUND)

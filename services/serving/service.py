@@ -7,13 +7,15 @@ is not part of it: changing that supersedes no plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
 from services.contracts.schema import NAME_PATTERN
 from services.contracts.serving import (
+    ClockHistory,
+    ClockHistoryQuery,
     InstanceList,
     InstanceQuery,
     PlanMode,
@@ -131,8 +133,33 @@ class Pools:
             pool = await queries.pools.find(name, caller)
             before = read_cursor(query.cursor, INSTANCE_ID)
             found = await queries.instances.page(pool, states=query.state, before=before, limit=query.limit + 1)
-        items = found[: query.limit]
+            clocks = await queries.clocks.now([each.job_id for each in found if each.job_id is not None])
+        items = [
+            each.model_copy(update={"clock": clocks.get(each.job_id)}) if each.job_id in clocks else each
+            for each in found[: query.limit]
+        ]
         return InstanceList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+
+    async def clocks(self, name: str, query: ClockHistoryQuery, caller: Identity) -> ClockHistory:
+        """Return one page of the minutes of a pool's clocks, newest first.
+
+        Raises:
+            ProblemError: 404 where there is no pool that the caller may see, 422 for a cursor that is not one.
+        """
+        async with self._repository.reading() as queries:
+            pool = await queries.pools.find(name, caller)
+            position = read_cursor(query.cursor, rf"[0-9]{{1,11}}\.{INSTANCE_ID}")
+            found = await queries.clocks.history(
+                pool,
+                instance=query.instance,
+                since=query.since,
+                until=query.until,
+                before=_minute_of(position) if position else None,
+                limit=query.limit + 1,
+            )
+        items = found[: query.limit]
+        last = f"{items[-1].start_at.timestamp():.0f}.{items[-1].instance}" if len(found) > query.limit else None
+        return ClockHistory(items=items, next_cursor=last and write_cursor(last))
 
     async def plan_now(self, name: str, caller: Identity) -> PoolPlanDetail:
         """Have a pool planned, or return the plan that is being made.
@@ -199,6 +226,11 @@ class Pools:
 def etag(pool: Pool) -> str:
     """Return the ETag of a pool's spec."""
     return f'"{pool.revision}-{pool.spec.mode}"'
+
+
+def _minute_of(position: str) -> tuple[datetime, str]:
+    at_s, _, instance = position.partition(".")
+    return datetime.fromtimestamp(int(at_s), UTC), instance
 
 
 async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: Identity) -> None:

@@ -22,7 +22,7 @@ from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.repository.requests import fold_requests
-from services.telemetry.repository.retention import fold, forget_settings
+from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from services.telemetry.sleeps import BOOK_EVERY_S, book
@@ -45,8 +45,9 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         ledger = Ledger(database, intensities, settings.pue)
         app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key))
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
+        every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
+        loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
         if (keep_s := settings.retention_s) is not None:
-            every_s = settings.retention_interval_s
             loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
             loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))
             loops.append(repeat(lambda: forget_settings(database, keep_s), every_s, failed="settings.not_forgotten"))

@@ -58,3 +58,6 @@ class TelemetrySettings(SealingSettings):
         "by default they are kept for ever.",
     )
     retention_interval_s: float = Field(3_600.0, gt=0, description="How often old lines are combined.")
+    clocks_keep_days: float = Field(
+        16.0, gt=0, le=3_650, description="How long the clocks of model servers are kept, minute by minute."
+    )

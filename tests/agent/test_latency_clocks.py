@@ -120,7 +120,7 @@ class Run:
         self.now_s += 1.0
         for report in reports:
             self.clocks.take(report, self.now_s)
-        self.clocks.decide(self.gangs, lambda _: self.measured, self.now_s)
+        self.clocks.decide(self.gangs, lambda _: self.measured, self.now_s, self.now_s)
         return [order.settings.clock_mhz for order in self.orders()]
 
     def orders(self) -> list[Order]:
@@ -222,6 +222,27 @@ def test_a_report_that_comes_too_early_for_a_decision_wakes_nobody() -> None:
     assert not run.clocks.take(a_report(router="r2"), run.now_s + PACE_S / 2)
     assert run.clocks.take(a_report(), run.now_s + PACE_S)
     assert not run.clocks.take(a_report(terms=None), run.now_s + 5)
+
+
+def test_the_clocks_of_two_minutes_are_kept_for_the_control_plane() -> None:
+    run = Run()
+    run.now_s = 117.0
+    for tbt_ms in (50.0, 50.0, 151.0, 50.0):
+        run.second(a_report(tbt_ms))
+
+    before, now = run.clocks.minutes("job_1", run.now_s)
+    assert (before.start_at.timestamp(), now.start_at.timestamp()) == (60, 120)
+    assert (before.decisions, before.exceeded, before.mean_mhz) == (2, 0, 1252.5)
+    assert (now.decisions, now.exceeded) == (2, 1)
+    assert (now.lowest_mhz, now.highest_mhz, now.last_mhz) == (1305, 1410, 1305)
+    assert (now.policy, now.dry_run, now.model_error, now.unused) == (ClockPolicy.MIAD, False, None, None)
+
+    assert run.clocks.minutes("job_2", run.now_s) == []
+    assert run.clocks.minutes("job_1", 185.0) == [now]
+    assert run.clocks.minutes("job_1", 245.0) == []
+    run.gangs = []
+    run.second()
+    assert run.clocks.minutes("job_1", run.now_s) == []
 
 
 def test_devices_whose_clocks_cannot_be_set_are_left_alone() -> None:
@@ -340,6 +361,8 @@ async def test_the_clocks_of_a_running_server_follow_reports_and_return_without_
         await eventually(lambda: node.plane.heartbeats[-1].devices[1].locked_clock_mhz == 1095)
         assert clocks_of(node)[2:] == [1410, 1410]
         assert node.plane.heartbeats[-1].devices[2].latency_clock_mhz is None
+        [rank] = node.plane.heartbeats[-1].ranks
+        assert rank.clocks[-1].last_mhz == 1095
         said["tbt_ms"] = 151.0
         await eventually(lambda: clocks_of(node)[:2] == [1410, 1410])
         said["tbt_ms"] = 50.0

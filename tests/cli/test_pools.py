@@ -165,6 +165,42 @@ def test_instances_that_ended_are_shown_if_asked_for(wattshift: Any, database_ur
     assert "unhealthy" in shown
 
 
+def test_clocks_are_shown_as_they_are_and_as_they_were(wattshift: Any, database_url: str, tmp_path: Path) -> None:
+    wattshift("set", "clocked", unrouted(tmp_path))
+    assert "no clocks have followed latency" in wattshift("clocks", "clocked")
+    instance = f"instance_{'7' * 26}"
+    reading = {"index": 0, "power_w": 1, "utilization": 0, "clock_mhz": 1305, "latency_clock_mhz": 1200}
+    execute(
+        database_url,
+        f"""WITH job AS (INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at)
+                    VALUES ('job_c', 'ops', 'server', 'p', '{{}}', '{{}}', 'running', now())),
+             node AS (INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power,
+                                         devices, readings)
+                      VALUES ('clocked', '', '', '', 'DE', 'nvml', false, 'rapl', '[]', '[{json.dumps(reading)}]')),
+             minute AS (INSERT INTO server_clocks
+                        VALUES ('job_c', '2026-03-01T12:00Z', 'clocked', 'learned', true, 60, 2, 900.4, 795, 1410,
+                                1200, NULL, 'few_clocks'))
+        INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, job_id)
+        VALUES ('{instance}', 'clocked', 'ops', 'germany', 'one-gpu', '{{}}', 'ready', 'job_c')""",
+    )
+    execute(
+        database_url,
+        """INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
+           VALUES ('job_c.1', 'job_c', 1, 'running', 1, '[{"node_id": "clocked", "devices": [0]}]', 1)""",
+    )
+    assert "1305 MHz, learned would set 1200" in wattshift("instances", "clocked")
+    (found,) = wattshift("clocks", "clocked", "--json")
+    assert (found["instance"], found["decisions"]) == (instance, 60)
+    shown = wattshift("clocks", "clocked", "--instance", instance, "--since", "2026-03-01T12:00")
+    for part in ("2026-03-01 12:00", "learned, dry run", "900 MHz", "795 .. 1410", "2 of 60", "few_clocks"):
+        assert part in shown
+    assert wattshift("clocks", "clocked", "--since", "1min", "--json") == []
+    with pytest.raises(CliError, match=r"--since: .soon. is not a duration"):
+        wattshift("clocks", "clocked", "--since", "soon")
+    execute(database_url, "UPDATE server_clocks SET dry_run = false")
+    assert "1305 MHz, learned " in wattshift("instances", "clocked")
+
+
 def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url: str, tmp_path: Path) -> None:
     wattshift("set", "logged", unrouted(tmp_path))
     start_s = (datetime.now(UTC).timestamp() - 7_200) // 5 * 5

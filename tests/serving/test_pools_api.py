@@ -286,3 +286,104 @@ async def test_zones_that_cannot_be_checked_now_are_taken(api: PoolApi) -> None:
         await api.made("hopeful", places=[{"name": "a", "zone": "ATLANTIS"}])
     finally:
         api.carbon_is_up = True
+
+
+async def a_running_instance(api: PoolApi, pool: str, readings: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return an instance that runs on GPUs 1 and 2 of a node, and its job."""
+    instance, job, node = await an_instance(api, pool, "ready"), new_id("job"), new_id("node")
+    await api.database.execute("UPDATE pool_instances SET job_id = $2 WHERE id = $1", instance, job)
+    await api.database.execute(
+        """INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at)
+           VALUES ($1, 'ops', 'server', 'p', '{}', '{}', 'running', now())""",
+        job,
+    )
+    await api.database.execute(
+        """INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices,
+                              readings)
+           VALUES ($1, '', '', '', 'Z', 'nvml', false, 'rapl', '[]', $2)""",
+        *(node, readings),
+    )
+    await api.database.execute(
+        """INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
+           VALUES ($1, $2, 1, 'running', 2, $3, 1)""",
+        *(f"{job}.1", job, [{"node_id": node, "devices": [1, 2]}]),
+    )
+    return instance, job
+
+
+async def a_clock_minute(api: PoolApi, job: str, start_at: datetime, last_mhz: float, policy: str = "learned") -> None:
+    await api.database.execute(
+        "INSERT INTO server_clocks VALUES ($1, $2, 'n', $4, true, 60, 15, 900, 800, 1000, $3, 0.02, 'few_clocks')",
+        *(job, start_at, last_mhz, policy),
+    )
+
+
+def a_reading(index: int, clock_mhz: int | None, wanted_mhz: int | None) -> dict[str, Any]:
+    return {"index": index, "power_w": 1, "utilization": 0, "clock_mhz": clock_mhz, "latency_clock_mhz": wanted_mhz}
+
+
+async def test_instances_show_their_clock_and_what_decides_it(api: PoolApi) -> None:
+    await api.made("clocked")
+    others = [a_reading(0, 210, None), a_reading(3, 210, 600)]
+    following, job = await a_running_instance(
+        api, "clocked", [*others, a_reading(1, 1_410, 800), a_reading(2, 1_395, 800)]
+    )
+    silent, ended_job = await a_running_instance(api, "clocked", [a_reading(1, None, None), a_reading(2, 900, None)])
+    unread, _ = await a_running_instance(api, "clocked", [a_reading(1, 900, 700)])
+    waiting = await an_instance(api, "clocked", "wanted")
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    for ago in (3, 2):
+        await a_clock_minute(api, job, now - timedelta(minutes=ago), 100.0 * ago, "miad" if ago == 3 else "learned")
+    await a_clock_minute(api, ended_job, now - timedelta(minutes=2), 900)
+
+    items = (await api.call("GET", "/clocked/instances")).json()["items"]
+    clocks = {each["id"]: each["clock"] for each in items}
+
+    assert clocks[following] == {
+        "policy": "learned",
+        "dry_run": True,
+        "clock_mhz": 1_395,
+        "wanted_mhz": 800,
+        "exceeded_share": 0.25,
+        "model_error": 0.02,
+        "unused": "few_clocks",
+    }
+    plain = {"dry_run": False, "exceeded_share": None, "model_error": None, "unused": None, "policy": "default"}
+    assert clocks[silent] == {**plain, "clock_mhz": 900, "wanted_mhz": None}
+    assert clocks[unread] == {**plain, "clock_mhz": 900, "wanted_mhz": 700}
+    assert clocks[waiting] is None
+
+
+async def test_clocks_are_listed_minute_by_minute(api: PoolApi) -> None:
+    await api.made("history", tenant="acme")
+    pairs = [await a_running_instance(api, "history", []) for _ in range(2)]
+    noon = datetime.now(UTC).replace(second=0, microsecond=0)
+    for minute in range(3):
+        for at, (_, job) in enumerate(pairs):
+            await a_clock_minute(api, job, noon - timedelta(minutes=minute), 1_000 - 100 * minute - at)
+    seen: list[tuple[str, float]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        query = "?limit=4" + (f"&cursor={cursor}" if cursor else "")
+        page = (await api.call("GET", f"/history/clocks{query}", tenant="acme", **USER)).json()
+        seen += [(each["instance"], each["last_mhz"]) for each in page["items"]]
+        cursor = page["next_cursor"]
+    assert seen[0][0] == pairs[1][0]
+    assert [mhz for _, mhz in seen] == [999, 1_000, 899, 900, 799, 800]
+    since = (noon - timedelta(minutes=1)).isoformat().replace("+00:00", "Z")
+    of_one = (await api.call("GET", f"/history/clocks?instance={pairs[0][0]}&since={since}")).json()["items"]
+    assert [each["last_mhz"] for each in of_one] == [1_000, 900]
+    until = (await api.call("GET", f"/history/clocks?until={since}")).json()["items"]
+    assert [each["last_mhz"] for each in until] == [799, 800]
+    assert (await refused(api, "GET", "/history/clocks", tenant="other", **USER)).status == 404
+    assert (await refused(api, "GET", "/history/clocks?cursor=bm9uZQ")).status == 422
+    assert (await refused(api, "GET", "/history/clocks?since=soon")).status == 422
+
+
+async def test_the_clocks_of_an_earlier_pool_of_the_name_are_not_shown(api: PoolApi) -> None:
+    await api.made("again")
+    instance, job = await a_running_instance(api, "again", [])
+    await a_clock_minute(api, job, datetime.now(UTC), 900)
+    await api.database.execute("UPDATE pool_instances SET created_at = '2026-01-01' WHERE id = $1", instance)
+
+    assert (await api.call("GET", "/again/clocks")).json()["items"] == []

@@ -251,3 +251,48 @@ async def test_what_devices_were_set_to_is_recorded_once_per_change(plane) -> No
     found = [(row["allocation_id"], row["node_id"], row["revision"], row["power_limit_w"]) for row in rows]
     assert found == [(gang, "n1", 1, 200.0), (gang, "n1", 2, 200.0)], "and nothing of what was not in force yet"
     assert rows[0]["enforced_w"] == [200.0]
+
+
+def a_minute(decisions: int, **changes) -> dict:
+    return {
+        "start_at": "2026-03-01T12:00:00Z",
+        "policy": "miad",
+        "dry_run": False,
+        "decisions": decisions,
+        "exceeded": 1,
+        "mean_mhz": 900.5,
+        "lowest_mhz": 600,
+        "highest_mhz": 1200,
+        "last_mhz": 600.0 + decisions,
+        **changes,
+    }
+
+
+async def clocks_of(plane) -> list[tuple]:
+    async with plane.database.connection() as connection:
+        query = "SELECT job_id, node_id, decisions, last_mhz, unused FROM server_clocks ORDER BY start_at, job_id"
+        return [tuple(row) for row in await connection.fetch(query)]
+
+
+async def test_of_a_minute_of_clocks_the_fullest_report_is_kept(plane) -> None:
+    agent, stranger = await plane.agent("n1"), await plane.agent("n2")
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n1": [0]})
+    later = a_minute(3, start_at="2026-03-01T12:01:00Z", policy="learned", unused="few_clocks")
+    for minutes in ([a_minute(5)], [a_minute(9), later], [a_minute(7)]):
+        agent.say(gang, RankState.RUNNING, clocks=minutes)
+        await agent.beat()
+    stranger.say(gang, RankState.RUNNING, clocks=[a_minute(50)])
+    await stranger.beat()
+
+    assert await clocks_of(plane) == [(job, "n1", 9, 609, None), (job, "n1", 3, 603, "few_clocks")]
+
+
+@pytest.mark.parametrize(
+    "minutes", [[a_minute(0)], [a_minute(1, mean_mhz=0)], [a_minute(1, policy="fast")], [a_minute(1)] * 3]
+)
+async def test_clocks_that_cannot_be_are_refused(plane, minutes) -> None:
+    agent = await plane.agent()
+    agent.say("gang", RankState.RUNNING, clocks=minutes)
+
+    assert (await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat())).status_code == 422

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kit.ids import utc_now
-from services.telemetry.repository.retention import fold, forget_settings
+from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
 
 DAY_S = 86_400.0
@@ -82,3 +82,17 @@ async def test_settings_of_gangs_that_ended_long_ago_are_forgotten(plane) -> Non
         await forget_settings(plane.database, 2 * DAY_S)
         left = await connection.fetch("SELECT allocation_id FROM settings_in_force")
     assert {row["allocation_id"] for row in left} == set(gangs[1:])
+
+
+async def test_old_minutes_of_clocks_are_deleted(plane) -> None:
+    async with plane.database.connection() as connection:
+        for days in (1, 15, 17):
+            await connection.execute(
+                """INSERT INTO server_clocks
+                   SELECT $1, now() - make_interval(days => $2), 'n', 'miad', false, 1, 0, 900, 900, 900, 900""",
+                f"job_{days}",
+                days,
+            )
+        await forget_clocks(plane.database, 16)
+        found = await connection.fetch("SELECT job_id FROM server_clocks ORDER BY 1")
+    assert [row["job_id"] for row in found] == ["job_1", "job_15"]

@@ -93,6 +93,26 @@ settings_in_force = Table(
 """The controls of a gang's devices on a node, a line per change: what was requested and what was refused, the limits
 that the devices reported when they were read back, and when the agent found them in force."""
 
+server_clocks = Table(
+    "server_clocks",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("start_at", Timestamp, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("policy", Text, nullable=False),
+    Column("dry_run", Boolean, nullable=False),
+    Column("decisions", Integer, nullable=False),
+    Column("exceeded", Integer, nullable=False),
+    Column("mean_mhz", Float, nullable=False),
+    Column("lowest_mhz", Float, nullable=False),
+    Column("highest_mhz", Float, nullable=False),
+    Column("last_mhz", Float, nullable=False),
+    Column("model_error", Float),
+    Column("unused", Text),
+    Index("server_clocks_by_time", "start_at"),
+)
+"""The clocks that followed latency, a line per server and minute, as ``contracts.nodes.ClockMinute`` describes it."""
+
 job_progress = Table(
     "job_progress",
     metadata,

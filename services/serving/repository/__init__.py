@@ -13,6 +13,7 @@ from datetime import datetime
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from services.serving.repository.clocks import ClockRows
 from services.serving.repository.instances import InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows
@@ -27,6 +28,7 @@ class Queries:
     pools: PoolRows
     plans: PlanRows
     instances: InstanceRows
+    clocks: ClockRows
     traffic: TrafficRows
     routing: RoutingRows
     connection: AsyncConnection
@@ -60,6 +62,7 @@ def _queries(connection: AsyncConnection) -> Queries:
         PoolRows(connection),
         PlanRows(connection),
         InstanceRows(connection),
+        ClockRows(connection),
         TrafficRows(connection),
         RoutingRows(connection),
         connection,

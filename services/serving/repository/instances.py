@@ -170,7 +170,7 @@ class InstanceRows:
     ) -> list[PoolInstance]:
         """Return a pool's instances, newest first."""
         c = pool_instances.c
-        columns = [c[field] for field in PoolInstance.model_fields]
+        columns = [c[field] for field in PoolInstance.model_fields if field != "clock"]
         # Those of an earlier pool of this name may have been another tenant's.
         query = select(*columns).where(c.pool == pool.name, c.created_at >= pool.created_at, c.state.in_(states))
         if before is not None:

@@ -80,6 +80,27 @@ WHERE s.node_id = $1 AND s.allocation_id = ANY($2::text[]) AND s.settings ->> 's
 ON CONFLICT DO NOTHING
 """
 
+# A minute is sent with every heartbeat while it lasts; the report with the most decisions counts. Of a minute in which
+# the agent was replaced, that is the longer part.
+_NOTE_CLOCKS = """
+INSERT INTO server_clocks AS known
+    (job_id, node_id, start_at, policy, dry_run, decisions, exceeded, mean_mhz, lowest_mhz, highest_mhz, last_mhz,
+     model_error, unused)
+SELECT DISTINCT ON (a.job_id, r.start_at) a.job_id, $1, r.start_at, r.policy, r.dry_run, r.decisions, r.exceeded,
+    r.mean_mhz, r.lowest_mhz, r.highest_mhz, r.last_mhz, r.model_error, r.unused
+FROM jsonb_to_recordset($2) AS r (allocation_id text, start_at timestamptz, policy text, dry_run boolean,
+    decisions int, exceeded int, mean_mhz float8, lowest_mhz float8, highest_mhz float8, last_mhz float8,
+    model_error float8, unused text)
+JOIN allocations a ON a.id = r.allocation_id
+    AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+ORDER BY a.job_id, r.start_at, r.decisions DESC
+ON CONFLICT (job_id, start_at, node_id) DO UPDATE SET
+    policy = excluded.policy, dry_run = excluded.dry_run, decisions = excluded.decisions, exceeded = excluded.exceeded,
+    mean_mhz = excluded.mean_mhz, lowest_mhz = excluded.lowest_mhz, highest_mhz = excluded.highest_mhz,
+    last_mhz = excluded.last_mhz, model_error = excluded.model_error, unused = excluded.unused
+WHERE excluded.decisions > known.decisions
+"""
+
 _NOTE_PROGRESS = """
 INSERT INTO job_progress AS known (job_id, done, total)
 SELECT a.job_id, max(r.done), max(r.total)
@@ -263,6 +284,8 @@ async def renew(
                 [rank.progress_done for rank in progress],
                 [rank.progress_total for rank in progress],
             )
+        if clocks := _clock_rows(ranks):
+            await connection.execute(_NOTE_CLOCKS, node_id, clocks)
         live = [record["allocation_id"] for record in await connection.fetch(_LIVE_HERE, node_id)]
         unsaid = sorted(set(live) - {rank.allocation_id for rank in ranks})
         if unsaid and await connection.fetch(_GONE, node_id, unsaid, lease_ttl_s):
@@ -278,6 +301,14 @@ def _newest(ranks: list[RankStatus]) -> list[RankStatus]:
         if known is None or _ORDER[rank.state] > _ORDER[known.state]:
             furthest[rank.allocation_id] = rank
     return [furthest[allocation_id] for allocation_id in sorted(furthest)]
+
+
+def _clock_rows(ranks: list[RankStatus]) -> list[Json]:
+    return [
+        {"allocation_id": rank.allocation_id, **minute.model_dump(mode="json")}
+        for rank in ranks
+        for minute in rank.clocks
+    ]
 
 
 def _columns(ranks: list[RankStatus]) -> list[list[Any]]:

@@ -1,4 +1,5 @@
-"""Combine old raw lines into one per day, node and owner, without changing any sum; delete old records of controls."""
+"""Combine old raw lines into one per day, node and owner, without changing any sum; delete old records of controls and
+clocks."""
 
 from __future__ import annotations
 
@@ -61,10 +62,19 @@ DELETE FROM settings_in_force s USING allocations a
 """
 
 
+_FORGET_CLOCKS = "DELETE FROM server_clocks WHERE start_at < now() - make_interval(secs => $1)"
+
+
 async def forget_settings(database: Database, retention_s: float) -> None:
     """Delete the records of controls of gangs that ended that long ago."""
     async with database.connection() as connection:
         await connection.execute(_FORGET_SETTINGS, retention_s)
+
+
+async def forget_clocks(database: Database, keep_days: float) -> None:
+    """Delete the minutes of model servers' clocks that are that old."""
+    async with database.connection() as connection:
+        await connection.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
 
 
 async def fold(database: Database, retention_s: float) -> int:
