@@ -6,6 +6,7 @@ from optimizer_service.sources import Sources
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult, solve_allocation
 from services.contracts.problems import ProblemCode
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, unreported
 from services.kit.problems import ProblemError
 
 
@@ -19,6 +20,6 @@ async def resolve(request: AllocationRequest, sources: Sources) -> AllocationPro
     return problem
 
 
-def solve(problem: AllocationProblem) -> AllocationResult:
+def solve(problem: AllocationProblem, report: Report = unreported) -> AllocationResult:
     """Return who gets what."""
-    return solve_allocation(problem)
+    return solve_allocation(problem, report)

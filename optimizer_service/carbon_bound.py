@@ -20,6 +20,7 @@ from services.contracts.optimize import (
 )
 from services.contracts.problems import FieldError, ProblemCode
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, unreported
 from services.core.domain.units import S_PER_HOUR
 from services.core.policies.bounds import carbon
 from services.kit.problems import ProblemError
@@ -64,9 +65,9 @@ async def resolve(request: CarbonBoundRequest, sources: Sources) -> CarbonBoundP
     return problem
 
 
-def solve(problem: CarbonBoundProblem) -> CarbonBoundResult:
+def solve(problem: CarbonBoundProblem, report: Report = unreported) -> CarbonBoundResult:
     """Return the bound, and the schedule that reaches it."""
-    found = carbon.carbon_bound(_in_core(problem), problem.solver, time_limit_s=problem.time_limit_s)
+    found = carbon.carbon_bound(_in_core(problem), problem.solver, time_limit_s=problem.time_limit_s, report=report)
     return CarbonBoundResult(
         status=found.status,
         solver=found.solver,

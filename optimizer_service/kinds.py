@@ -14,6 +14,7 @@ from services.contracts.partition import PartitionProblem, PartitionRequest, Par
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
+from services.core.domain.progress import Report
 
 RequestT = TypeVar("RequestT", bound=Message)
 ProblemT = TypeVar("ProblemT", bound=Message)
@@ -31,7 +32,8 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
         problem: What is stored and solved; it contains everything needed.
         result: What is answered.
         resolve: Makes the problem of a request, reading whatever the request refers to. Raises ``ProblemError``.
-        solve: Pure: the result of a problem. Equal problems have equal results, time limits aside.
+        solve: Pure: the result of a problem; it reports how far it is. Equal problems have equal results, time limits
+            aside.
     """
 
     name: str
@@ -40,7 +42,7 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
     problem: type[ProblemT]
     result: type[ResultT]
     resolve: Callable[[RequestT, Sources], Awaitable[ProblemT]]
-    solve: Callable[[ProblemT], ResultT]
+    solve: Callable[[ProblemT, Report], ResultT]
 
 
 KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {

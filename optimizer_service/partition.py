@@ -6,6 +6,7 @@ from optimizer_service.sources import Sources
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult, solve_partition
 from services.contracts.problems import ProblemCode
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, unreported
 from services.core.policies.clover.partition import checked
 from services.kit.problems import ProblemError
 
@@ -20,6 +21,6 @@ async def resolve(request: PartitionRequest, sources: Sources) -> PartitionProbl
     return problem
 
 
-def solve(problem: PartitionProblem) -> PartitionResult:
+def solve(problem: PartitionProblem, report: Report = unreported) -> PartitionResult:
     """Return the configurations."""
-    return solve_partition(problem)
+    return solve_partition(problem, report)

@@ -6,6 +6,7 @@ from optimizer_service.sources import Sources
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult, pools_result
 from services.contracts.problems import ProblemCode
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, unreported
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.kit.problems import ProblemError
 
@@ -20,7 +21,7 @@ async def resolve(request: PoolsRequest, sources: Sources) -> PoolsProblem:
     return problem
 
 
-def solve(problem: PoolsProblem) -> PoolsResult:
+def solve(problem: PoolsProblem, report: Report = unreported) -> PoolsResult:
     """Return the plan."""
     asked = problem.in_core()
     plan = plan_pools(
@@ -29,5 +30,6 @@ def solve(problem: PoolsProblem) -> PoolsResult:
         time_limit_s=problem.time_limit_s,
         relative_gap=problem.gap,
         incumbent=problem.incumbent_in_core(),
+        report=report,
     )
     return pools_result(problem, asked, plan)

@@ -8,7 +8,7 @@ from typing import Any
 from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.repository.solves import OUTCOME_FIELDS
 from optimizer_service.sources import Sources
-from services.contracts.background import WorkProblem, WorkRecord
+from services.contracts.background import WorkProblem, WorkRecord, WorkState
 from services.contracts.identity import Identity
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
 from services.contracts.schema import Message
@@ -104,6 +104,7 @@ def _summary(work: WorkRecord) -> SolveSummary:
         ended_at=work.ended_at,
         attempts=work.attempts,
         solve_s=columns["solve_s"],
+        progress=None if work.state is WorkState.QUEUED else columns["progress"],
         outcome=None if outcome["status"] is None else SolveOutcome.model_validate(outcome),
         failure=work.failure,
     )

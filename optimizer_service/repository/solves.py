@@ -12,6 +12,7 @@ OUTCOME_FIELDS = ("status", "solver", "objective", "bound", "gap", "note")
 
 _SUMMARY = (
     solves.c.kind,
+    solves.c.progress,
     solves.c.solve_s,
     *(solves.c.result[name].label(name) for name in OUTCOME_FIELDS),
 )

@@ -10,6 +10,7 @@ import typer
 
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.solving import solving_bar
 from services.cli.values import json_document
 from services.contracts.invalid import first_error
 from services.core.domain.controls import ControlKind
@@ -41,7 +42,8 @@ def allocation(
         raise CliError(f"{file}: {first_error(error, whole='the file')}", EXIT_USAGE) from None
     began_s = time.perf_counter()
     try:
-        result = solve_allocation(AllocationProblem.model_validate(request.model_dump()))
+        with solving_bar(quiet=as_json) as report:
+            result = solve_allocation(AllocationProblem.model_validate(request.model_dump()), report)
     except DomainError as error:
         raise CliError(f"{file}: {error}", EXIT_USAGE) from None
     solve_s = time.perf_counter() - began_s

@@ -10,6 +10,7 @@ import typer
 
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.solving import solving_bar
 from services.cli.values import json_document
 from services.contracts.invalid import explained, field_of
 from services.core.domain.errors import DomainError
@@ -67,13 +68,15 @@ def pools(
     began_s = time.perf_counter()
     try:
         problem = request.in_core()
-        plan = plan_pools(
-            problem,
-            request.solver,
-            time_limit_s=request.time_limit_s,
-            relative_gap=request.gap,
-            incumbent=request.incumbent_in_core(),
-        )
+        with solving_bar(quiet=as_json) as report:
+            plan = plan_pools(
+                problem,
+                request.solver,
+                time_limit_s=request.time_limit_s,
+                relative_gap=request.gap,
+                incumbent=request.incumbent_in_core(),
+                report=report,
+            )
     except DomainError as error:
         raise CliError(f"{file}: {error}", EXIT_USAGE) from None
     solve_s = time.perf_counter() - began_s

@@ -14,7 +14,7 @@ from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
-from services.contracts.solver import SolveOptions, SolveOutcome
+from services.contracts.solver import SolveOptions, SolveOutcome, SolveProgress
 from services.core.domain.carbon import CarbonCurve, Signal
 
 MAX_STEPS = 20_000
@@ -190,6 +190,9 @@ class SolveSummary(Message):
     ended_at: Instant | None = None
     attempts: int = Field(default=0, description="How often a worker started it; more than once after a crash.")
     solve_s: float | None = Field(default=None, description="Wall-clock time of the solve.")
+    progress: SolveProgress | None = Field(
+        default=None, description="Null before a worker starts it; written at most once a second."
+    )
     outcome: SolveOutcome | None = None
     failure: WorkFailure | None = None
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from services.contracts.jobs import SliceName
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOutcome
+from services.core.domain.progress import Report, unreported
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application
@@ -188,7 +189,7 @@ class PartitionResult(SolveOutcome):
     recut: list[int] = Field(description="GPUs whose layout changes, from 0.")
 
 
-def solve_partition(problem: PartitionProblem) -> PartitionResult:
+def solve_partition(problem: PartitionProblem, report: Report = unreported) -> PartitionResult:
     """Return the answer to a problem.
 
     Raises:
@@ -196,7 +197,7 @@ def solve_partition(problem: PartitionProblem) -> PartitionResult:
     """
     demands, fleet = problem.in_core()
     config = AnnealingConfig(max_evaluations=problem.max_evaluations)
-    shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen)
+    shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen, report=report)
     plans = [_plan(demand, share, fleet) for demand, share in zip(demands, shares, strict=True)]
     held = [
         sum(SLICES.index(size) == column for gpu in realised.layouts for size in LAYOUTS[gpu]) for column in range(5)

@@ -26,6 +26,19 @@ class SolveOptions(Message):
     )
 
 
+class SolveProgress(Message):
+    """How far a solve is."""
+
+    share: float = Field(
+        ge=0,
+        le=1,
+        description="Of the most that it may take: evaluations, steps, or the solver's time limit. It never falls, may "
+        "be far from 1 when a solve ends, and is 1 once it has.",
+    )
+    doing: str = Field(description="What it does now.")
+    best: float | None = Field(default=None, description="Objective of the best solution so far, if there is one.")
+
+
 class SolveOutcome(Message):
     """The outcome of any kind of solve."""
 

@@ -41,6 +41,7 @@ async def test_a_bound_is_accepted_solved_and_read(optimizer: Installation) -> N
     assert (result["carbon_gco2"], result["busy_energy_kwh"], result["idle_energy_kwh"]) == (400, 3, 0)
     assert result["schedule"] == [{"name": "work", "first_step": 1, "gpu_hours": [4, 2], "shortfall_gpu_hours": 0}]
     assert solve["problem"]["capacity_gpus"] == 4
+    assert solve["progress"] == {"share": 1, "doing": "done", "best": 400}
 
 
 async def test_capacity_may_change_from_step_to_step(optimizer: Installation) -> None:
@@ -123,7 +124,9 @@ async def test_a_forecast_asked_for_again_by_key_is_the_one_already_read(optimiz
 async def test_a_running_solve_is_cancelled_and_stops(optimizer: Installation) -> None:
     solve_id = await optimizer.accepted(a_long_bound(hours=3_000, window_h=48, seed=1))
     waiting_id = await optimizer.accepted(a_bound(7, 7, 7))
-    await optimizer.until(solve_id, lambda solve: solve["state"] == "running")
+    going = await optimizer.until(solve_id, lambda solve: "iterations" in (solve["progress"] or {}).get("doing", ""))
+    assert 0 < going["progress"]["share"] < 1
+    assert (await optimizer.read(waiting_id))["progress"] is None
     answer = await optimizer.call("DELETE", f"/v1/optimize/{solve_id}")
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
     # The worker is free again long before the solve could have been over.

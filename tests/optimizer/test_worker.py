@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from types import MappingProxyType
 from typing import Any
@@ -22,9 +23,11 @@ from optimizer_service.worker import solve_worker
 from services.contracts.background import Draft, WorkProblem
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Progress, Report
 from services.db.background import WorkRepository
 from services.db.engine import create_engine
 from services.kit.background.sweeper import Sweeper
+from services.kit.background.worker import PROGRESS_S
 from services.kit.ids import new_id
 from tests.optimizer.problems import a_bound
 
@@ -109,7 +112,7 @@ async def held_for(repository: WorkRepository, seconds: float) -> None:
             await asyncio.sleep(0.02)
 
 
-def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> None:
+def solve_by(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any, Report], Any]) -> None:
     kind = dataclasses.replace(KINDS["carbon-bound"], solve=function)
     monkeypatch.setattr(worker_module, "KINDS", MappingProxyType({"carbon-bound": kind}))
 
@@ -134,7 +137,7 @@ async def test_a_message_delivered_twice_is_worked_off_once(database_url: str, r
 async def test_what_goes_wrong_is_written_down(
     database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
-    def broken(_: Any) -> Any:
+    def broken(_: Any, __: Report) -> Any:
         raise error
 
     solve_by(monkeypatch, broken)
@@ -153,10 +156,10 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     started, may_go_on, was_lost = threading.Event(), threading.Event(), threading.Event()
     result = KINDS["carbon-bound"].solve
 
-    def slow(problem: Any) -> Any:
+    def slow(problem: Any, report: Report) -> Any:
         started.set()
         assert may_go_on.wait(20)
-        return result(problem)
+        return result(problem, report)
 
     solve_by(monkeypatch, slow)
     solve_id = await stored(repository)
@@ -171,6 +174,45 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     await working
     row = await repository.summary(solve_id)
     assert (row.state, row.columns["status"]) == ("running", None), "the answer of a lost claim is not written"
+
+
+async def test_progress_is_written_while_it_changes_but_no_oftener_than_once_a_second(
+    database_url: str, repository: WorkRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, written_twice, renewals = threading.Event(), threading.Event(), list[Any]()
+    renew, result = WorkRepository.renew, KINDS["carbon-bound"].solve
+
+    async def counted(self: WorkRepository, work_id: str, claim: str, lease_s: float, **columns: Any) -> bool:
+        renewals.append(columns)
+        stands = await renew(self, work_id, claim, lease_s, **columns)
+        if len(renewals) == 2:
+            written_twice.set()
+        return stands
+
+    def tells(problem: Any, report: Report) -> Any:
+        report(Progress(0.5, "halfway", 7.0))
+        for at in range(1_000_000):
+            report(Progress(0.25, f"step {at}"))
+            if may_end.wait(0.001):
+                break
+        return result(problem, report)
+
+    solve_by(monkeypatch, tells)
+    monkeypatch.setattr(WorkRepository, "renew", counted)
+    solve_id = await stored(repository)
+    began_s = time.monotonic()
+    working = asyncio.create_task(run(database_url, solve_id, lease_s=3_600))
+    assert await asyncio.to_thread(written_twice.wait, 60)
+    running = await repository.summary(solve_id)
+    may_end.set()
+    await working
+    took_s = time.monotonic() - began_s
+
+    assert running.columns["progress"]["share"] == 0.5, "what is shown does not fall"
+    assert running.columns["progress"]["doing"].startswith("step")
+    assert len(renewals) <= took_s / PROGRESS_S
+    ended = await repository.summary(solve_id)
+    assert ended.columns["progress"] == {"share": 1.0, "doing": "done", "best": 400.0}
 
 
 async def test_an_abandoned_solve_is_queued_again_until_it_has_cost_too_many_workers(

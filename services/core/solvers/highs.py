@@ -10,11 +10,15 @@ import highspy
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.progress import Progress, Report, unreported
 from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus
 _STOPPED = frozenset({_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt})
+
+CHECKS_PER_REPORT = 64
+"""Of a model without whole numbers: the simplex method checks whether to stop at every iteration."""
 
 _BY_PRESOLVE = frozenset({_STATUS.kUnboundedOrInfeasible, _STATUS.kInfeasible, _STATUS.kSolveError})
 """What is asked again without presolve: it may see one of two things, and HiGHS 1.15's ends some models that have a
@@ -28,25 +32,39 @@ def solve(
     start: Floats | None = None,
     note: str = "",
     patience: Patience | None = None,
+    report: Report = unreported,
 ) -> Solution:
-    """Return HiGHS's answer; ``note`` says why another solver did not give it."""
+    """Return HiGHS's answer; ``note`` says why another solver did not give it, ``report`` is told how far it is."""
     solver = _prepared(model, time_limit_s, relative_gap)
-    checks = 0
+    checks, whole = 0, bool(model.integer.any())
 
     def check(_: Any, __: str, found: Any, answer: Any, ___: Any) -> None:
         nonlocal checks
         checks += 1
+        if report is not unreported and (whole or checks % CHECKS_PER_REPORT == 1):
+            report(_progress(solver, found, time_limit_s, whole=whole))
         if patience is not None and checks >= patience.checks and found.mip_gap <= patience.relative_gap:
             answer.user_interrupt = True
 
     solver.setCallback(check, None)
     solver.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
+    if report is not unreported and not whole:
+        solver.startCallback(highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt)
     if start is not None:
         known = highspy.HighsSolution()
         known.col_value = start.tolist()
         solver.setSolution(known)
     solver.run()
     return replace(_answer(solver, model, note), solver_s=solver.getRunTime(), checks=checks)
+
+
+def _progress(solver: highspy.Highs, found: Any, time_limit_s: float | None, *, whole: bool) -> Progress:
+    share = 0.0 if time_limit_s is None else min(1.0, solver.getRunTime() / time_limit_s)
+    if not whole:
+        return Progress(share, f"{found.simplex_iteration_count} iterations")
+    if not abs(found.mip_primal_bound) < highspy.kHighsInf:
+        return Progress(share, f"{found.mip_node_count} nodes, no solution yet")
+    return Progress(share, f"{found.mip_node_count} nodes, gap {100 * found.mip_gap:.2g} %", found.mip_primal_bound)
 
 
 def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, unreported
 from services.core.solvers import cbc, exhaustive, gurobi, highs
 from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
 
@@ -18,6 +19,7 @@ def solve(
     relative_gap: float = 1e-6,
     start: Floats | None = None,
     patience: Patience | None = None,
+    report: Report = unreported,
 ) -> Solution:
     """Solve ``model`` on one thread, reproducibly where no time limit stops it.
 
@@ -30,6 +32,7 @@ def solve(
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
         start: (n,) a solution to begin from, where one is known; the exhaustive search does not need it.
         patience: When to accept a solution further from the bound than ``relative_gap``; HiGHS alone has it.
+        report: Told how far it is, as a share of the time limit (0 without one); HiGHS alone does.
 
     Raises:
         DomainError: An unknown backend or a limit out of range, or a model the exhaustive search does not take.
@@ -47,7 +50,7 @@ def solve(
         return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
     match backend:
         case Backend.HIGHS:
-            return highs.solve(model, time_limit_s, relative_gap, start, patience=patience)
+            return highs.solve(model, time_limit_s, relative_gap, start, patience=patience, report=report)
         case Backend.CBC:
             return cbc.solve(model, time_limit_s, relative_gap, start)
         case Backend.GUROBI:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import Column, ForeignKey, Index, LargeBinary, Table, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
 from services.db.tables.work import KEPT, LIVE, work_columns
@@ -12,6 +13,7 @@ solves = Table(
     metadata,
     *work_columns("solves", "solve_s"),
     Column("kind", Text, nullable=False),
+    Column("progress", JSONB),
     Index("solves_by_tenant", "tenant_id", "id"),
     Index("solves_live", "state", postgresql_where=LIVE),
     Index(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.contracts.pools import PoolsRequest, pools_result
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Progress
 from services.core.policies.freesh import pool_planning
 from services.core.policies.freesh.pool_planning import objective_of, plan_pools
 from services.core.policies.freesh.pools import NegativeRates, Partition, PoolPlan, PoolProblem, switches
@@ -276,6 +277,21 @@ def test_patience_ends_the_search_for_the_optimum_with_a_good_plan(monkeypatch: 
     assert (best.status, good.status) == (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE)
     assert good.gap is not None
     assert 0 < good.gap <= 0.01
+
+
+def test_progress_of_a_plan_never_falls_and_names_the_partition() -> None:
+    told: list[Progress] = []
+    problem = a_site(3, 2, 4, 6, seed=2, reading=NegativeRates.FRUGAL)
+
+    plan = plan_pools(problem, report=told.append)
+
+    shares = [each.share for each in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
+    assert any(
+        each.doing.startswith(f"partition {plan.partition + 1} of") for each in told if plan.partition is not None
+    )
+    assert plan.instances.tolist() == plan_pools(problem).instances.tolist(), "who is told changes nothing"
 
 
 def test_of_plans_of_equal_energy_the_cleanest_is_made() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Progress
 from services.core.solvers import highs
 from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
@@ -266,3 +267,28 @@ def test_broken_models_and_limits_are_refused() -> None:
     builder.add_rows(1, [0], [1], 1)
     with pytest.raises(DomainError, match="not there"):
         builder.build()
+
+
+def test_who_waits_is_told_how_far_it_is_and_what_the_best_is() -> None:
+    told: list[Progress] = []
+
+    found = solve(hard_model(), time_limit_s=1, report=told.append)
+
+    shares = [each.share for each in told]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] <= 1
+    bests = [each.best for each in told if each.best is not None]
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] == pytest.approx(found.objective)
+    assert "gap" in told[-1].doing
+
+
+def test_a_model_without_whole_numbers_tells_its_iterations() -> None:
+    told: list[Progress] = []
+
+    found = solve(hard_model().relaxed(), time_limit_s=60, report=told.append)
+
+    assert found.status is SolveStatus.OPTIMAL
+    assert told
+    assert all(each.doing.endswith("iterations") and each.best is None for each in told)
+    assert 0 <= told[0].share <= told[-1].share < 1

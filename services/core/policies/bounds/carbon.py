@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Report, part_of, unreported
 from services.core.domain.units import S_PER_HOUR
 from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
@@ -144,7 +145,11 @@ class CarbonBound:
 
 
 def carbon_bound(
-    problem: CarbonBoundProblem, backend: Backend = Backend.HIGHS, *, time_limit_s: float | None = None
+    problem: CarbonBoundProblem,
+    backend: Backend = Backend.HIGHS,
+    *,
+    time_limit_s: float | None = None,
+    report: Report = unreported,
 ) -> CarbonBound:
     """Return the least carbon any schedule of the work within the capacity could have reached.
 
@@ -152,12 +157,16 @@ def carbon_bound(
         problem: The work, the capacity and the grid.
         backend: Who solves the linear programme.
         time_limit_s: For each of the at most two solves; a bound that is not proven is not returned.
+        report: Told how far it is.
     """
     work_of, step_of, upper = _columns(problem)
-    solution = solve(_model(problem, work_of, step_of, upper), backend, time_limit_s=time_limit_s)
+    solution = solve(
+        _model(problem, work_of, step_of, upper), backend, time_limit_s=time_limit_s, report=part_of(report, 0.0, 0.5)
+    )
     short = np.zeros(len(problem.work))
     if solution.status is SolveStatus.INFEASIBLE:
-        most = solve(_most_work(problem, work_of, step_of, upper), backend, time_limit_s=time_limit_s)
+        most_work = _most_work(problem, work_of, step_of, upper)
+        most = solve(most_work, backend, time_limit_s=time_limit_s, report=part_of(report, 0.5, 1.0))
         if most.status is SolveStatus.OPTIMAL and most.values is not None:
             done = np.bincount(work_of, most.values, minlength=short.size)
             wanted = np.array([item.gpu_hours for item in problem.work])

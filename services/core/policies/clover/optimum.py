@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.progress import Progress, Report, unreported
 from services.core.policies.clover.anneal import Measure
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
@@ -57,6 +58,7 @@ def optimum(
     *,
     intervals: int = 24,
     latency_margin: float = 1.0,
+    report: Report = unreported,
 ) -> Optimum | None:
     """Return the bound and the configurations that may reach it; None where no configuration keeps the limits.
 
@@ -67,13 +69,15 @@ def optimum(
         intervals: Of rests; more make the bound tighter.
         latency_margin: Share of the SLA that service alone may take; below 1 it leaves room for waiting, and the
             bound is one of the configurations that leave it.
+        report: Told of each interval.
     """
     longest_s = 7 * gpus / rate_per_s
     shortest_s = min(float(np.nanmin(application.service_s)) / 10, longest_s / 2)
     edges = np.concatenate([[0.0], np.geomspace(shortest_s, longest_s, intervals)])
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf
-    for low_s, high_s in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    for at, (low_s, high_s) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+        report(Progress(at / intervals, f"integer programme {at + 1} of {intervals}"))
         model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, (low_s, high_s), latency_margin)
         solution = solve(model, relative_gap=_GAP)
         if solution.values is None or solution.objective is None:

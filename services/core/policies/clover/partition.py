@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.domain.errors import DomainError
+from services.core.domain.progress import Progress, Report, part_of, unreported
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
@@ -18,6 +19,8 @@ from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.request_queue import Arrivals
 
 _SPLIT_INTERVALS = 8
+_SPLITTING, _SEARCHING = 0.3, 0.6
+"""For progress: the share of the split in the whole, and that of a search in what an application takes."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,22 @@ class Share:
 
 
 def partition(
-    demands: Sequence[Demand], fleet: Fleet, seed: int, config: AnnealingConfig, *, screen: bool = True
+    demands: Sequence[Demand],
+    fleet: Fleet,
+    seed: int,
+    config: AnnealingConfig,
+    *,
+    screen: bool = True,
+    report: Report = unreported,
 ) -> tuple[tuple[Share, ...], Realisation]:
     """Return a configuration for each application, and layouts of the GPUs that hold them all.
+
+    Args:
+        demands, fleet: What is asked, and of which GPUs.
+        seed: Of requests and searches.
+        config: Of the searches.
+        screen: Whether configurations are predicted before they are measured.
+        report: Told of GPUs shared out, evaluations and programmes.
 
     Raises:
         DomainError: As ``checked``.
@@ -94,16 +110,30 @@ def partition(
     checked(demands, fleet)
     arrivals = Arrivals.drawn(np.random.default_rng(seed))
     goals = [_goal(demand, fleet, arrivals) for demand in demands]
-    gpus = split(demands, goals, fleet) if len(demands) > 1 else [fleet.gpus]
+    gpus, begun = [fleet.gpus], 0.0
+    if len(demands) > 1:
+        begun = _SPLITTING
+        gpus = split(demands, goals, fleet, part_of(report, 0.0, begun))
     rng = np.random.default_rng(seed)
-    shares = tuple(
-        _share(demand, goal, count, fleet, arrivals, rng, config, screen)
-        for demand, goal, count in zip(demands, goals, gpus, strict=True)
-    )
+    shares: list[Share] = []
+    for at, (demand, goal, count) in enumerate(zip(demands, goals, gpus, strict=True)):
+        first, last = (begun + (1 - begun) * each / len(demands) for each in (at, at + 1))
+        of_one = _of_application(part_of(report, first, last), demand.name, [share.objective for share in shares])
+        shares.append(_share(demand, goal, count, fleet, arrivals, rng, config, screen, of_one))
     needed = np.sum([share.outcome.graph.slices for share in shares], axis=0).tolist()
     ones, twos, threes, fours, sevens = needed
     slices: SliceCounts = ones, twos, threes, fours, sevens
-    return shares, realise(slices, fleet.layouts)
+    return tuple(shares), realise(slices, fleet.layouts)
+
+
+def _of_application(report: Report, name: str, before: Sequence[float]) -> Report:
+    """Return the report of a search, with the mean over the applications searched so far as the best objective."""
+
+    def of_application(progress: Progress) -> None:
+        best = None if progress.best is None else float(np.mean([*before, progress.best]))
+        report(Progress(progress.share, f"{name}: {progress.doing}", best))
+
+    return of_application
 
 
 def checked(demands: Sequence[Demand], fleet: Fleet) -> None:
@@ -129,7 +159,7 @@ def checked(demands: Sequence[Demand], fleet: Fleet) -> None:
             raise DomainError(f"application {demand.name}: running cannot be cut from {fleet.gpus} GPUs")
 
 
-def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet) -> list[int]:
+def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report: Report = unreported) -> list[int]:
     """Return how many GPUs each application gets.
 
     Each begins with one and gets more until its limits can be kept; every further GPU goes where it raises the
@@ -139,6 +169,7 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet) -> lis
     worth = [_worth(demand, goal, 1, fleet) for demand, goal in zip(demands, goals, strict=True)]
     more = [_worth(demand, goal, 2, fleet) for demand, goal in zip(demands, goals, strict=True)]
     while sum(counts) < fleet.gpus:
+        report(Progress(sum(counts) / fleet.gpus, f"sharing out GPU {sum(counts) + 1} of {fleet.gpus}"))
         at = max(range(len(demands)), key=lambda each: (worth[each] == -np.inf, _gain(worth[each], more[each]), -each))
         counts[at] += 1
         worth[at] = more[at]
@@ -178,6 +209,7 @@ def _share(
     rng: np.random.Generator,
     config: AnnealingConfig,
     screen: bool,
+    report: Report,
 ) -> Share:
     application = demand.application
     evaluator = QueueEvaluator(application, gpus, demand.rate_per_s, arrivals)
@@ -185,16 +217,32 @@ def _share(
     if demand.running is not None and can_be_cut(demand.running.slices, gpus):
         start = demand.running
     search = Search(goal, fleet.gco2_per_j, evaluator.measure, evaluator.measure(start))
+
+    def measured(graph: ConfigGraph) -> Outcome:
+        done = len(search.measured)
+        report(
+            Progress(
+                _SEARCHING * done / config.max_evaluations, f"evaluation {done + 1}", search.objective(search.best)
+            )
+        )
+        return evaluator.measure(graph)
+
+    search.measure = measured
     if screen:
         anneal_screened(search, application, gpus, demand.rate_per_s, rng, config)
     else:
         anneal(search, application, gpus, rng, config)
-    found = optimum(application, gpus, demand.rate_per_s, goal, fleet.gco2_per_j)
+    best = search.objective(search.best)
+
+    def bounding(progress: Progress) -> None:
+        report(Progress(_SEARCHING + (1 - _SEARCHING) * progress.share, f"bound, {progress.doing}", best))
+
+    found = optimum(application, gpus, demand.rate_per_s, goal, fleet.gco2_per_j, report=bounding)
     return Share(
         gpus,
         search.best,
         goal,
-        search.objective(search.best),
+        best,
         None if found is None else found.bound,
         goal.allows(search.best.accuracy, search.best.p95_s),
         len(search.measured),

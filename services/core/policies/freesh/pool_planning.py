@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.progress import Progress, Report, unreported
 from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
 from services.core.policies.freesh.pools import NegativeRates, PoolPlan, PoolProblem, Shortfall, energy_j, switching_j
 from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus
@@ -37,20 +38,45 @@ EPSILON_QPS = 1e-9
 
 @dataclass
 class _Budget:
-    """The solver's remaining seconds and checks, and the requested gap: none for the optimum within patience."""
+    """The solver's remaining seconds and checks, and the requested gap: none for the optimum within patience.
+
+    Whoever waits is told what share of the seconds is gone, and the least objective so far.
+    """
 
     left_s: float
     gap: float | None
+    report: Report = unreported
+    doing: str = ""
+    least: float | None = None
     checks: int = field(default_factory=lambda: PATIENCE_CHECKS)
+
+    def __post_init__(self) -> None:
+        self._limit_s = self.left_s
 
     def solve(
         self, model: LinearModel, backend: Backend, gap: float, start: Floats | None, patience: Patience | None = None
     ) -> Solution:
         limit_s = max(self.left_s, 0.001)
-        found = solve(model, backend, time_limit_s=limit_s, relative_gap=gap, start=start, patience=patience)
+        found = solve(
+            model,
+            backend,
+            time_limit_s=limit_s,
+            relative_gap=gap,
+            start=start,
+            patience=patience,
+            report=unreported if self.report is unreported else self._tell,
+        )
         self.left_s -= found.solver_s
         self.checks = max(0, self.checks - found.checks)
         return found
+
+    def found(self, objective: float) -> None:
+        """Note a plan's objective."""
+        self.least = objective if self.least is None else min(self.least, objective)
+
+    def _tell(self, progress: Progress) -> None:
+        gone_s = self._limit_s - self.left_s + progress.share * max(self.left_s, 0.0)
+        self.report(Progress(min(1.0, gone_s / self._limit_s), f"{self.doing}: {progress.doing}", self.least))
 
     def solve_whole(self, model: LinearModel, backend: Backend, start: Floats | None) -> Solution:
         """Solve a model to the requested gap, in one call."""
@@ -98,6 +124,7 @@ def plan_pools(
     time_limit_s: float = 60.0,
     relative_gap: float | None = None,
     incumbent: PoolPlan | None = None,
+    report: Report = unreported,
 ) -> PoolPlan:
     """Return the plan of least objective; where the demand cannot be served, the one of least shortfall.
 
@@ -108,11 +135,12 @@ def plan_pools(
         relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where
             ``PATIENCE_CHECKS`` suffice for it, else a plan within ``GOOD_GAP``.
         incumbent: A plan to begin from, such as the one in force.
+        report: Told how far it is, as a share of the time limit, where HiGHS solves.
 
     Raises:
         DomainError: As ``solve``.
     """
-    backend, budget = Backend(backend), _Budget(time_limit_s, relative_gap)
+    backend, budget = Backend(backend), _Budget(time_limit_s, relative_gap, report)
     wanted = {index: problem.wanted_qps(index) for index in range(len(problem.partitions))}
     plan = _best(problem, wanted, backend, budget, incumbent)
     if plan.status is not SolveStatus.INFEASIBLE:
@@ -136,6 +164,7 @@ def _best(
     candidates: list[_Candidate] = []
     for index, wanted_qps in wanted.items():
         model = pool_model(problem, index, wanted_qps)
+        budget.doing = f"bound of partition {index + 1} of {len(problem.partitions)}"
         relaxation = budget.solve(model.model.relaxed(), Backend.HIGHS, EXACT_GAP, None)
         if relaxation.status is not SolveStatus.INFEASIBLE:
             bound = -np.inf if relaxation.bound is None else relaxation.bound
@@ -147,8 +176,11 @@ def _best(
         objective = min(each.objective for each in candidates)
         proven = _gap(objective, min(each.bound for each in candidates))
         if candidate.bound < objective and not budget.is_enough(proven):
+            budget.doing = f"partition {candidate.partition + 1} of {len(problem.partitions)}"
             start = incumbent if incumbent and incumbent.partition == candidate.partition else None
             _improve(candidate, backend, budget, start)
+            if candidate.values is not None:
+                budget.found(candidate.objective)
     return _plan_of(problem, wanted, candidates, backend, budget)
 
 
@@ -250,6 +282,7 @@ def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -
 
 def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend: Backend, budget: _Budget) -> PoolPlan:
     """Return the best plan that serves as much as can be served, with the partition that serves most."""
+    budget.doing = "least demand that stays unserved"
     lacking = {index: _lacking(problem, index, wanted_qps, budget) for index, wanted_qps in wanted.items()}
     partition = min(lacking, key=lambda index: (lacking[index].sum() / wanted[index].sum(), index))
     served = np.maximum(wanted[partition] - lacking[partition] - EPSILON_QPS, 0.0)

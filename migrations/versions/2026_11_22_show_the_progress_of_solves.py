@@ -1,0 +1,16 @@
+"""Show the progress of solves."""
+
+from alembic import op
+
+revision = "0031"
+down_revision = "0030"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE solves ADD COLUMN progress JSONB")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE solves DROP COLUMN progress")
