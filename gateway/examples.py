@@ -15,6 +15,7 @@ PARAMETERS = {
     "webhook_id": "webhook_01m7x7bc3bek0m17yf7jgq3ar1",
     "key_id": "key_01m7x7bc3bek0m17yf7jgq3ar1",
     "node_id": "node-1",
+    "gpu": "0",
     "name": "green",
     "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "number": "0",

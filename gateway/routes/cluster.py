@@ -96,6 +96,22 @@ NODES = (
         operation="unpin_node",
         answer=nodes.NodePower,
     ),
+    Route(
+        "PUT",
+        "/v1/nodes/{node_id}/gpus/{gpu}/partition",
+        Role.OPERATOR,
+        Upstream.TELEMETRY,
+        "nodes",
+        "Cut a GPU into MIG slices, or make it whole again",
+        "The node does it when no gang runs on the GPU, on which nothing new starts until then. Jobs that ask for a "
+        "slice run on the slices; all others need a whole GPU.",
+        operation="partition_gpu",
+        body=nodes.GpuPartitionSpec,
+        answer=nodes.GpuPartition,
+        statuses=(
+            Status(409, "The GPU cannot be cut: `capability_missing`; or it is reserved for a fleet: `conflict`."),
+        ),
+    ),
 )
 
 REPORTS = (

@@ -14,6 +14,7 @@ from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.forecast import forecast
 from services.cli.jobs import AsJson, Watch
 from services.cli.output import console
+from services.cli.slices import partition, slice_words
 from services.cli.values import parameter_value
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -22,7 +23,8 @@ BARS = "▁▂▃▄▅▆▇█"
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     nodes = typer.Typer(
-        help="Show the cluster's nodes, take one out of service, or power it down or up.", invoke_without_command=True
+        help="Show the cluster's nodes, take one out of service, power it down or up, or cut its GPUs.",
+        invoke_without_command=True,
     )
     nodes.callback()(list_nodes)
     nodes.command("drain")(drain)
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
     nodes.command("wake")(wake)
     nodes.command("pin-awake")(pin_awake)
     nodes.command("unpin")(unpin)
+    nodes.command("partition")(partition)
     app.add_typer(nodes, name="nodes")
     policy = typer.Typer(help="Show the policies, or change the one in force.", invoke_without_command=True)
     policy.callback()(list_policies)
@@ -65,15 +68,17 @@ def list_nodes(context: typer.Context, watch: Watch = False, as_json: AsJson = F
 
 def _node_table(found: list[Any]) -> RenderableType:
     figures = ("GPUs", "in use", "power")
-    shown = output.table("node", "state", "GPUs", "in use", "model", "power", "zone", "driver", "heard", right=figures)
-    for node in found:
+    slices = [slice_words(node) for node in found]
+    columns = ["node", "state", "GPUs", "in use", "model", *(["slices"] if any(slices) else []), "power", "zone"]
+    shown = output.table(*columns, "driver", "heard", right=figures)
+    for node, cut in zip(found, slices, strict=True):
         words = " ".join([output.state(node["state"]), *power_words(node)])
         models = sorted({device["model"] for device in node["devices"]})
         power = f"{node['power_w']:.0f} W"
         heard = output.age(node["heartbeat_at"])
         shown.add_row(
-            node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models), power, node["zone"],
-            node["driver"], heard,
+            node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models),
+            *([cut] if any(slices) else []), power, node["zone"], node["driver"], heard,
         )  # fmt: skip
     return shown if found else "no nodes have registered"
 

@@ -7,11 +7,13 @@ import re
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from services.contracts.nodes import (
     EnergyReceipt,
     EnergyReport,
+    GpuPartition,
+    GpuPartitionSpec,
     Heartbeat,
     HeartbeatReply,
     Node,
@@ -109,6 +111,22 @@ async def drain(node_id: Name, operator: Operator, service: Service) -> Node:
 async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
     """Return a drained node to service."""
     return await service.set_draining(node_id, False, operator)
+
+
+@router.put(
+    "/nodes/{node_id}/gpus/{gpu}/partition",
+    tags=["nodes"],
+    responses={404: {"model": Problem}, 409: {"model": Problem}},
+)
+async def partition(
+    node_id: Name,
+    gpu: Annotated[int, Path(ge=0, le=1_023)],
+    body: GpuPartitionSpec,
+    operator: Operator,
+    service: Service,
+) -> GpuPartition:
+    """Cut a GPU into MIG slices, or make it whole again, as soon as no gang runs on it."""
+    return await service.partition(node_id, gpu, body.sizes, operator)
 
 
 @router.get("/jobs/{job_id}/footprint", tags=["reports"], responses={404: {"model": Problem}})

@@ -13,6 +13,7 @@ from services.contracts.nodes import (
     EnergyReceipt,
     EnergyReport,
     EnergySource,
+    GpuPartition,
     Heartbeat,
     HeartbeatReply,
     Node,
@@ -25,6 +26,7 @@ from services.contracts.nodes import (
 from services.contracts.problems import ProblemCode
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
+from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
 from services.db.sealing import Sealer
 from services.kit.logging import Log
@@ -80,7 +82,9 @@ class Telemetry:
             raise UNKNOWN_NODE
         if renewal.changed:
             await hint(self.redis, renewal.changed, node=node_id)
-        return HeartbeatReply(lease_ttl_s=self.settings.lease_ttl_s, allocations=renewal.allocations)
+        return HeartbeatReply(
+            lease_ttl_s=self.settings.lease_ttl_s, allocations=renewal.allocations, partitions=renewal.partitions
+        )
 
     async def store_energy(self, node_id: str, token: str, report: EnergyReport) -> EnergyReceipt:
         """Enter a node's intervals into the ledger, each once.
@@ -150,6 +154,35 @@ class Telemetry:
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
 
+    async def partition(self, node_id: str, gpu: int, sizes: list[int], operator: Identity) -> GpuPartition:
+        """Want a GPU cut so; its node does it when no gang runs on it.
+
+        Args:
+            node_id: The GPU's node.
+            gpu: Its index.
+            sizes: In sevenths, in the order of their places; none: whole.
+            operator: Who wants it.
+
+        Raises:
+            ProblemError: 404, no such node or GPU; 409, it cannot be cut, or it is reserved for a fleet.
+        """
+        devices = (await self.node(node_id)).devices
+        found = next((each for each in devices if each.parent is None and each.index == gpu), None)
+        if found is None:
+            raise not_found(f"GPU {gpu} on this node")
+        if sizes and not found.can_partition:
+            detail = f"GPU {gpu} of {node_id}, {found.model}, cannot be cut into MIG slices by its agent."
+            raise ProblemError(409, ProblemCode.CAPABILITY_MISSING, detail)
+        if not await nodes.want_partition(self.database, node_id, gpu, sizes, operator):
+            detail = (
+                f"GPU {gpu} of {node_id} is reserved for a fleet, which cuts it itself: change or delete the fleet."
+            )
+            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+        names = ", ".join(map(slice_name, sizes)) or "whole"
+        log.info("node.partition", node=node_id, gpu=gpu, slices=names, by=operator.key_id)
+        await hint(self.redis, "node", node=node_id)
+        return next(each for each in (await self.node(node_id)).partitions if each.gpu == gpu)
+
 
 def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:
     sleeps = power is not None and power.state in _ASLEEP and not row.leased
@@ -161,7 +194,7 @@ def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:
             **shown,
             "state": NodeState.ASLEEP if sleeps else row.state,
             "power": power_shown,
-            "gpus": len(row.devices),
-            "power_w": sum(reading["power_w"] for reading in row.readings) if is_up else 0.0,
+            "gpus": sum(device.get("parent") is None for device in row.devices),
+            "power_w": sum(each["power_w"] for each in row.readings if is_gpu(each["index"])) if is_up else 0.0,
         }
     )

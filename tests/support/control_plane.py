@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, HeartbeatReply, RankState
+from services.core.domain.mig import parent_of, placed, slice_index
 from services.db.database import Database
 from services.kit.identity import identity_headers
 from services.kit.ids import new_id
@@ -109,6 +110,8 @@ class FakeAgent:
         self.ranks: dict[str, dict[str, Any]] = {}
         self.reply = HeartbeatReply(lease_ttl_s=0, allocations=[])
         self.sequence = 0
+        self.partitions: dict[int, dict[str, Any]] | None = None
+        self.cuts = 0
         devices = [
             {"index": n, "uuid": f"{node_id}-{n}", "model": model, "memory_gib": 40, "power_limit_w": 400}
             for n in range(gpus)
@@ -137,7 +140,43 @@ class FakeAgent:
     def heartbeat(self) -> dict[str, Any]:
         """Return what this node has to say now."""
         readings = [{"index": d["index"], "power_w": 50, "utilization": 0} for d in self.registration["devices"]]
-        return {"boot_id": self.boot_id, "ranks": list(self.ranks.values()), "devices": readings}
+        said = {} if self.partitions is None else {"partitions": list(self.partitions.values())}
+        return {"boot_id": self.boot_id, "ranks": list(self.ranks.values()), "devices": readings, **said}
+
+    def can_partition(self) -> None:
+        """Let its GPUs be ones that can be cut, by an agent that knows how."""
+        self.partitions = {}
+        for device in self.registration["devices"]:
+            device["can_partition"] = True
+            self.said_of(device["index"], 0, "applied", [])
+
+    def said_of(self, gpu: int, revision: int, state: str, sizes: list[int], detail: str = "") -> None:
+        """Say how far it is with a partition from the next heartbeat on."""
+        assert self.partitions is not None
+        said = {"gpu": gpu, "revision": revision, "state": state, "sizes": sizes, "detail": detail}
+        self.partitions[gpu] = said
+
+    def cut(self, gpu: int, sizes: Sequence[int]) -> None:
+        """Have other slices on a GPU from the next registration on; none makes it whole."""
+        self.cuts += 1
+        devices = [each for each in self.registration["devices"] if each.get("parent") != gpu]
+        whole = next(each for each in devices if each["index"] == gpu)
+        whole["mig_enabled"] = bool(sizes)
+        devices += [
+            {
+                "index": slice_index(gpu, place.start),
+                "uuid": f"MIG-{self.node_id}-{gpu}-{place.start}-{self.cuts}",
+                "model": whole["model"],
+                "memory_gib": 5 * place.sevenths,
+                "power_limit_w": 400,
+                "parent": gpu,
+                "profile": f"{place.sevenths}g.{5 * place.sevenths}gb",
+                "sevenths": place.sevenths,
+                "start": place.start,
+            }
+            for place in placed(sizes)
+        ]
+        self.registration["devices"] = devices
 
     async def beat(self) -> HeartbeatReply:
         """Send a heartbeat and take the reply in."""
@@ -196,8 +235,12 @@ async def allocate(database: Database, job_id: str, shares: dict[str, list[int]]
             [{"node_id": node, "devices": devices} for node, devices in shares.items()],
         )
         await connection.executemany(
-            "INSERT INTO device_claims VALUES ($1, $2, $3)",
-            [(node, device, allocation_id) for node, devices in shares.items() for device in devices],
+            "INSERT INTO device_claims (node_id, device, allocation_id, parent) VALUES ($1, $2, $3, $4)",
+            [
+                (node, device, allocation_id, parent_of(device))
+                for node, devices in shares.items()
+                for device in devices
+            ],
         )
         await connection.execute("UPDATE jobs SET state = 'running', generation = $2 WHERE id = $1", job_id, generation)
     return allocation_id

@@ -46,6 +46,11 @@ def parent_of(index: int) -> int | None:
     return (index - FIRST_SLICE_INDEX) // MEMORY_SLOTS if index >= FIRST_SLICE_INDEX else None
 
 
+def is_gpu(index: int) -> bool:
+    """Whether a unit is a GPU, and not a slice of one; what a GPU draws contains what its slices draw."""
+    return index < FIRST_SLICE_INDEX
+
+
 def slice_name(sevenths: int) -> str:
     """Return the name of a slice of that size, such as ``2g``."""
     return f"{sevenths}g"
@@ -61,6 +66,18 @@ def profile_name(board: GpuModel, sevenths: int) -> str:
     if memory_gib is None or sevenths not in SLICE_SEVENTHS:
         raise DomainError(f"{board.name} has no slice of {sevenths} sevenths")
     return f"{slice_name(sevenths)}.{memory_gib[SLICE_SEVENTHS.index(sevenths)]:g}gb"
+
+
+def sevenths_of(name: str) -> int:
+    """Return the size of the slice of that name, such as ``2g``, in sevenths.
+
+    Raises:
+        DomainError: there is no such slice.
+    """
+    names = {slice_name(size): size for size in SLICE_SEVENTHS}
+    if name not in names:
+        raise DomainError(f"there is no slice {name!r}; slices are {', '.join(names)}")
+    return names[name]
 
 
 def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:

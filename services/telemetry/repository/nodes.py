@@ -9,12 +9,21 @@ are no longer the node's.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import Heartbeat, NodeRegistration, RankState, RankStatus
+from services.contracts.nodes import (
+    Heartbeat,
+    NodeRegistration,
+    PartitionStatus,
+    RankState,
+    RankStatus,
+    WantedPartition,
+)
+from services.db import gpu_partitions
 from services.db.database import Database
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
@@ -133,10 +142,23 @@ RETURNING s.allocation_id
 
 _NODES = """
 SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.containers, n.devices, n.readings,
-    (SELECT count(*) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use, n.heartbeat_at, n.lease_until,
-    coalesce(n.lease_until > now(), false) AS leased
+    (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
+     WHERE p.node_id = n.id) AS partitions,
+    (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
+    n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased
 FROM nodes n WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
 """
+
+# How far a node is with what is wanted of its GPUs; what it says of an earlier revision is out of date.
+_NOTE_PARTITIONS = """
+UPDATE gpu_partitions p SET
+    state = r.state, detail = r.detail, applied_at = CASE WHEN r.state = 'applied' THEN now() ELSE p.applied_at END
+FROM unnest($2::int[], $3::bigint[], $4::text[], $5::text[]) AS r (gpu, revision, state, detail)
+WHERE p.node_id = $1 AND p.gpu = r.gpu AND p.revision = r.revision AND (p.state, p.detail) <> (r.state, r.detail)
+RETURNING p.gpu
+"""
+
+_WANTED_PARTITIONS = "SELECT gpu, revision, sizes FROM gpu_partitions WHERE node_id = $1 ORDER BY gpu"
 
 _KNOWN = """
 SELECT n.zone, n.host_power, coalesce((
@@ -157,6 +179,9 @@ UNION ALL SELECT $1, now(), $4
 _DRAIN = "UPDATE nodes SET draining = $2 WHERE id = $1 AND draining IS DISTINCT FROM $2 RETURNING id"
 
 _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+_AUDIT_PARTITION = """
+INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, 'node.partition', $3, $4)
+"""
 _AUDIT_ZONE = """
 INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ('', '', 'node.zone_changed', $1, $2)
 """
@@ -188,6 +213,7 @@ class NodeRow(NamedTuple):
     containers: bool
     devices: list[Json]
     readings: list[Json]
+    partitions: list[Json]
     gpus_in_use: int
     heartbeat_at: datetime | None
     lease_until: datetime | None
@@ -217,10 +243,12 @@ class Renewal:
     Attributes:
         allocations: The gangs the node may run.
         changed: What the scheduler should process: ``rank``, ``node``, or nothing.
+        partitions: How its GPUs are to be cut; none for a node that does not say how they are.
     """
 
     allocations: list[str]
     changed: str | None
+    partitions: list[WantedPartition]
 
 
 def token_sha256(token: str) -> bytes:
@@ -263,6 +291,7 @@ async def renew(
 ) -> Renewal | None:
     """Store a heartbeat and renew the node's lease, in one transaction; None if the token is not the node's."""
     readings = [reading.model_dump(mode="json") for reading in heartbeat.devices]
+    wanted: list[WantedPartition] = []
     ranks = _newest(heartbeat.ranks)
     progress = [rank for rank in ranks if rank.progress_done is not None]
     async with database.transaction() as connection:
@@ -286,11 +315,16 @@ async def renew(
             )
         if clocks := _clock_rows(ranks):
             await connection.execute(_NOTE_CLOCKS, node_id, clocks)
+        if heartbeat.partitions is not None:
+            if await connection.fetch(_NOTE_PARTITIONS, node_id, *_partition_columns(heartbeat.partitions)):
+                changed = changed or "node"
+            found = await connection.fetch(_WANTED_PARTITIONS, node_id)
+            wanted = [WantedPartition.model_validate(dict(record)) for record in found]
         live = [record["allocation_id"] for record in await connection.fetch(_LIVE_HERE, node_id)]
         unsaid = sorted(set(live) - {rank.allocation_id for rank in ranks})
         if unsaid and await connection.fetch(_GONE, node_id, unsaid, lease_ttl_s):
             changed = "rank"
-    return Renewal(live, changed)
+    return Renewal(live, changed, wanted)
 
 
 def _newest(ranks: list[RankStatus]) -> list[RankStatus]:
@@ -308,6 +342,15 @@ def _clock_rows(ranks: list[RankStatus]) -> list[Json]:
         {"allocation_id": rank.allocation_id, **minute.model_dump(mode="json")}
         for rank in ranks
         for minute in rank.clocks
+    ]
+
+
+def _partition_columns(partitions: list[PartitionStatus]) -> list[list[Any]]:
+    return [
+        [each.gpu for each in partitions],
+        [each.revision for each in partitions],
+        [each.state for each in partitions],
+        [each.detail for each in partitions],
     ]
 
 
@@ -344,3 +387,13 @@ async def set_draining(database: Database, node_id: str, draining: bool, operato
         if changed:
             await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, action, node_id)
     return changed is not None
+
+
+async def want_partition(database: Database, node_id: str, gpu: int, sizes: Sequence[int], operator: Identity) -> bool:
+    """Want a GPU cut, and record who did; return False if it is reserved for a fleet."""
+    async with database.transaction() as connection:
+        if not await gpu_partitions.want(connection, node_id, gpu, sizes, None):
+            return False
+        data = {"gpu": gpu, "sizes": list(sizes)}
+        await connection.execute(_AUDIT_PARTITION, operator.tenant_id, operator.key_id, node_id, data)
+    return True
