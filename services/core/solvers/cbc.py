@@ -12,15 +12,25 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
 
 NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"
 ACCEPTED_VIOLATION = 1e-5
 
 
-def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None) -> Solution:
-    """Return CBC's answer.
+def solve(
+    model: LinearModel,
+    time_limit_s: float | None,
+    relative_gap: float,
+    start: Floats | None = None,
+    patience: Patience | None = None,
+    cutoff: float | None = None,
+) -> Solution:
+    """Return CBC's answer; ``cutoff`` is for who stands in.
+
+    A search that patience ends is followed by one for its wider gap, from the best solution found: CBC is a program,
+    and cannot be asked on the way how far it is.
 
     PuLP says "Optimal" also when the time limit stopped CBC; only ``sol_status`` tells the two apart, and it leaves
     fractional values in the variables where no solution was found. PuLP does not pass on CBC's own bound: a proven
@@ -30,20 +40,49 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, s
     try:
         import pulp  # a fifth of a second that only its users pay
     except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, start, note=NOT_INSTALLED)
+        return highs.solve(model, time_limit_s, relative_gap, start, NOT_INSTALLED, patience, cutoff)
+    if not _program(pulp, None, 0.0).available():
+        return highs.solve(model, time_limit_s, relative_gap, start, MISSING, patience, cutoff)
+    if patience is None or not model.integer.any():
+        return _run(pulp, model, time_limit_s, relative_gap, start)
+    found = _run(pulp, model, time_limit_s, relative_gap, start, max(patience.checks, 1))
+    if found.status not in (SolveStatus.FEASIBLE, SolveStatus.TIME_LIMIT):
+        return found
+    left_s = None if time_limit_s is None else time_limit_s - found.solver_s
+    if left_s is not None and left_s <= 0:
+        return found
+    wider = _run(pulp, model, left_s, patience.relative_gap, found.values if found.values is not None else start)
+    solver_s = found.solver_s + wider.solver_s
+    if wider.status is SolveStatus.OPTIMAL:  # within the wider gap, that is
+        return replace(wider, status=SolveStatus.FEASIBLE, solver_s=solver_s, checks=patience.checks)
+    best = min(found, wider, key=lambda each: np.inf if each.objective is None else each.objective)
+    return replace(best, solver_s=solver_s, checks=patience.checks)
 
+
+def _program(pulp: Any, time_limit_s: float | None, relative_gap: float, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
-        program = pulp.PULP_CBC_CMD(
+        return pulp.PULP_CBC_CMD(
             msg=False,
             threads=1,
             timeLimit=time_limit_s,
             gapRel=relative_gap,
             options=["randomCbcSeed 1"],
-            warmStart=start is not None,
+            **options,
         )
-        if not program.available():
-            return highs.solve(model, time_limit_s, relative_gap, start, note=MISSING)
+
+
+def _run(
+    pulp: Any,
+    model: LinearModel,
+    time_limit_s: float | None,
+    relative_gap: float,
+    start: Floats | None,
+    nodes: int | None = None,
+) -> Solution:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces PuLP 4
+        program = _program(pulp, time_limit_s, relative_gap, warmStart=start is not None, maxNodes=nodes)
         problem, columns = _problem(pulp, model)
         for column, value in zip(columns, [] if start is None else start.tolist(), strict=False):
             column.setInitialValue(value, check=False)
@@ -51,12 +90,20 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, s
             problem.solve(program)
         except pulp.PulpSolverError as error:
             return solution_of(model, SolveStatus.FAILED, Backend.CBC, note=f"CBC broke off: {error}")
-    found = _answer(pulp, model, problem, columns, time_limit_s, relative_gap)
+    is_limited = time_limit_s is not None or nodes is not None
+    found = _answer(pulp, model, problem, columns, time_limit_s, relative_gap, is_limited=is_limited)
     return replace(found, solver_s=problem.solutionTime)
 
 
 def _answer(
-    pulp: Any, model: LinearModel, problem: Any, columns: list[Any], time_limit_s: float | None, relative_gap: float
+    pulp: Any,
+    model: LinearModel,
+    problem: Any,
+    columns: list[Any],
+    time_limit_s: float | None,
+    relative_gap: float,
+    *,
+    is_limited: bool,
 ) -> Solution:
     match problem.sol_status:
         case pulp.LpSolutionOptimal:
@@ -68,7 +115,7 @@ def _answer(
             return solution_of(model, SolveStatus.UNBOUNDED, Backend.CBC)
         case _ if problem.status == pulp.LpStatusInfeasible:  # sol_status knows that of linear problems only
             return solution_of(model, SolveStatus.INFEASIBLE, Backend.CBC)
-        case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if time_limit_s is not None:
+        case pulp.LpSolutionIntegerFeasible | pulp.LpSolutionNoSolutionFound if is_limited:
             bound = highs.relaxation_bound(model, time_limit_s)
         case _:
             note = f"CBC ended with: {pulp.LpStatus[problem.status]}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,25 +11,44 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.solvers.model import (
+    CHECKS_A_WORK_UNIT,
+    Backend,
+    LinearModel,
+    Patience,
+    Solution,
+    SolveStatus,
+    solution_of,
+)
 
 NOT_INSTALLED = "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED
 
 
-def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, start: Floats | None = None) -> Solution:
+def solve(
+    model: LinearModel,
+    time_limit_s: float | None,
+    relative_gap: float,
+    start: Floats | None = None,
+    patience: Patience | None = None,
+    cutoff: float | None = None,
+) -> Solution:
     """Return Gurobi's answer, or HiGHS's with a note where Gurobi is missing, unlicensed or refuses the size."""
     try:
         import gurobipy
     except ImportError:
-        return highs.solve(model, time_limit_s, relative_gap, start, note=NOT_INSTALLED)
+        return highs.solve(model, time_limit_s, relative_gap, start, NOT_INSTALLED, patience, cutoff)
     try:
         with gurobipy.Env(empty=True) as environment:
             environment.setParam("OutputFlag", 0)  # before the start, which prints a banner otherwise
             environment.start()
             with gurobipy.Model(env=environment) as problem:
-                found = _solve(gurobipy, problem, model, time_limit_s, relative_gap, start)
-                return replace(found, solver_s=problem.Runtime)
+                limits = {"MIPGap": relative_gap, "TimeLimit": time_limit_s, "BestBdStop": cutoff}
+                spent = _optimised(gurobipy, problem, model, limits, start, patience)
+                found = _answer(gurobipy, problem, model)
+                if found.status is SolveStatus.OPTIMAL and problem.Params.MIPGap > relative_gap:  # patience has ended
+                    found = replace(found, status=SolveStatus.FEASIBLE)
+                return replace(found, solver_s=spent[0], checks=round(CHECKS_A_WORK_UNIT * spent[1]))
     except gurobipy.GurobiError as error:
         if error.errno == _SIZE_LIMIT:
             note = f"{model.variables} variables and {model.rows} rows are beyond Gurobi's licence, so HiGHS solved it"
@@ -36,29 +56,43 @@ def solve(model: LinearModel, time_limit_s: float | None, relative_gap: float, s
             note = "Gurobi has no valid licence, so HiGHS solved it"
         else:
             return solution_of(model, SolveStatus.FAILED, Backend.GUROBI, note=f"Gurobi broke off: {error}")
-        return highs.solve(model, time_limit_s, relative_gap, start, note=note)
+        return highs.solve(model, time_limit_s, relative_gap, start, note, patience, cutoff)
 
 
-def _solve(
+def _optimised(
     gurobipy: Any,
     problem: Any,
     model: LinearModel,
-    time_limit_s: float | None,
-    relative_gap: float,
+    limits: Mapping[str, float | None],
     start: Floats | None,
-) -> Solution:
+    patience: Patience | None,
+) -> tuple[float, float]:
+    """Solve the problem, and return seconds and work units."""
     codes = gurobipy.GRB
-    for name, value in {"Threads": 1, "Seed": 0, "MIPGap": relative_gap, "TimeLimit": time_limit_s}.items():
+    for name, value in {"Threads": 1, "Seed": 0, **limits}.items():
         if value is not None:
             problem.setParam(name, value)
     _fill(gurobipy, problem, model)
     if start is not None:
         problem.update()
         problem.setAttr("Start", problem.getVars(), start.tolist())
+    if patience is not None:
+        problem.setParam("WorkLimit", patience.checks / CHECKS_A_WORK_UNIT)
     problem.optimize()
-    if problem.Status == codes.INF_OR_UNBD:  # one of the two; without dual reductions the answer is definite
+    spent_s, spent_work = problem.Runtime, problem.Work
+    if problem.Status == codes.WORK_LIMIT and patience is not None:
+        problem.setParam("WorkLimit", codes.INFINITY)
+        problem.setParam("MIPGap", patience.relative_gap)
+    elif problem.Status == codes.INF_OR_UNBD:  # one of the two; without dual reductions the answer is definite
         problem.setParam("DualReductions", 0)
-        problem.optimize()
+    else:
+        return spent_s, spent_work
+    problem.optimize()  # after a limit it goes on from there
+    return spent_s + problem.Runtime, spent_work + problem.Work
+
+
+def _answer(gurobipy: Any, problem: Any, model: LinearModel) -> Solution:
+    codes = gurobipy.GRB
     values = np.array(problem.getAttr("X", problem.getVars())) if problem.SolCount else None
     whole = bool(model.integer.any())
     match problem.Status:
@@ -69,7 +103,7 @@ def _solve(
             return solution_of(model, SolveStatus.INFEASIBLE, Backend.GUROBI)
         case codes.UNBOUNDED:
             return solution_of(model, SolveStatus.UNBOUNDED, Backend.GUROBI)
-        case codes.TIME_LIMIT | codes.SUBOPTIMAL | codes.INTERRUPTED:
+        case codes.TIME_LIMIT | codes.SUBOPTIMAL | codes.INTERRUPTED | codes.USER_OBJ_LIMIT:
             ended = SolveStatus.TIME_LIMIT if values is None else SolveStatus.FEASIBLE
             bound = problem.ObjBound if whole else None
             return solution_of(model, ended, Backend.GUROBI, values=values, bound=bound)

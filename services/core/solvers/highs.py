@@ -32,6 +32,7 @@ def solve(
     start: Floats | None = None,
     note: str = "",
     patience: Patience | None = None,
+    cutoff: float | None = None,
     report: Report = unreported,
 ) -> Solution:
     """Return HiGHS's answer; ``note`` says why another solver did not give it, ``report`` is told how far it is."""
@@ -43,8 +44,8 @@ def solve(
         checks += 1
         if report is not unreported and (whole or checks % CHECKS_PER_REPORT == 1):
             report(_progress(solver, found, time_limit_s, whole=whole))
-        if patience is not None and checks >= patience.checks and found.mip_gap <= patience.relative_gap:
-            answer.user_interrupt = True
+        is_patient = patience is None or checks < patience.checks or found.mip_gap > patience.relative_gap
+        answer.user_interrupt = not is_patient or (whole and cutoff is not None and found.mip_dual_bound >= cutoff)
 
     solver.setCallback(check, None)
     solver.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)

@@ -195,12 +195,19 @@ class ModelBuilder:
         )
 
 
+CHECKS_A_WORK_UNIT = 2_000
+"""Both are about a second of one core."""
+
+
 @dataclass(frozen=True)
 class Patience:
-    """When to accept a solution that is not proven optimal yet.
+    """When to accept a solution that is not proven optimal yet, in the solver's own measure of its work.
+
+    No measure depends on how busy the machine is: two runs end at the same point of the search.
 
     Attributes:
-        checks: From so many checks of HiGHS on; they come at the same points of the search on any machine.
+        checks: From so many checks of HiGHS on, at which it asks whether to stop; from as many nodes of CBC on; from a
+            work unit of Gurobi for each ``CHECKS_A_WORK_UNIT`` of them on.
         relative_gap: A solution this close to the bound is accepted then, > 0.
     """
 
@@ -222,7 +229,7 @@ class Solution:
         solver_s: How long the solver took, by its own clock.
         reduced_costs: (n,) of an optimum without whole variables, from HiGHS: what the objective loses per unit of a
             variable that is not used; none otherwise.
-        checks: How often HiGHS checked whether to stop, which measures its work whatever the load of the machine.
+        checks: The solver's work as ``Patience`` counts it; of CBC, which does not tell, that of a patience that ended.
     """
 
     status: SolveStatus

@@ -19,6 +19,7 @@ def solve(
     relative_gap: float = 1e-6,
     start: Floats | None = None,
     patience: Patience | None = None,
+    cutoff: float | None = None,
     report: Report = unreported,
 ) -> Solution:
     """Solve ``model`` on one thread, reproducibly where no time limit stops it.
@@ -31,7 +32,8 @@ def solve(
             search is limited by size instead.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
         start: (n,) a solution to begin from, where one is known; the exhaustive search does not need it.
-        patience: When to accept a solution further from the bound than ``relative_gap``; HiGHS alone has it.
+        patience: When to accept a solution further from the bound than ``relative_gap``.
+        cutoff: Stop once no solution can be below this objective; CBC, which does not tell its bound, goes on.
         report: Told how far it is, as a share of the time limit (0 without one); HiGHS alone does.
 
     Raises:
@@ -50,11 +52,13 @@ def solve(
         return solution_of(model, SolveStatus.OPTIMAL, backend, values=[], bound=model.offset)
     match backend:
         case Backend.HIGHS:
-            return highs.solve(model, time_limit_s, relative_gap, start, patience=patience, report=report)
+            return highs.solve(
+                model, time_limit_s, relative_gap, start, patience=patience, cutoff=cutoff, report=report
+            )
         case Backend.CBC:
-            return cbc.solve(model, time_limit_s, relative_gap, start)
+            return cbc.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
         case Backend.GUROBI:
-            return gurobi.solve(model, time_limit_s, relative_gap, start)
+            return gurobi.solve(model, time_limit_s, relative_gap, start, patience, cutoff)
         case Backend.EXHAUSTIVE:
             return exhaustive.solve(model)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
+from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Patience, Solution, SolveStatus
 from services.core.solvers.solve import solve
 
 SOLVERS = (Backend.HIGHS, Backend.CBC, Backend.GUROBI)
@@ -95,6 +95,38 @@ def test_a_solve_stopped_by_its_limit_says_so_with_its_gap(backend: Backend) -> 
     assert found.bound < found.objective
     assert 0.001 < found.gap < 0.2
     assert model.violation(found.values) <= 1e-5
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_patience_accepts_a_good_solution_whatever_the_clock_says(backend: Backend) -> None:
+    patience = Patience(checks=20, relative_gap=0.05)
+    found, again = (solve(hard_model(), backend, time_limit_s=300, patience=patience) for _ in range(2))
+    assert (found.status, found.solver) == (SolveStatus.FEASIBLE, backend)
+    assert 0.001 < found.gap <= 0.05
+    assert found.checks >= 20
+    assert found.objective == again.objective
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_patience_takes_nothing_from_a_model_that_is_solved_within_it(backend: Backend) -> None:
+    found = solve(a_knapsack(), backend, patience=Patience(checks=1_000, relative_gap=0.5))
+    assert (found.status, found.objective) == (SolveStatus.OPTIMAL, solve(a_knapsack(), backend).objective)
+
+
+@pytest.mark.parametrize("backend", [Backend.HIGHS, Backend.GUROBI])
+def test_a_search_ends_where_nothing_below_the_cutoff_can_come_of_it(backend: Backend) -> None:
+    model = hard_model()
+    found = solve(model, backend, time_limit_s=300, cutoff=-1_140.0)
+    assert found.status in (SolveStatus.FEASIBLE, SolveStatus.TIME_LIMIT)
+    assert -1_140.0 <= found.bound < -1_120.0, "the optimum is not proven"
+
+
+@pytest.mark.parametrize("backend", SOLVERS)
+def test_a_search_begins_from_the_solution_it_is_given(backend: Backend) -> None:
+    model = hard_model()
+    good = solve(model, Backend.HIGHS, relative_gap=0.02)
+    found = solve(model, backend, relative_gap=0.05, start=good.values, patience=Patience(1, 0.05))
+    assert found.objective <= good.objective + 1e-9
 
 
 @pytest.mark.parametrize("backend", SOLVERS)
@@ -195,18 +227,20 @@ def test_who_stands_in_gets_the_limits_and_the_start(
     handed_on: list[object] = []
     real = highs.solve
 
-    def solving(*how: Any, note: str) -> Solution:
+    def solving(*how: Any) -> Solution:
         handed_on.extend(how)
-        return real(*how, note=note)
+        return real(*how)
 
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(highs, "solve", solving)
     model, start = a_knapsack(), np.array([1.0, 0.0])
 
-    solve(model, backend, time_limit_s=7, relative_gap=0.25, start=start)
+    patience = Patience(9, 0.5)
+    solve(model, backend, time_limit_s=7, relative_gap=0.25, start=start, patience=patience, cutoff=-9.0)
 
     assert handed_on[:3] == [model, 7, 0.25]
     assert handed_on[3] is start
+    assert handed_on[5:] == [patience, -9.0]
 
 
 @pytest.mark.parametrize("backend", SOLVERS)

@@ -54,16 +54,22 @@ class _Budget:
         self._limit_s = self.left_s
 
     def solve(
-        self, model: LinearModel, backend: Backend, gap: float, start: Floats | None, patience: Patience | None = None
+        self,
+        model: LinearModel,
+        backend: Backend,
+        gap: float,
+        start: Floats | None,
+        patience: Patience | None = None,
+        cutoff: float | None = None,
     ) -> Solution:
-        limit_s = max(self.left_s, 0.001)
         found = solve(
             model,
             backend,
-            time_limit_s=limit_s,
+            time_limit_s=max(self.left_s, 0.001),
             relative_gap=gap,
             start=start,
             patience=patience,
+            cutoff=cutoff,
             report=unreported if self.report is unreported else self._tell,
         )
         self.left_s -= found.solver_s
@@ -78,14 +84,14 @@ class _Budget:
         gone_s = self._limit_s - self.left_s + progress.share * max(self.left_s, 0.0)
         self.report(Progress(min(1.0, gone_s / self._limit_s), f"{self.doing}: {progress.doing}", self.least))
 
-    def solve_whole(self, model: LinearModel, backend: Backend, start: Floats | None) -> Solution:
-        """Solve a model to the requested gap, in one call."""
+    def solve_whole(self, model: LinearModel, backend: Backend, start: Floats | None, cutoff: float | None) -> Solution:
+        """Solve a model to the requested gap, in one call, or until nothing below ``cutoff`` can come of it."""
         if self.gap is not None:
-            return self.solve(model, backend, self.gap, start)
+            return self.solve(model, backend, self.gap, start, cutoff=cutoff)
         if model.variables > EXACT_COLUMNS:
             self.checks = 0
-            return self.solve(model, backend, GOOD_GAP, start)
-        return self.solve(model, backend, EXACT_GAP, start, Patience(self.checks, GOOD_GAP))
+            return self.solve(model, backend, GOOD_GAP, start, cutoff=cutoff)
+        return self.solve(model, backend, EXACT_GAP, start, Patience(self.checks, GOOD_GAP), cutoff)
 
     def is_enough(self, gap: float) -> bool:
         """Return whether to look no further with this gap."""
@@ -178,14 +184,19 @@ def _best(
         if candidate.bound < objective and not budget.is_enough(proven):
             budget.doing = f"partition {candidate.partition + 1} of {len(problem.partitions)}"
             start = incumbent if incumbent and incumbent.partition == candidate.partition else None
-            _improve(candidate, backend, budget, start)
+            _improve(candidate, backend, budget, start, objective)
             if candidate.values is not None:
                 budget.found(candidate.objective)
     return _plan_of(problem, wanted, candidates, backend, budget)
 
 
-def _improve(candidate: _Candidate, backend: Backend, budget: _Budget, incumbent: PoolPlan | None) -> None:
-    """Find whole numbers for a partition, and raise its bound, as far as time allows."""
+def _improve(
+    candidate: _Candidate, backend: Backend, budget: _Budget, incumbent: PoolPlan | None, cutoff: float
+) -> None:
+    """Find whole numbers for a partition, and raise its bound, as far as time allows.
+
+    It ends once the bound is no lower than ``cutoff``, the objective of another partition's plan.
+    """
     model = candidate.model.model
     start = candidate.model.start(incumbent.instances, incumbent.kept) if incumbent else None
     wanted = GOOD_GAP if budget.gap is None else budget.gap
@@ -197,7 +208,7 @@ def _improve(candidate: _Candidate, backend: Backend, budget: _Budget, incumbent
                 return
     if budget.left_s <= 0:
         return
-    found = budget.solve_whole(model, backend, start if candidate.values is None else candidate.values)
+    found = budget.solve_whole(model, backend, start if candidate.values is None else candidate.values, cutoff)
     candidate.take(found)
     if found.status is SolveStatus.INFEASIBLE:
         candidate.bound = np.inf
