@@ -250,6 +250,8 @@ class RouterState(Message):
 
     at_s: float = Field(description="When it was written, UTC seconds.")
     held: dict[str, int] = Field(default_factory=dict[str, int], description="Requests that it holds, by server.")
+    started_at_s: float | None = Field(default=None, description="When it was started, UTC seconds.")
+    address: str | None = Field(default=None, description="`HOST:PORT` at which other router processes reach it.")
 
 
 class ServerLatency(Message):

@@ -1,4 +1,4 @@
-"""The router: an OpenAI-compatible door in front of pools of model servers.
+"""The router: an OpenAI-compatible door in front of pools of model servers, and one for applications (``apps``).
 
 A request comes in at the ``door``, at the level of ASGI. ``dispatch`` takes it (a ``turn``) through its steps: what is
 expected of it (``expectations``, ``tokens``), its queue (``lanes``), the request as a server gets it (``outgoing``),

@@ -31,11 +31,18 @@ from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks, repeat
 from services.router.answers import AnswerPasser
+from services.router.apps.asked import is_apps
+from services.router.apps.assignment import Assigner
+from services.router.apps.coordination import Coordinator
+from services.router.apps.door import AppDoor, AppTurn
+from services.router.apps.fleet import AppFleet, Instance
+from services.router.apps.observations import ObservationReporter
 from services.router.breaker import BreakerState
 from services.router.dispatch import Dispatcher
 from services.router.door import Door
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
+from services.router.gate import Gate
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
@@ -70,6 +77,9 @@ class Router:
         self.name = name or f"router-{secrets.token_hex(4)}"
         self.metrics = Metrics()
         self.fleet = Fleet(read_networks(settings.endpoint_networks))
+        self.apps = AppFleet()
+        self.assigner = Assigner(settings.max_queue, settings.queue_timeout_s)
+        self.coordinator = Coordinator(self.name, settings.service_token, self.assigner, self.apps)
         self.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,7 +103,8 @@ class Router:
         self.traffic = TrafficReporter(serving, self.fleet, self.name)
         self.usage = UsageReporter(telemetry, self.name)
         self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
-        self.peers = Peers(redis, self.fleet, self.name, settings.workers)
+        self.observations = ObservationReporter(serving, self.name)
+        self.peers = Peers(redis, self.fleet, self.apps, self.coordinator, self.name, settings.workers)
         self.limits = Limits(
             settings.connect_timeout_s,
             settings.first_byte_timeout_s,
@@ -115,9 +126,21 @@ class Router:
             self.traffic.arrived,
             self.limits,
         )
-        self.door = Door(settings, self.fleet, keys, dispatcher)
+        self.gate = Gate(settings, keys)
+        self.door = Door(settings, self.fleet, self.gate, dispatcher)
+        self.app_door = AppDoor(
+            settings,
+            self.gate,
+            self.apps,
+            self.coordinator,
+            self.observations,
+            self.metrics,
+            self.limits,
+            self._app_ended,
+        )
+        await self.coordinator.listen(settings.peer_host)
         path = settings.data_dir / "router" / "table.json"
-        self.table = TableReader(serving, path, self.name, self._adopt, self.fleet.draining)
+        self.table = TableReader(serving, path, self.name, self._adopt, self._draining)
         self.table.read_kept()
         loops: list[tuple[Callable[[], Awaitable[object]], float, str]] = [
             (self.table.look, settings.table_poll_s, "table.not_read"),
@@ -126,6 +149,7 @@ class Router:
             (self.probe_servers, settings.probe_s, "servers.not_probed"),
             (self.peers.look, PEERS_S, "peers.not_read"),
             (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
+            (self._send_observations, TRAFFIC_S, "observations.not_reported"),
             (self.usage.send, USAGE_S, "usage.not_reported"),
         ]
         self._tasks = [asyncio.create_task(repeat(work, every_s, failed=failed)) for work, every_s, failed in loops]
@@ -133,33 +157,48 @@ class Router:
 
     async def stop(self) -> None:
         """Finish requests for a while, report what is left to report, and disconnect."""
-        self.door.close()
+        self.gate.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_s):
-                await self.door.is_empty.wait()
+                await self.gate.is_empty.wait()
         await end_tasks(self._tasks)
         with contextlib.suppress(ProblemError, TimeoutError):
             async with asyncio.timeout(5):
                 await self.traffic.send(time.time() + TRAFFIC_S)
+                await self.observations.send((), time.time() + TRAFFIC_S)
                 await self.usage.send(all_windows=True)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
                 await self.peers.leave()
-        for server in self.fleet.every_server():
+        await self.coordinator.stop()
+        for server in (*self.fleet.every_server(), *self.apps.every_instance()):
             server.origin.close()
         await self._stack.aclose()
 
     def _adopt(self, table: RoutingTable) -> None:
         self.fleet.adopt(table, self.peers.processes)
         self.lanes.rearrange(self.fleet)
+        self.apps.adopt(table)
+        self.assigner.adopt(table)
+
+    def _draining(self) -> dict[str, int]:
+        """Return the requests at servers and instances that drain; those that other processes sent are counted too."""
+        found = self.fleet.draining() | self.apps.draining()
+        for name, held in self.assigner.draining().items():
+            found[name] = max(held, found.get(name, 0))
+        return found
+
+    async def _send_observations(self) -> None:
+        await self.observations.send(self.apps.apps)
 
     async def _renew_keys(self) -> None:
         await self.upstream_keys.renew(self.fleet.servers.values())
 
     async def _check(self) -> None:
         now_s = time.monotonic()
-        for server in self.fleet.every_server():
+        for server in (*self.fleet.every_server(), *self.apps.every_instance()):
             server.origin.check(self.limits, now_s)
+        self.assigner.check()
         for lane in self.lanes.all():
             if len(lane.queue):  # a server may have been taken back
                 lane.pump()
@@ -200,11 +239,24 @@ class Router:
             carbon_gco2=footprint.carbon_gco2,
         )
 
+    def _app_ended(self, turn: AppTurn, instance: Instance, share_s: float, footprint: Footprint) -> None:
+        identity, spec = turn.key.identity, instance.spec
+        self.usage.add(
+            (spec.job_id or spec.id, identity.tenant_id, identity.key_id, spec.app, spec.variant),
+            share_s=share_s,
+            input_tokens=0,
+            output_tokens=0,
+            energy_j=footprint.energy_j,
+            carbon_gco2=footprint.carbon_gco2,
+        )
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith("/v1/"):
                 await self.door.handle(scope, receive, send)
+            elif is_apps(path):
+                await self.app_door.handle(scope, receive, send)
             else:
                 await self._page(path, Exchange.open(scope, receive, send))
         elif scope["type"] == "lifespan":
@@ -222,7 +274,7 @@ class Router:
                 return
 
     async def _page(self, path: str, exchange: Exchange) -> None:
-        """Answer what is not part of OpenAI's API."""
+        """Answer what is neither part of OpenAI's API nor an application's."""
         if path == "/healthz":
             await exchange.answer(200, [JSON], b'{"status":"ok"}')
         elif path == "/readyz":
@@ -240,7 +292,7 @@ class Router:
 
     async def _status(self, exchange: Exchange) -> None:
         try:
-            key = await self.door.keys.caller(exchange.headers.get(b"authorization"))
+            key = await self.gate.keys.caller(exchange.headers.get(b"authorization"))
         except ProblemError as problem:
             await exchange.answer(problem.status, [JSON], error_body(problem.status, "unauthenticated", str(problem)))
             return
@@ -284,6 +336,29 @@ class Router:
                 }
                 for lane in self.lanes.all()
             ],
+            "apps": [
+                {
+                    "name": app.name,
+                    "assigned_by": self.coordinator.assigned_by,
+                    "waiting": 0 if queue is None else queue.waiting,
+                    "instances": [
+                        {
+                            "id": each.id,
+                            "variant": each.spec.variant,
+                            "slice": each.spec.slice,
+                            "location": each.spec.location,
+                            "state": each.spec.state,
+                            "held": each.held,
+                            "breaker": None if queue is None else queue.breaker_state(each.id, now_s),
+                            "gco2_per_kwh": each.spec.gco2_per_kwh,
+                        }
+                        for each in self.apps.every_instance()
+                        if each.spec.app == app.name
+                    ],
+                }
+                for app in self.apps.apps.values()
+                for queue in (self.assigner.queues.get(app.name),)
+            ],
         }
 
     def _gauges(self) -> list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
@@ -313,10 +388,22 @@ class Router:
                 {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in lanes},
             ),
             (
+                "wattshift_router_app_waiting",
+                "Requests that wait in an application's queue, of all processes for which this one assigns instances.",
+                ("app",),
+                {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()},
+            ),
+            (
+                "wattshift_router_app_instances",
+                "Instances that are ready.",
+                ("app", "variant"),
+                self.apps.ready_by_variant(),
+            ),
+            (
                 "wattshift_router_in_flight",
                 "Requests in this process.",
                 (),
-                {(): float(self.door.in_flight)},
+                {(): float(self.gate.in_flight)},
             ),
             (
                 "wattshift_router_processes",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import Identity, ResolvedKey, Role
-from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import ClientGoneError, Exchange, check_json_type, while_connected
-from services.kit.edge.keys import KeyCache
-from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.router import openai
 from services.router.dispatch import Dispatcher
 from services.router.fleet import Fleet
+from services.router.gate import Gate
 from services.router.openai import JSON, DoorError
 from services.router.settings import RouterSettings
 from services.router.turn import Received
@@ -28,30 +25,18 @@ COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", 
 
 
 class Door:
-    """Lets requests in, and answers those that are refused.
+    """Lets requests in, and answers those that are refused."""
 
-    Attributes:
-        keys: Of callers.
-        in_flight: Requests that are not answered yet.
-        is_empty: Set once there are none, after ``close``.
-    """
-
-    def __init__(self, settings: RouterSettings, fleet: Fleet, keys: KeyCache, dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: RouterSettings, fleet: Fleet, gate: Gate, dispatcher: Dispatcher) -> None:
         self._settings = settings
         self._fleet = fleet
+        self._gate = gate
         self._dispatcher = dispatcher
-        self.keys = keys
-        self._limiter = RateLimiter()
-        self._at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
-        self._bodies = BodyReader(settings.max_buffered_bytes)
-        self.in_flight = 0
-        self.is_empty = asyncio.Event()
-        self._is_closing = False
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to one of ``COMPLETIONS`` or to ``/v1/models``; errors have OpenAI's shape."""
         exchange = Exchange.open(scope, receive, send)
-        self.in_flight += 1
+        self._gate.enter()
         try:
             await self._handle(exchange)
         except ClientGoneError:
@@ -66,15 +51,7 @@ class Door:
                 raise
             await self._refuse(exchange, DoorError(500, "internal_error", f"The router failed: {type(error).__name__}"))
         finally:
-            self.in_flight -= 1
-            if self._is_closing and not self.in_flight:
-                self.is_empty.set()
-
-    def close(self) -> None:
-        """Have ``is_empty`` set once no request is in flight."""
-        self._is_closing = True
-        if not self.in_flight:
-            self.is_empty.set()
+            self._gate.leave()
 
     async def _refuse(self, exchange: Exchange, error: DoorError) -> None:
         if exchange.has_begun:
@@ -87,28 +64,28 @@ class Door:
     async def _handle(self, exchange: Exchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]
         kind = COMPLETIONS.get(path)
-        key = await self.keys.caller(exchange.headers.get(b"authorization"))
+        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"))
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 _check_method(method, "GET", "HEAD")
-                exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
+                exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
                 return await self._models(exchange, key.identity, path.removeprefix("/v1/models").removeprefix("/"))
             raise DoorError(404, "unknown_url", f"There is no {path}.")
         _check_method(method, "POST")
-        exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
+        exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.may(method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may not ask for completions.")
         check_json_type(exchange.headers.get(b"content-type"))
         tenant = key.identity.tenant_id
-        self._at_once.enter(tenant)
+        self._gate.at_once.enter(tenant)
         try:
-            body = await self._bodies.read(exchange, self._settings.max_body_bytes)
+            body = await self._gate.bodies.read(exchange, self._settings.max_body_bytes)
             try:
                 await self._complete(exchange, kind, path, key, body.content)
             finally:
                 body.release()
         finally:
-            self._at_once.leave(tenant)
+            self._gate.at_once.leave(tenant)
 
     async def _models(self, exchange: Exchange, caller: Identity, name: str) -> None:
         found = self._fleet.models(caller)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, R
 from services.core.policies.freesh.cleanest import marginal_gco2_per_token
 from services.kit.networks import Network
 from services.router.breaker import Breaker
+from services.router.shares import SharedTime
 from services.router.upstream import Origin
 
 KWH_J = 3.6e6
@@ -25,31 +25,24 @@ IDLE_SHARE = 0.4
 """Idle power as a share of full power, where the mode does not state it."""
 
 
-class Server:
+class Server(SharedTime):
     """A model server.
 
     Attributes:
         spec: Its row of the routing table.
-        held: Requests that this process holds at it.
-        held_elsewhere: Requests that other router processes said they hold.
-        share_s: Seconds of the server per request so far: grows by 1 / n in each second in which it holds n requests.
         ttft_s, tbt_s: Means of the newest answers; those of its profile before the first.
         network_s: Time that a connection took.
     """
 
     __slots__ = (
-        "_share_at_s",
         "answers",
         "breaker",
         "gco2_per_token",
-        "held",
-        "held_elsewhere",
         "id",
         "lanes",
         "limit",
         "location",
         "origin",
-        "share_s",
         "spec",
         "tbt_s",
         "tokens",
@@ -58,14 +51,11 @@ class Server:
     )
 
     def __init__(self, spec: RoutedServer, networks: tuple[Network, ...]) -> None:
+        super().__init__()
         self.id = spec.id
         self.location = spec.location
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        self.held = 0
-        self.held_elsewhere = 0
-        self.share_s = 0.0
-        self._share_at_s = time.monotonic()
         self.answers = 0
         self.tokens = 0
         self.tokens_per_s = 0.0
@@ -113,29 +103,9 @@ class Server:
         return self.held < self.limit and self.breaker.passes(now_s)
 
     def begin(self) -> float:
-        """Count a request that it is given; return the share clock to end it with."""
-        self._tick()
-        self.held += 1
+        """As of its base, and to an ejected server this is the trial."""
         self.breaker.sent()
-        return self.share_s
-
-    def end(self, began_share_s: float) -> float:
-        """Count a request that it holds no more; return the server's seconds that were the request's."""
-        self._tick()
-        self.held -= 1
-        return self.share_s - began_share_s
-
-    def so_far(self, began_share_s: float) -> float:
-        """Return the server's seconds that were a request's until now."""
-        self._tick()
-        return self.share_s - began_share_s
-
-    def _tick(self) -> None:
-        now_s = time.monotonic()
-        holds = self.held + self.held_elsewhere
-        if holds:
-            self.share_s += (now_s - self._share_at_s) / holds
-        self._share_at_s = now_s
+        return super().begin()
 
     def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
         """Learn from an answer that was complete."""

@@ -7,6 +7,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+APP_SECONDS = (
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.007,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
+)
 TOKENS_MS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 
 Labels = tuple[str, ...]
@@ -79,6 +99,28 @@ class Metrics:
         )
         self.upstream = Counter("wattshift_router_upstream_failures_total", "Failures of servers.", ("reason",))
         self.preemptions = Counter("wattshift_router_preemptions_total", "Requests that lost their place.", by_class)
+
+        by_variant = ("app", "variant")
+        self.app_requests = Counter(
+            "wattshift_router_app_requests_total",
+            "Requests to applications by their answer's status; without a variant where no instance answered.",
+            (*by_variant, "status"),
+        )
+        self.app_latency = Histogram(
+            "wattshift_router_app_latency_seconds",
+            "From arrival to the end of an application's answer.",
+            ("app",),
+            APP_SECONDS,
+        )
+        self.app_wait = Histogram(
+            "wattshift_router_app_queue_seconds", "Wait in an application's queue.", ("app",), APP_SECONDS
+        )
+        self.app_energy = Counter(
+            "wattshift_router_app_energy_joules_total", "Estimated energy of applications' answers.", by_variant
+        )
+        self.app_carbon = Counter(
+            "wattshift_router_app_carbon_grams_total", "Estimated emissions of applications' answers.", by_variant
+        )
 
     def lines(self, gauges: Iterable[tuple[str, str, Labels, Mapping[Labels, float]]]) -> Iterator[str]:
         """Yield everything as text: counters, histograms, and gauges given as name, help, labels and values."""

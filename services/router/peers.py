@@ -2,8 +2,8 @@
 
 Processes on one machine listen on one port, between which the kernel shares out connections. All of them, on any
 machine, count each other through Redis. Each gives a server at most its capacity divided by their number, so that
-together they do not overload it, and each orders the requests that came to it. While Redis does not answer, the last
-count stays in force.
+together they do not overload it, and each orders the requests that came to it; instances of applications are assigned
+by one process for all (``apps.coordination``). While Redis does not answer, the last count stays in force.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from redis.exceptions import RedisError
 from services.contracts.routing import RouterState
 from services.contracts.streams import ROUTERS_HASH
 from services.kit.logging import Log
+from services.router.apps.coordination import Coordinator
+from services.router.apps.fleet import AppFleet
 from services.router.fleet import Fleet
 
 log = Log(__name__)
@@ -29,9 +31,20 @@ FORGOTTEN_S = 60.0
 class Peers:
     """This process among the others."""
 
-    def __init__(self, redis: Redis, fleet: Fleet, router: str, at_least: int = 1) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        fleet: Fleet,
+        apps: AppFleet,
+        coordinator: Coordinator,
+        router: str,
+        at_least: int = 1,
+    ) -> None:
+        """Take what is told of the others, and how many processes there are at least."""
         self._redis = redis
         self._fleet = fleet
+        self._apps = apps
+        self._coordinator = coordinator
         self._router = router
         self.processes = at_least
         self._is_away = False
@@ -49,11 +62,17 @@ class Peers:
 
     async def _look(self) -> None:
         now_s = time.time()
-        held = {server.id: server.held for server in self._fleet.every_server() if server.held}
-        await self._redis.hset(ROUTERS_HASH, self._router, RouterState(at_s=now_s, held=held).model_dump_json())
+        servers = (*self._fleet.every_server(), *self._apps.every_instance())
+        own = RouterState(
+            at_s=now_s,
+            held={server.id: server.held for server in servers if server.held},
+            started_at_s=self._coordinator.started_at_s,
+            address=self._coordinator.address,
+        )
+        await self._redis.hset(ROUTERS_HASH, self._router, own.model_dump_json(exclude_none=True))
         found = await self._redis.hgetall(ROUTERS_HASH)
-        others: dict[str, int] = {}
-        alive = 1
+        held: dict[str, int] = {}
+        alive: dict[str, RouterState] = {}
         for given, document in found.items():
             name = str(given)
             if name == self._router:
@@ -66,11 +85,13 @@ class Peers:
                 if now_s - state.at_s > FORGOTTEN_S:
                     await self._redis.hdel(ROUTERS_HASH, name)
                 continue
-            alive += 1
+            alive[name] = state
             for server, count in state.held.items():
-                others[server] = others.get(server, 0) + count
-        self.processes = alive
-        self._fleet.share(alive, others)
+                held[server] = held.get(server, 0) + count
+        self.processes = 1 + len(alive)
+        self._fleet.share(self.processes, held)
+        self._apps.share(held)
+        self._coordinator.choose(alive)
 
     async def leave(self) -> None:
         """Have the others count this process no more."""

@@ -41,6 +41,11 @@ class RouterSettings(EdgeSettings):
     drain_s: float = Field(default=8, ge=0, description="How long a process that is told to end finishes requests.")
 
     table_poll_s: float = Field(default=0.4, gt=0, le=1, description="How often servers are asked for.")
+    peer_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address at which router processes, also those on other machines, reach this one.",
+    )
     probe_s: float = Field(default=5, gt=0, description="How often each server is probed.")
     network_ms: dict[str, dict[str, float]] = Field(
         default_factory=dict[str, dict[str, float]],

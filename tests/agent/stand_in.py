@@ -19,7 +19,6 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeRegistration,
     RankStatus,
-    WantedPartition,
 )
 from services.contracts.secrets import OpenedSecret, OpenedSecrets, SecretsWanted
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, ChunkWanted, OpenedChunk
@@ -32,8 +31,6 @@ class StandIn:
 
     Attributes:
         named: The allocations that a heartbeat's answer names.
-        partitions: How GPUs are to be cut, which it names too.
-        registered: How often the node had registered, by heartbeat.
         is_away: Answer 503 to everything.
         refuses_energy: Answer 422 to energy reports that this returns True for.
         secrets: Values by name, given to every gang that asks.
@@ -48,8 +45,6 @@ class StandIn:
         self.lease_ttl_s = lease_ttl_s
         self.heartbeat_interval_s = heartbeat_interval_s
         self.named: set[str] = set()
-        self.partitions: list[WantedPartition] = []
-        self.registered: list[int] = []
         self.is_away = False
         self.refused_sequences: set[int] = set()
         self.secrets: dict[str, str] = {}
@@ -136,12 +131,7 @@ class StandIn:
         if not self._knows(request):
             return _unauthenticated()
         self.heartbeats.append(Heartbeat.model_validate_json(await request.read()))
-        self.registered.append(len(self.registrations))
-        return _answer(
-            HeartbeatReply(
-                lease_ttl_s=self.lease_ttl_s, allocations=sorted(self.named), partitions=list(self.partitions)
-            )
-        )
+        return _answer(HeartbeatReply(lease_ttl_s=self.lease_ttl_s, allocations=sorted(self.named)))
 
     async def _energy(self, request: web.Request) -> web.Response:
         if not self._knows(request):

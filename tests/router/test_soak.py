@@ -39,7 +39,7 @@ async def test_memory_is_flat_over_thousands_of_requests_of_all_kinds(router: Ru
         gc.collect()
         resident_mb.append(psutil.Process().memory_info().rss / 2**20)
     assert resident_mb[-1] - resident_mb[1] < MOST_GROWTH_MB, resident_mb
-    await stage.one.until(lambda: router.router.door.in_flight == 0)
+    await stage.one.until(lambda: router.router.gate.in_flight == 0)
     fleet = router.router.fleet
     assert [server.held for server in fleet.servers.values()] == [0, 0, 0]
     assert all(not server.origin.busy for server in fleet.servers.values())
@@ -81,7 +81,7 @@ async def test_two_thousand_streams_are_open_at_once_and_none_is_lost(stage: Sta
                 asyncio.create_task(http.post("/v1/chat/completions", json=chat(stream=True))) for _ in range(2_000)
             ]
             await stage.one.until(lambda: stage.one.held == 2_000, timeout_s=120)
-            assert router.router.door.in_flight == 2_000
+            assert router.router.gate.in_flight == 2_000
             stage.one.stream_gate.set()
             answers = await asyncio.gather(*asking)
     assert sum("data: [DONE]" in answer.text for answer in answers) == 2_000

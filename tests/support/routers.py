@@ -20,9 +20,12 @@ import httpx
 import uvicorn
 from aiohttp import web
 
+from services.contracts.apps import AppObservations
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import (
     HeldRequests,
+    RoutedApp,
+    RoutedAppServer,
     RoutedPool,
     RoutedServer,
     RoutingTable,
@@ -163,6 +166,8 @@ class Plane:
 
     pools: list[RoutedPool] = field(default_factory=list[RoutedPool])
     servers: list[RoutedServer] = field(default_factory=list[RoutedServer])
+    apps: list[RoutedApp] = field(default_factory=list[RoutedApp])
+    app_servers: list[RoutedAppServer] = field(default_factory=list[RoutedAppServer])
     is_serving_up: bool = True
     is_admission_up: bool = True
     is_telemetry_up: bool = True
@@ -172,10 +177,17 @@ class Plane:
     keys: list[UpstreamKey] = field(default_factory=list[UpstreamKey])
     keys_asked: int = 0
     held: list[HeldRequests] = field(default_factory=list[HeldRequests])
+    observations: list[AppObservations] = field(default_factory=list[AppObservations])
 
     @property
     def table(self) -> RoutingTable:
-        return RoutingTable(made_at=datetime.now(UTC), pools=self.pools, servers=self.servers)
+        return RoutingTable(
+            made_at=datetime.now(UTC),
+            pools=self.pools,
+            servers=self.servers,
+            apps=self.apps,
+            app_servers=self.app_servers,
+        )
 
     async def answer(self, request: web.Request) -> web.Response:
         content = await request.read()
@@ -193,6 +205,9 @@ class Plane:
                 report = TrafficReport.model_validate_json(content)
                 self.traffic.append((pool, report))
                 return web.json_response({"windows": len(report.windows), "requests": 0})
+            case ["internal", "apps", "observations"] if self.is_serving_up:
+                self.observations.append(AppObservations.model_validate_json(content))
+                return web.Response(status=204)
             case ["internal", "request-usage"] if self.is_telemetry_up:
                 report = UsageReport.model_validate_json(content)
                 self.usage.append(report)

@@ -1,0 +1,319 @@
+"""The door of applications: a request from its arrival to the last byte of its answer, at the level of ASGI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from services.contracts.identity import ResolvedKey, Role
+from services.contracts.routing import RoutedApp
+from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.kit.release import RELEASE
+from services.router.answers import is_stream
+from services.router.apps.asked import OPEN_INFERENCE, Asked, read
+from services.router.apps.coordination import Coordinator
+from services.router.apps.errors import AppError, no_app, not_assigned, of_problem, of_upstream
+from services.router.apps.fleet import AppFleet, Instance
+from services.router.apps.observations import ObservationReporter
+from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+from services.router.gate import Gate
+from services.router.metrics import Metrics
+from services.router.openai import JSON
+from services.router.settings import RouterSettings
+from services.router.streams import Footprint
+from services.router.upstream import Connection, Limits, UpstreamError
+
+log = Log(__name__)
+
+BUSY = frozenset({429, 503})
+"""Statuses of an instance that has not worked on the request: another one is asked."""
+FAILING = frozenset({502, 503, 504})
+"""Statuses by which an instance itself says that it does not work; three in a row eject it for a while."""
+WITHOUT_BODY = frozenset({204, 304})
+BY_HOP = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade"),
+    }
+)
+KEPT_IN = BY_HOP | {b"host", b"content-length", b"authorization", b"expect", b"x-request-id"}
+"""Headers of a request that do not reach an instance; the key in `authorization` least of all."""
+KEPT_OUT = BY_HOP | {b"content-length", b"date", b"server", b"x-request-id", b"x-content-type-options"}
+"""Headers of an answer that do not reach the client: the router sets its own."""
+OWN = b"x-wattshift-"
+SERVER: dict[str, object] = {"name": "wattshift", "version": RELEASE, "extensions": []}
+
+
+@dataclass(slots=True)
+class AppTurn:
+    """A request to an application.
+
+    Attributes:
+        arrival_s: By the monotonic clock.
+        wait_s: From its arrival until it was sent to an instance.
+    """
+
+    exchange: Exchange
+    key: ResolvedKey
+    app: RoutedApp
+    asked: Asked
+    body: bytes
+    arrival_s: float
+    wait_s: float = 0.0
+
+
+AppEnded = Callable[[AppTurn, Instance, float, Footprint], None]
+"""Takes in a request that an instance answered: its turn, the instance, its share of the instance's time, footprint."""
+
+
+class AppDoor:
+    """Takes each request through its steps."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        gate: Gate,
+        fleet: AppFleet,
+        coordinator: Coordinator,
+        observations: ObservationReporter,
+        metrics: Metrics,
+        limits: Limits,
+        ended: AppEnded,
+    ) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._fleet = fleet
+        self._coordinator = coordinator
+        self._observations = observations
+        self._metrics = metrics
+        self._limits = limits
+        self._ended = ended
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request to an application."""
+        exchange = Exchange.open(scope, receive, send)
+        self._gate.enter()
+        try:
+            await self._handle(exchange)
+        except ClientGoneError:
+            pass
+        except AppError as error:
+            await self._refuse(exchange, error)
+        except ProblemError as problem:
+            await self._refuse(exchange, of_problem(problem))
+        except Exception as error:
+            log.exception("request.failed", path=scope["path"], request_id=exchange.request_id.decode())
+            if exchange.has_begun:
+                raise
+            await self._refuse(exchange, AppError(500, "internal", f"The router failed: {type(error).__name__}."))
+        finally:
+            self._gate.leave()
+
+    async def _refuse(self, exchange: Exchange, error: AppError) -> None:
+        if not exchange.has_begun:
+            await error.answer(exchange, is_open_inference=exchange.scope["path"].startswith(OPEN_INFERENCE))
+
+    async def _handle(self, exchange: Exchange) -> None:
+        arrival_s = time.monotonic()
+        if exchange.scope["path"] in (OPEN_INFERENCE, "/v2/health/live", "/v2/health/ready"):
+            await self._of_the_router(exchange)
+            return
+        asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
+        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"))
+        exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
+        if not key.identity.role.may(asked.method, Role.USER):
+            raise AppError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")
+        app = self._fleet.app_of(asked.app, key.identity)
+        if app is None:
+            raise no_app(asked.app)
+        if asked.is_ready_asked:
+            await self._say_ready(exchange, app)
+            return
+        tenant = key.identity.tenant_id
+        self._gate.at_once.enter(tenant)
+        try:
+            body = await self._gate.bodies.read(exchange, self._settings.max_body_bytes)
+            try:
+                turn = AppTurn(exchange, key, app, asked, body.content, arrival_s)
+                await while_connected(exchange, self._serve(turn))
+            finally:
+                body.release()
+        finally:
+            self._gate.at_once.leave(tenant)
+
+    async def _of_the_router(self, exchange: Exchange) -> None:
+        """Answer what the protocol asks of a server as a whole; no key is needed for it."""
+        if exchange.scope["method"] not in ("GET", "HEAD"):
+            raise AppError(405, "method_not_allowed", "This path answers GET and HEAD.")
+        path = exchange.scope["path"]
+        is_well = path != "/v2/health/ready" or self._fleet.is_known
+        state: dict[str, object] = {path.removeprefix("/v2/health/"): is_well}
+        found = SERVER if path == OPEN_INFERENCE else state
+        await exchange.answer(200 if is_well else 503, [JSON], orjson.dumps(found))
+
+    async def _say_ready(self, exchange: Exchange, app: RoutedApp) -> None:
+        if not self._fleet.ready(app.name):
+            detail = f"No instance of the application {app.name} is ready."
+            raise AppError(503, "no_instance", detail, retry_after_s=5)
+        await exchange.answer(200, [JSON], orjson.dumps({"name": app.name, "ready": True}))
+
+    async def _serve(self, turn: AppTurn) -> None:
+        """Have an instance answer, another one if it fails before its answer begins."""
+        name = turn.app.name
+        self._observations.arrived(name, time.time())
+        try:
+            await self._in_queue(turn)
+        except (AppError, UpstreamError) as error:
+            failure = of_upstream(error) if isinstance(error, UpstreamError) else error
+            self._observations.failed(name, time.time())
+            self._metrics.app_requests.add((name, "", str(failure.status)))
+            if turn.exchange.has_begun:
+                raise ClientGoneError from None  # the stream ended with an error
+            raise failure from None
+
+    async def _in_queue(self, turn: AppTurn) -> None:
+        ticket = self._coordinator.ticket(turn.app.name, turn.key.identity.tenant_id)
+        sent = 0
+        while True:
+            instance = await self._take(turn, ticket)
+            turn.wait_s = time.monotonic() - turn.arrival_s
+            try:
+                return await self._ask(turn, ticket, instance, is_last=sent + 1 >= self._settings.attempts)
+            except UpstreamError as error:
+                sent += error.reason != "connect"  # whoever could not be reached is ejected, and tried later
+                may_repeat = error.may_repeat or (turn.asked.may_repeat and error.reason == "closed")
+                if turn.exchange.has_begun or not may_repeat or sent >= self._settings.attempts:
+                    raise
+                ticket.excluded |= {instance.id}
+
+    async def _take(self, turn: AppTurn, ticket: Ticket) -> Instance:
+        """Return the instance that a request may be sent to, once it is its turn."""
+        while True:
+            left_s = turn.arrival_s + self._settings.queue_timeout_s - time.monotonic()
+            try:
+                name = await self._coordinator.take(ticket, left_s)
+            except NotAssignedError as error:
+                raise not_assigned(turn.app.name, error) from None
+            except TimeoutError:
+                reason = "queue_full" if self._fleet.ready(turn.app.name) else "no_instance"
+                raise not_assigned(turn.app.name, NotAssignedError(reason)) from None
+            instance = self._fleet.instance(name)
+            if instance is not None:
+                return instance
+            self._coordinator.leave(ticket, Outcome.NOT_ASKED)  # it left the table at this moment
+            ticket.excluded |= {name}
+
+    async def _ask(self, turn: AppTurn, ticket: Ticket, instance: Instance, *, is_last: bool) -> None:
+        """Send a request to an instance, and pass on the answer; the instance is given back in any case.
+
+        Raises:
+            UpstreamError: It failed.
+        """
+        began_share_s, sent_s = instance.begin(), time.monotonic()
+        connection: Connection | None = None
+        share_s: float | None = None
+
+        def give_back(outcome: Outcome) -> float:
+            nonlocal share_s
+            if share_s is None:
+                share_s = instance.end(began_share_s)
+                self._coordinator.leave(ticket, outcome)
+            return share_s
+
+        try:
+            connection = await instance.origin.connection(self._limits)
+            connection.send(_request(turn, instance))
+            await connection.head()
+            status = connection.status
+            if status in BUSY and not is_last:
+                give_back(Outcome.BUSY if status == 429 else Outcome.FAILED)
+                raise UpstreamError("busy", f"The instance answered {status}.", may_repeat=True)
+            outcome = Outcome.FAILED if status in FAILING else Outcome.ANSWERED
+            if is_stream(connection.headers):
+                await self._stream(turn, instance, connection, lambda: give_back(outcome), sent_s)
+                return
+            content = b""
+            if turn.asked.method != "HEAD":  # an answer to HEAD states a length and has no body
+                content = await connection.whole(self._settings.max_answer_bytes)
+            footprint = instance.footprint(give_back(outcome))
+            self._end(turn, instance, status, sent_s, give_back(outcome), footprint)
+            headers = [*_passed_out(connection.headers), *instance.headers, *footprint.headers()]
+            if status in WITHOUT_BODY:
+                await turn.exchange.begin(status, headers)
+                await turn.exchange.send({"type": "http.response.body", "body": b""})
+            else:
+                await turn.exchange.answer(status, headers, content)
+        except UpstreamError as error:
+            self._metrics.upstream.add((error.reason,))
+            give_back(Outcome.UNREACHABLE if error.reason == "connect" else Outcome.FAILED)
+            raise
+        finally:
+            give_back(Outcome.NOT_ASKED)
+            if connection is not None:
+                connection.release()
+
+    async def _stream(
+        self, turn: AppTurn, instance: Instance, connection: Connection, give_back: Callable[[], float], sent_s: float
+    ) -> None:
+        """Pass on a stream of events as they arrive; a comment at its end says what it emitted."""
+        send = turn.exchange.send
+        piece = await connection.piece()
+        await turn.exchange.begin(connection.status, [*_passed_out(connection.headers), *instance.headers])
+        try:
+            while piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await connection.piece()
+        except UpstreamError as error:
+            log.warning("instance.broke_off", instance=instance.id, reason=error.reason)
+            raise  # without its end, so that the client sees that the answer is not complete
+        share_s = give_back()
+        footprint = instance.footprint(share_s)
+        self._end(turn, instance, connection.status, sent_s, share_s, footprint)
+        await send({"type": "http.response.body", "body": footprint.comment(), "more_body": False})
+
+    def _end(
+        self, turn: AppTurn, instance: Instance, status: int, sent_s: float, share_s: float, footprint: Footprint
+    ) -> None:
+        """Take in a request that was answered."""
+        name, variant, now_s = turn.app.name, instance.spec.variant, time.monotonic()
+        latency_s = now_s - turn.arrival_s
+        metrics = self._metrics
+        metrics.app_requests.add((name, variant, str(status)))
+        metrics.app_latency.observe((name,), latency_s)
+        metrics.app_wait.observe((name,), turn.wait_s)
+        if footprint.energy_j is not None:
+            metrics.app_energy.add((name, variant), footprint.energy_j)
+        if footprint.carbon_gco2 is not None:
+            metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
+        self._observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())
+        self._ended(turn, instance, share_s, footprint)
+
+
+def _request(turn: AppTurn, instance: Instance) -> bytes:
+    """Return the request as it is sent to an instance."""
+    asked, origin, exchange = turn.asked, instance.origin, turn.exchange
+    named = exchange.headers.get(b"connection", b"").lower().split(b",")
+    dropped = KEPT_IN | {each.strip() for each in named} if named != [b""] else KEPT_IN
+    lines = [b"%s: %s\r\n" % (name, value) for name, value in exchange.scope["headers"] if name not in dropped]
+    head = b"%s %s%s HTTP/1.1\r\nhost: %s\r\n%sx-request-id: %s\r\n" % (
+        asked.method.encode(),
+        origin.path,
+        asked.target,
+        origin.authority,
+        b"".join(lines),
+        exchange.request_id,
+    )
+    if turn.body or asked.method in ("POST", "PUT", "PATCH"):
+        head += b"content-length: %d\r\n" % len(turn.body)
+    return head + b"\r\n" + turn.body
+
+
+def _passed_out(headers: list[Header]) -> list[Header]:
+    """Return an instance's headers that reach the client: none that speaks for the router."""
+    return [each for each in headers if each[0] not in KEPT_OUT and not each[0].startswith(OWN)]

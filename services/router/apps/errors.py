@@ -1,0 +1,86 @@
+"""Requests to applications that get an error, in the shape of the API that they came by."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import orjson
+
+from services.contracts.problems import MEDIA_TYPE
+from services.kit.edge.exchange import Exchange, Header
+from services.kit.problems import ProblemError
+from services.router.apps.queue import NotAssignedError
+from services.router.upstream import UpstreamError
+
+
+class AppError(Exception):
+    """A request to an application that the router refuses, or that no instance answered.
+
+    Attributes:
+        status: HTTP status.
+        code: Stable code.
+        headers: Of the answer, such as ``retry-after``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        retry_after_s: float | None = None,
+        headers: tuple[Header, ...] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.headers = [*headers]
+        if retry_after_s is not None:
+            self.headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
+
+    async def answer(self, exchange: Exchange, *, is_open_inference: bool) -> None:
+        """Send it: as the Open Inference Protocol says, or as a problem document (RFC 9457)."""
+        if is_open_inference:
+            media, document = "application/json", {"error": str(self), "code": self.code}
+        else:
+            media = MEDIA_TYPE
+            document = {
+                "type": f"urn:wattshift:problem:{self.code}",
+                "title": HTTPStatus(self.status).phrase,
+                "status": self.status,
+                "detail": str(self),
+                "code": self.code,
+                "request_id": exchange.request_id.decode(),
+            }
+        await exchange.answer(self.status, [(b"content-type", media.encode()), *self.headers], orjson.dumps(document))
+
+
+def of_problem(problem: ProblemError) -> AppError:
+    """Return one of the edge's refusals."""
+    headers = tuple((name.lower().encode(), value.encode()) for name, value in problem.headers.items())
+    return AppError(problem.status, str(problem.problem_code), problem.detail, headers=headers)
+
+
+def no_app(name: str) -> AppError:
+    """Return the error of an application that does not exist, or that the caller may not use."""
+    return AppError(404, "not_found", f"There is no application {name[:63]} that this key may use.")
+
+
+def not_assigned(app: str, error: NotAssignedError) -> AppError:
+    """Return the error of a request that was not given an instance."""
+    if error.reason == "queue_full":
+        detail = f"Too many requests wait for the application {app}."
+        return AppError(429, "queue_full", detail, retry_after_s=error.retry_after_s)
+    detail = f"No instance of the application {app} is ready."
+    return AppError(503, "no_instance", detail, retry_after_s=error.retry_after_s)
+
+
+def of_upstream(error: UpstreamError) -> AppError:
+    """Return the error of a request that no instance answered."""
+    if error.reason == "timeout":
+        return AppError(504, "upstream_timeout", f"The instance did not answer in time: {error}")
+    if error.reason == "busy":
+        return AppError(503, "upstream_busy", f"All instances are busy: {error}", retry_after_s=2)
+    return AppError(
+        502, f"upstream_{error.reason}", f"The instance failed before it answered: {error}", retry_after_s=1
+    )

@@ -1,0 +1,290 @@
+"""One application's requests before its instances: first come, first served. No clock, no input or output.
+
+A request takes an instance that is free, of several the one that has been free the longest; otherwise it waits, and an
+instance that falls free takes the head of the queue. This is the queue by which configurations are evaluated
+(``services/core/policies/clover/request_queue.py``). Where several tenants share an application and some hold more than
+an equal part of it, those come after the others; within a tenant the order is that of arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from services.core.policies.freesh.request_queue import over_share
+from services.router.breaker import Breaker, BreakerState
+
+
+class Outcome(StrEnum):
+    """What is known of an instance once a request leaves it."""
+
+    ANSWERED = "answered"
+    BUSY = "busy"
+    """It works, and took no more."""
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    NOT_ASKED = "not_asked"
+    """Nothing: the client left, or the request was never sent."""
+
+
+class NotAssignedError(Exception):
+    """A request gets no instance.
+
+    Attributes:
+        reason: ``unknown_app``, ``no_instance`` or ``queue_full``.
+        retry_after_s: When to try again.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way through its application's queue.
+
+    Attributes:
+        id: By which the process that it came to knows it.
+        decided: Called with the id of the instance that the request may be sent to, or with why there is none.
+        place: In the order of arrival; None until it has one. It is kept when the request waits again.
+        excluded: Instances that failed to answer it.
+        instance: That it was given.
+    """
+
+    id: int
+    app: str
+    tenant: str
+    decided: Callable[[str | NotAssignedError], None]
+    place: int | None = None
+    excluded: frozenset[str] = frozenset()
+    instance: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """An instance as the queue sees it.
+
+    Attributes:
+        limit: Requests that it is given at once.
+        held: Those that it has.
+        is_ready: Whether it is given any.
+        service_s: Mean time of a request there.
+    """
+
+    id: str
+    limit: int
+    is_ready: bool
+    service_s: float
+    held: int = 0
+    breaker: Breaker = field(default_factory=Breaker)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is to be given another request."""
+        return self.is_ready and self.held < self.limit
+
+
+class AppQueue:
+    """The queue of one application.
+
+    Attributes:
+        seats: Its instances; those that are gone stay until they hold nothing.
+        in_service: Requests at instances, by tenant.
+    """
+
+    def __init__(self, most_waiting: int, patience_s: float) -> None:
+        """Take how many requests may wait, and for how long they wait for a first instance once there is none."""
+        self._most_waiting = most_waiting
+        self._patience_s = patience_s
+        self.seats: dict[str, Seat] = {}
+        self._free: dict[str, Seat] = {}  # the one that has been free the longest is first
+        self._waiting: dict[str, deque[Ticket]] = {}
+        self.waiting = 0
+        self.in_service: dict[str, int] = {}
+        self._places = 0
+        self._had_instance_s = -math.inf
+
+    @property
+    def held(self) -> int:
+        """Requests that are at instances."""
+        return sum(self.in_service.values())
+
+    def adopt(self, seats: Iterable[tuple[str, int, bool, float]], now_s: float) -> None:
+        """Take the instances of the newest table: id, limit, whether it is ready, and its mean service time."""
+        known, self.seats = self.seats, {}
+        for name, limit, is_ready, service_s in seats:
+            seat = known.pop(name, None)
+            if seat is None:
+                seat = Seat(name, limit, is_ready, service_s)
+            seat.limit, seat.is_ready, seat.service_s = limit, is_ready, service_s
+            self.seats[name] = seat
+        for name, seat in known.items():
+            seat.is_ready = False
+            if seat.held:
+                self.seats[name] = seat
+        free = {name: seat for name, seat in self._free.items() if self.seats.get(name) is seat and seat.has_room}
+        free |= {name: seat for name, seat in self.seats.items() if name not in free and seat.has_room}
+        self._free = free
+        if self.seats:
+            self._had_instance_s = now_s
+        self.pump(now_s)
+
+    def take(self, ticket: Ticket, now_s: float) -> None:
+        """Give a request an instance now, or have it wait.
+
+        Raises:
+            NotAssignedError: There is no instance and was none for a while, or too many requests wait.
+        """
+        if not self.waiting:
+            seat = self._free_for(ticket, now_s)
+            if seat is not None:
+                self._place(ticket)
+                self._give(ticket, seat)
+                return
+        if not self.seats and now_s - self._had_instance_s > self._patience_s:
+            raise NotAssignedError("no_instance")
+        if ticket.place is None and self.waiting >= self._most_waiting:
+            raise NotAssignedError("queue_full", self.retry_after_s())
+        self._wait(ticket)
+        self.pump(now_s)
+
+    def hold(self, ticket: Ticket, instance: str) -> None:
+        """Count a request that another process's queue gave an instance."""
+        self._place(ticket)
+        seat = self.seats.get(instance)
+        if seat is None:
+            seat = self.seats[instance] = Seat(instance, 1, False, 0.0)
+        self._give(ticket, seat, is_told=False)
+
+    def leave(self, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:
+        """Take out a request that waits, or that its instance is done with; return whether its instance is ejected."""
+        if ticket.instance is None:
+            queue = self._waiting.get(ticket.tenant)
+            if queue is not None and ticket in queue:
+                queue.remove(ticket)
+                self._shrunk(ticket.tenant)
+            return False
+        seat = self.seats[ticket.instance]
+        ticket.instance = None
+        seat.held -= 1
+        left = self.in_service[ticket.tenant] - 1
+        if left:
+            self.in_service[ticket.tenant] = left
+        else:
+            del self.in_service[ticket.tenant]
+        is_ejected = _note(seat.breaker, outcome, now_s)
+        if seat.has_room:
+            self._free.setdefault(seat.id, seat)
+        self.pump(now_s)
+        return is_ejected
+
+    def pump(self, now_s: float) -> None:
+        """Give waiting requests the instances that are free, in order."""
+        while self.waiting and self._free:
+            found = self._next(now_s)
+            if found is None:
+                return
+            ticket, seat = found
+            self._waiting[ticket.tenant].remove(ticket)
+            self._shrunk(ticket.tenant)
+            self._give(ticket, seat)
+
+    def refuse_all(self, reason: str) -> None:
+        """Tell all that wait that they get no instance."""
+        waiting, self._waiting, self.waiting = self._waiting, {}, 0
+        for ticket in (ticket for queue in waiting.values() for ticket in queue):
+            ticket.decided(NotAssignedError(reason))
+
+    def retry_after_s(self) -> float:
+        """Return when there may be room: what waits, at the pace of all instances; 1 s at least."""
+        pace = sum(seat.limit / seat.service_s for seat in self.seats.values() if seat.is_ready and seat.service_s > 0)
+        return max(1.0, math.ceil((1 + self.waiting) / pace)) if pace else 5.0
+
+    def breaker_state(self, instance: str, now_s: float) -> BreakerState | None:
+        """Return whether an instance is given requests; None where it is not known."""
+        seat = self.seats.get(instance)
+        return None if seat is None else seat.breaker.state(now_s)
+
+    def _place(self, ticket: Ticket) -> None:
+        if ticket.place is None:
+            ticket.place = self._places
+        self._places = max(self._places, ticket.place + 1)
+
+    def _wait(self, ticket: Ticket) -> None:
+        is_new = ticket.place is None
+        self._place(ticket)
+        queue = self._waiting.setdefault(ticket.tenant, deque())
+        if is_new:
+            queue.append(ticket)
+        else:
+            queue.insert(sum(_place_of(each) < _place_of(ticket) for each in queue), ticket)
+        self.waiting += 1
+
+    def _shrunk(self, tenant: str) -> None:
+        self.waiting -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+    def _next(self, now_s: float) -> tuple[Ticket, Seat] | None:
+        """Return the first waiting request that one of the free instances may serve, and the instance."""
+        if not any(seat.breaker.passes(now_s) for seat in self._free.values()):
+            return None
+        for ticket in self._in_order():
+            seat = self._free_for(ticket, now_s)
+            if seat is not None:
+                return ticket, seat
+        return None
+
+    def _in_order(self) -> Iterator[Ticket]:
+        if len(self._waiting) == 1:
+            yield from next(iter(self._waiting.values()))
+            return
+        behind = over_share(self.in_service, self._waiting)
+        for is_behind in (False, True):
+            queues = [queue for tenant, queue in self._waiting.items() if (tenant in behind) is is_behind]
+            yield from heapq.merge(*queues, key=_place_of)
+
+    def _free_for(self, ticket: Ticket, now_s: float) -> Seat | None:
+        """Return the instance that has been free the longest; one that failed the request only if all of them did."""
+        if ticket.excluded and not any(
+            seat.is_ready and seat.id not in ticket.excluded and seat.breaker.passes(now_s)
+            for seat in self.seats.values()
+        ):
+            ticket.excluded = frozenset()
+        for seat in self._free.values():
+            if seat.id not in ticket.excluded and seat.breaker.passes(now_s):
+                return seat
+        return None
+
+    def _give(self, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
+        seat.held += 1
+        seat.breaker.sent()
+        self._free.pop(seat.id, None)
+        if seat.has_room:
+            self._free[seat.id] = seat
+        ticket.instance = seat.id
+        self.in_service[ticket.tenant] = self.in_service.get(ticket.tenant, 0) + 1
+        if is_told:
+            ticket.decided(seat.id)
+
+
+def _place_of(ticket: Ticket) -> int:
+    assert ticket.place is not None
+    return ticket.place
+
+
+def _note(breaker: Breaker, outcome: Outcome, now_s: float) -> bool:
+    match outcome:
+        case Outcome.ANSWERED:
+            breaker.succeeded()
+        case Outcome.FAILED | Outcome.UNREACHABLE:
+            return breaker.failed(now_s, is_certain=outcome is Outcome.UNREACHABLE)
+        case Outcome.BUSY | Outcome.NOT_ASKED:
+            breaker.abandoned()
+    return False

@@ -1,0 +1,260 @@
+"""How a router process asks another one for instances: lines of JSON over one connection that stays open.
+
+Asked: ``["hello", token, name of the process that asks, name of the one that is meant]``, then any of
+``["take", id, app, tenant, place or null, [excluded instances]]``, ``["hold", id, app, tenant, instance]`` (a request
+that is at an instance already) and ``["leave", id, outcome]``. Answered: ``["welcome"]``, then
+``["given", id, instance, place, its row of the routing table or null]`` and ``["refused", id, reason, retry_after_s]``.
+When a connection ends, what its process waits for or holds is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Any, cast
+
+import orjson
+from pydantic import ValidationError
+
+from services.contracts.routing import RoutedAppServer
+from services.kit.logging import Log
+from services.router.apps.assignment import Assigner
+from services.router.apps.fleet import AppFleet
+from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+
+log = Log(__name__)
+
+LONGEST_LINE = 64 * 1024
+HELLO_S = 5.0
+"""How long a connection may take to say who it is."""
+CONNECT_S = 2.0
+
+
+class LineProtocol(asyncio.Protocol):
+    """A connection that carries lists as lines of JSON; one that carries anything else is closed."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end."""
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take in each whole line."""
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                self.message(orjson.loads(line))
+            except (orjson.JSONDecodeError, ValidationError, ValueError) as error:
+                log.warning("router_peer.malformed", error=str(error)[:200])
+                self.close()
+                return
+        if len(self._buffer) > LONGEST_LINE:
+            self.close()
+
+    def message(self, parts: Any) -> None:
+        """Take in a message.
+
+        Raises:
+            ValueError: It is none.
+        """
+        raise NotImplementedError
+
+    def send(self, *parts: object) -> None:
+        """Send a message; nothing once the connection has ended."""
+        if self._transport is not None:
+            self._transport.write(orjson.dumps(parts) + b"\n")
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class AskingPeer(LineProtocol):
+    """Another process's connection to this one, which assigns instances to its requests."""
+
+    def __init__(self, name: str, token: str, assigner: Assigner, fleet: AppFleet, peers: set[AskingPeer]) -> None:
+        """Take this process's name, queues and instances, and where open connections are kept."""
+        super().__init__()
+        self._peers = peers
+        self._name = name
+        self._token = token
+        self._assigner = assigner
+        self._fleet = fleet
+        self._is_known = False
+        self._tickets: dict[int, Ticket] = {}
+        self._sent_rows: set[str] = set()
+        self._waiting_for_hello: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Expect a hello."""
+        super().connection_made(transport)
+        self._peers.add(self)
+        self._waiting_for_hello = asyncio.get_running_loop().call_later(HELLO_S, self.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take back what the process waits for, then what it holds."""
+        super().connection_lost(exc)
+        self._peers.discard(self)
+        if self._waiting_for_hello is not None:
+            self._waiting_for_hello.cancel()
+        tickets, self._tickets = self._tickets, {}
+        for ticket in sorted(tickets.values(), key=lambda each: each.instance is not None):
+            self._assigner.leave(ticket, Outcome.NOT_ASKED)
+
+    def message(self, parts: Any) -> None:
+        """Do as the process asks."""
+        match parts:
+            case ["hello", str(token), str(), str(meant)]:
+                if not hmac.compare_digest(token.encode(), self._token.encode()) or meant != self._name:
+                    raise ValueError("the token is wrong, or another process is meant")
+                self._is_known = True
+                if self._waiting_for_hello is not None:
+                    self._waiting_for_hello.cancel()
+                self.send("welcome")
+            case _ if not self._is_known:
+                raise ValueError("a hello is due first")
+            case ["take", int(number), str(app), str(tenant), (int() | None) as place, [*excluded]]:
+                ticket = self._tickets.get(number)
+                if ticket is None:
+                    ticket = self._ticket(number, app, tenant)
+                ticket.place, ticket.excluded = place, frozenset(str(each) for each in excluded)
+                self._assigner.take(ticket)
+            case ["hold", int(number), str(app), str(tenant), str(instance)]:
+                self._assigner.hold(self._ticket(number, app, tenant), instance)
+            case ["leave", int(number), str(outcome)]:
+                ticket = self._tickets.pop(number, None)
+                if ticket is not None:
+                    self._assigner.leave(ticket, Outcome(outcome))
+            case _:
+                raise ValueError("unknown message")
+
+    def _ticket(self, number: int, app: str, tenant: str) -> Ticket:
+        def decided(result: str | NotAssignedError) -> None:
+            if isinstance(result, str):
+                self.send("given", number, result, ticket.place, self._row(result))
+            else:
+                self._tickets.pop(number, None)
+                self.send("refused", number, result.reason, result.retry_after_s)
+
+        ticket = self._tickets[number] = Ticket(number, app, tenant, decided)
+        return ticket
+
+    def _row(self, name: str) -> dict[str, Any] | None:
+        """Return an instance's row the first time, as the other process may not have read it yet."""
+        instance = self._fleet.instance(name)
+        if name in self._sent_rows or instance is None:
+            return None
+        self._sent_rows.add(name)
+        return instance.spec.model_dump(mode="json")
+
+
+class AssignerLink(LineProtocol):
+    """This process's connection to the one that assigns instances for all.
+
+    Attributes:
+        peer: Its name.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        token: str,
+        name: str,
+        fleet: AppFleet,
+        tickets: dict[int, Ticket],
+        lost: Callable[[AssignerLink], None],
+    ) -> None:
+        """Take the tickets of this process by id, and what is called when a connection that worked ends."""
+        super().__init__()
+        self.peer = peer
+        self._hello = ("hello", token, name, peer)
+        self._fleet = fleet
+        self._tickets = tickets
+        self._lost = lost
+        self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        peer: str,
+        *,
+        token: str,
+        name: str,
+        fleet: AppFleet,
+        tickets: dict[int, Ticket],
+        lost: Callable[[AssignerLink], None],
+    ) -> AssignerLink:
+        """Return a connection to a process that listens at ``HOST:PORT``.
+
+        Raises:
+            OSError: It does not answer, or not as that process.
+        """
+        host, _, port = address.rpartition(":")
+        async with asyncio.timeout(CONNECT_S):  # a TimeoutError is an OSError
+            _, link = await asyncio.get_running_loop().create_connection(
+                lambda: cls(peer, token, name, fleet, tickets, lost), host, int(port)
+            )
+            try:
+                link.send(*link._hello)
+                await link.welcome
+            except BaseException:
+                link.close()
+                raise
+        return link
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits for the welcome, or whoever uses the connection."""
+        super().connection_lost(exc)
+        if not self.welcome.done():
+            self.welcome.set_exception(ConnectionRefusedError("the process did not accept the connection"))
+        elif not self.welcome.cancelled() and self.welcome.exception() is None:
+            self._lost(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be asked."""
+        return self._transport is not None
+
+    def message(self, parts: Any) -> None:
+        """Take in an answer."""
+        match parts:
+            case ["welcome"]:
+                if not self.welcome.done():
+                    self.welcome.set_result(None)
+            case ["given", int(number), str(instance), int(place), row]:
+                if row is not None:
+                    self._fleet.add(RoutedAppServer.model_validate(row))
+                ticket = self._tickets.get(number)
+                if ticket is not None:  # else its client left, and the other process has been told
+                    ticket.instance, ticket.place = instance, place
+                    ticket.decided(instance)
+            case ["refused", int(number), str(reason), float(retry_after_s)]:
+                ticket = self._tickets.get(number)
+                if ticket is not None:
+                    ticket.decided(NotAssignedError(reason, retry_after_s))
+            case _:
+                raise ValueError("unknown message")
+
+    def take(self, ticket: Ticket) -> None:
+        """Ask for an instance."""
+        self.send("take", ticket.id, ticket.app, ticket.tenant, ticket.place, sorted(ticket.excluded))
+
+    def hold(self, ticket: Ticket, instance: str) -> None:
+        """Say that a request is at an instance already."""
+        ticket.instance = instance
+        self.send("hold", ticket.id, ticket.app, ticket.tenant, instance)
+
+    def leave(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Say that a request waits no more, or that its instance is done with it."""
+        ticket.instance = None
+        self.send("leave", ticket.id, outcome.value)
