@@ -23,6 +23,8 @@ PARAMETERS = {
     "zone": "US-CAL-CISO",
     "solve_id": "solve_01m7x7bc3bek0m17yf7jgq3ar1",
     "pool": "chat",
+    "fleet": "edge",
+    "app": "photos",
     "endpoint": "virginia-1",
     "plan_id": "plan_01m7x7bc3bek0m17yf7jgq3ar1",
     "simulation_id": "simulation_01m7x7bc3bek0m17yf7jgq3ar1",
@@ -175,6 +177,34 @@ BODIES: dict[str, Any] = {
     "report_pool_traffic": {
         "source": "router-1",
         "windows": [{"start_at": "2026-11-20T19:36:20Z", "requests": [[412, 96], [28, 310]]}],
+    },
+    "put_fleet": {"gpus": 4, "gpu_model": "A100-SXM4-80GB", "zone": "US-CAL-CISO"},
+    "put_app": {
+        "fleet": "edge",
+        "variants": [
+            {
+                "name": "b7",
+                "accuracy_pct": 84.4,
+                "command": ["sh", "-c", "exec serve-model b7 --port $WATTSHIFT_PORT"],
+                "profiles": [
+                    {"slice": "3g", "service_ms": 61.0, "p95_ms": 64.0, "busy_w": 58.0},
+                    {"slice": "7g", "service_ms": 31.5, "p95_ms": 32.8, "busy_w": 142.0},
+                ],
+            },
+            {
+                "name": "b1",
+                "accuracy_pct": 78.8,
+                "command": ["sh", "-c", "exec serve-model b1 --port $WATTSHIFT_PORT"],
+                "profiles": [
+                    {"slice": "1g", "service_ms": 19.8, "p95_ms": 20.9, "busy_w": 21.0},
+                    {"slice": "7g", "service_ms": 9.7, "p95_ms": 10.1, "busy_w": 88.0},
+                ],
+            },
+        ],
+        "sla_p95_ms": 120,
+        "carbon_weight": 0.5,
+        "max_accuracy_loss_pct": 5,
+        "requests_per_s": 40,
     },
     "put_endpoint": {
         "url": "https://llm.example.org",

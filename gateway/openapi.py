@@ -106,6 +106,7 @@ TAGS = {
     "carbon-aware": "The Green Software Foundation's Carbon Aware API. With `GATEWAY_OPEN_EMISSIONS` no key is needed.",
     "optimizer": "Optimization problems that take seconds to minutes to solve.",
     "pools": "Model servers, planned and kept running.",
+    "apps": "Applications with variants of different accuracy, on fleets of GPUs cut into slices.",
     "endpoints": "Model servers of others, to which the router sends requests too.",
     "simulations": "What policies would have done with past jobs.",
     "inputs": "What jobs are given: secrets, and archives of their files.",

@@ -8,6 +8,7 @@ method, path, role and types, the function by its signature (the role is ``Calle
 from __future__ import annotations
 
 from gateway.routes.access import ACCESS, WEBHOOKS
+from gateway.routes.apps import APPS
 from gateway.routes.arrays import ARRAYS
 from gateway.routes.carbon import CARBON, CARBON_AWARE
 from gateway.routes.cluster import NODES, POLICIES, REPORTS
@@ -33,6 +34,7 @@ ROUTES: tuple[Route, ...] = (
     *CARBON_AWARE,
     *OPTIMIZER,
     *POOLS,
+    *APPS,
     *ENDPOINTS,
     *SIMULATIONS,
 )

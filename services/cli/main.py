@@ -10,6 +10,7 @@ import typer
 
 from services.cli import (
     access,
+    apps,
     budgets,
     cluster,
     clusters,
@@ -18,6 +19,7 @@ from services.cli import (
     exec,
     export,
     fit,
+    fleets,
     jobs,
     local,
     plan,
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 ROOMS = (
     *(local, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
+    *(apps, fleets),
     *(webhooks, endpoints, export, simulate, fit, plan, demo),
 )
 for room in ROOMS:

@@ -14,7 +14,7 @@ from services.db.rows import fetch_row
 
 _LOCKED = "SELECT sizes, owner, state FROM gpu_partitions WHERE node_id = $1 AND gpu = $2 FOR UPDATE"
 
-_WANT = """
+WANT = """
 INSERT INTO gpu_partitions AS known (node_id, gpu, revision, sizes, owner) VALUES ($1, $2, 1, $3, $4)
 ON CONFLICT (node_id, gpu) DO UPDATE SET
     revision = known.revision + 1, sizes = excluded.sizes, owner = excluded.owner, state = 'pending', detail = '',
@@ -23,7 +23,7 @@ WHERE known.owner IS NOT DISTINCT FROM excluded.owner OR known.owner IS NULL AND
 RETURNING revision
 """
 
-_RELEASE = """
+RELEASE = """
 UPDATE gpu_partitions SET
     revision = revision + 1, sizes = '[]', owner = NULL, state = 'pending', detail = '', wanted_at = now(),
     applied_at = NULL
@@ -53,9 +53,9 @@ async def want(connection: Connection, node_id: str, gpu: int, sizes: Sequence[i
     known = await fetch_row(connection, _Wanted, _LOCKED, node_id, gpu)
     if known is not None and known.state != "failed" and (known.sizes, known.owner) == (list(sizes), owner):
         return True
-    return await connection.fetchval(_WANT, node_id, gpu, list(sizes), owner) is not None
+    return await connection.fetchval(WANT, node_id, gpu, list(sizes), owner) is not None
 
 
 async def release(connection: Connection, node_id: str, gpu: int, owner: str) -> bool:
     """Give a fleet's GPU back, which is then made whole; return whether it was the fleet's."""
-    return await connection.fetchval(_RELEASE, node_id, gpu, owner) is not None
+    return await connection.fetchval(RELEASE, node_id, gpu, owner) is not None

@@ -17,11 +17,15 @@ from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.serving import endpoints, routing_endpoints
+from services.serving import app_endpoints, endpoints, routing_endpoints
 from services.serving.carbon import CarbonZones
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
+from services.serving.fleets.intensity import Baselines
+from services.serving.fleets.observations import Observations
+from services.serving.fleets.planner import FleetPlanner
+from services.serving.fleets.service import Apps, Fleets
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
@@ -58,6 +62,9 @@ def create_app(settings: ServingSettings) -> FastAPI:
             admission = ServiceClient(
                 session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=5
             )
+            optimizer = ServiceClient(
+                session, settings.optimizer_url, "The optimizer", token=settings.service_token, timeout_s=10
+            )
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
@@ -66,6 +73,9 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.traffic = traffic
             app.state.repository = repository
             app.state.sealer = Sealer(settings.secrets_key)
+            app.state.fleets = Fleets(repository, zones)
+            app.state.apps = Apps(repository)
+            app.state.observations = Observations(repository)
             app.state.endpoints = Endpoints(repository, settings, zones.signals)
             intensities = Intensities(carbon)
             app.state.routing = routing = Routing(repository, intensities, settings)
@@ -74,6 +84,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 traffic,
                 Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
+                FleetPlanner(repository, intensities, Baselines(carbon), optimizer, settings),
                 Controller(repository, ServerJobs(admission), prober, settings, held=routing.held),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
@@ -93,6 +104,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
     )
     app.include_router(endpoints.router)
     app.include_router(routing_endpoints.router)
+    app.include_router(app_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from services.contracts.schema import Message
+from pydantic import Field
+
+from services.contracts.apps import AppSpec, FleetSpec
+from services.contracts.jobs import SliceName
+from services.contracts.schema import Message, Name
 from services.contracts.serving import InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
 
@@ -34,6 +39,10 @@ class InstanceReason(StrEnum):
     """The pool was changed: another one takes its place."""
     POOL_DELETED = "pool_deleted"
     """Its pool is being deleted."""
+    APP_DELETED = "app_deleted"
+    """Its application is being deleted."""
+    REPARTITIONED = "repartitioned"
+    """Its GPU is cut anew, or given to other instances."""
 
 
 SENTENCES = {
@@ -43,14 +52,29 @@ SENTENCES = {
     InstanceReason.NOT_NEEDED: "The plan in force does not need it.",
     InstanceReason.TERMS_CHANGED: "The pool was changed: another instance takes its place.",
     InstanceReason.POOL_DELETED: "Its pool is being deleted.",
+    InstanceReason.APP_DELETED: "Its application is being deleted.",
+    InstanceReason.REPARTITIONED: "Its GPU is cut anew, or given to other instances.",
 }
 
-LEFT_AS_PLANNED = (InstanceReason.NOT_NEEDED, InstanceReason.TERMS_CHANGED, InstanceReason.POOL_DELETED)
+LEFT_AS_PLANNED = (
+    InstanceReason.NOT_NEEDED,
+    InstanceReason.TERMS_CHANGED,
+    InstanceReason.POOL_DELETED,
+    InstanceReason.APP_DELETED,
+    InstanceReason.REPARTITIONED,
+)
 """The reasons of instances that left without a fault."""
 
 
+APP_PREFIX = "app:"
+"""Of an application's name in ``pool_instances.pool``; no pool's name has a colon."""
+
 NOT_OF_PROCESS = {"name", "idle_w", "start_s", "stop_s", "start_wh", "stop_wh", "max_requests"}
 """Of a mode: what may change while its instances keep running."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class InstanceTerms(Message):
@@ -59,6 +83,12 @@ class InstanceTerms(Message):
     mode: ServerMode
     place: PoolPlace
     probes: ServerProbes
+    fleet: Name | None = Field(
+        default=None, exclude_if=_is_none, description="Of an application's instance: the fleet that it runs on."
+    )
+    slice: SliceName | None = Field(
+        default=None, exclude_if=_is_none, description="Of an application's instance: the slice that it runs on."
+    )
 
     def process(self) -> dict[str, Any]:
         """Return what its process depends on; instances for which this is equal run the same process."""
@@ -66,22 +96,37 @@ class InstanceTerms(Message):
             **self.mode.model_dump(exclude=NOT_OF_PROCESS),
             **self.place.model_dump(include={"zone", "node_labels"}),
             "grace_s": self.probes.grace_s,
+            **({"fleet": self.fleet, "slice": self.slice} if self.fleet else {}),
         }
 
 
 class Blueprint:
-    """The specs of a pool's instances."""
+    """The specs of the instances of a pool or of an application."""
 
-    def __init__(self, spec: PoolSpec) -> None:
-        self.spec = spec
-        self._places = {place.name: place for place in spec.places}
-        self._modes = {mode.name: mode for mode in spec.modes}
+    def __init__(
+        self,
+        probes: ServerProbes,
+        places: Iterable[PoolPlace],
+        modes: Iterable[ServerMode],
+        fleet: str | None = None,
+        slices: Mapping[str, SliceName] | None = None,
+    ) -> None:
+        self.probes = probes
+        self._places = {place.name: place for place in places}
+        self.place = next(iter(self._places), "")
+        self._modes = {mode.name: mode for mode in modes}
+        self._fleet = fleet
+        self._slices = slices or {}
         self._processes: dict[tuple[str, str], dict[str, Any]] = {}
 
     def terms(self, at: tuple[str, str]) -> InstanceTerms | None:
         """Return the specs of an instance created now; None if the place or mode is gone."""
         place, mode = self._places.get(at[0]), self._modes.get(at[1])
-        return InstanceTerms(mode=mode, place=place, probes=self.spec.probes) if place and mode else None
+        if place is None or mode is None:
+            return None
+        return InstanceTerms(
+            mode=mode, place=place, probes=self.probes, fleet=self._fleet, slice=self._slices.get(mode.name)
+        )
 
     def is_current(self, at: tuple[str, str], process: dict[str, Any]) -> bool:
         """Whether an instance created now at that place and mode would run this process."""
@@ -89,6 +134,39 @@ class Blueprint:
             terms = self.terms(at)
             self._processes[at] = terms.process() if terms else {}
         return self._processes[at] == process
+
+
+def pool_blueprint(spec: PoolSpec) -> Blueprint:
+    """Return the specs of a pool's instances."""
+    return Blueprint(spec.probes, spec.places, spec.modes)
+
+
+def app_blueprint(spec: AppSpec, fleet: FleetSpec) -> Blueprint:
+    """Return the specs of an application's instances: a mode for each variant on each slice, such as ``b7.3g``.
+
+    ``7g`` is a whole GPU of the fleet.
+    """
+    modes: list[ServerMode] = []
+    slices: dict[str, SliceName] = {}
+    for variant in spec.variants:
+        for profile in variant.profiles:
+            name = f"{variant.name}.{profile.slice}"
+            modes.append(
+                ServerMode(
+                    name=name,
+                    gpu_model=fleet.gpu_model,
+                    gpus=1,
+                    command=variant.command,
+                    image=variant.image,
+                    environment=variant.environment
+                    | {"WATTSHIFT_VARIANT": variant.name, "WATTSHIFT_SLICE": profile.slice},
+                    working_dir=variant.working_dir,
+                    max_requests=spec.concurrency,
+                )
+            )
+            slices[name] = profile.slice
+    place = PoolPlace(name=spec.fleet, zone=fleet.zone, signal=fleet.signal, node_labels=fleet.node_labels)
+    return Blueprint(spec.probes, [place], modes, spec.fleet, slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +190,11 @@ class InstanceJob:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A row of ``pool_instances`` that has not ended. ``job_id`` is found by the submission's key, where need be."""
+    """A row of ``pool_instances`` that has not ended.
+
+    ``pool`` is its owner's key: a pool's name, or ``app:`` and an application's. ``job_id`` is found by the key of its
+    submission, where need be.
+    """
 
     id: str
     pool: str

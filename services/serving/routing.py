@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
+from services.contracts.apps import FleetSpec
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.identity import Identity
@@ -20,6 +21,8 @@ from services.contracts.routing import (
     EndpointList,
     EndpointSpec,
     HeldRequests,
+    RoutedApp,
+    RoutedAppServer,
     RoutedClass,
     RoutedPool,
     RoutedServer,
@@ -32,8 +35,11 @@ from services.kit.cursors import read_cursor, write_cursor
 from services.kit.http import ServiceClient
 from services.kit.networks import is_within, read_networks
 from services.kit.problems import ProblemError, not_found
+from services.serving.fleets.problem import idle_w_of
 from services.serving.instances import read_terms
 from services.serving.repository import ServingRepository
+from services.serving.repository.apps import AppRecord
+from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
 from services.serving.settings import ServingSettings
 
@@ -117,7 +123,10 @@ class Routing:
             endpoints = await queries.routing.endpoints()
             has_secrets = any(each.spec.upstream_secret for each in endpoints)
             keys = {row.endpoint: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
+            apps = {app.key: app for app in await queries.apps.routed()}
+            fleets = {name: (await queries.fleets.find(name)).spec for name in {app.fleet for app in apps.values()}}
         specs = {pool.name: PoolSpec.model_validate_json(pool.spec) for pool in pools}
+        of_apps = [row for row in rows if row.pool in apps]
         rows = [row for row in rows if row.pool in specs]
         signals = {
             (name, place.name): place.signal and str(place.signal)
@@ -125,7 +134,9 @@ class Routing:
             for place in spec.places
         }
         zones = {(row.zone, signals.get((row.pool, row.place))) for row in rows if row.zone}
-        known = await self._intensities.of({*zones, *((each.spec.zone, None) for each in endpoints if each.spec.zone)})
+        zones |= {(each.spec.zone, None) for each in endpoints if each.spec.zone}
+        zones |= {_grid(fleet) for fleet in fleets.values()}
+        known = await self._intensities.of(zones)
 
         def intensity(zone: str | None, signal: str | None) -> CurrentIntensity | None:
             return None if zone is None else known.get((zone, signal))
@@ -134,7 +145,17 @@ class Routing:
             _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place)))) for row in rows
         ]
         servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None)) for each in endpoints]
-        return RoutingTable(made_at=now, pools=[_pool(row, specs[row.name]) for row in pools], servers=servers)
+        return RoutingTable(
+            made_at=now,
+            pools=[_pool(row, specs[row.name]) for row in pools],
+            servers=servers,
+            apps=[_app(app) for app in apps.values()],
+            app_servers=[
+                _app_server(row, apps[row.pool], fleet, known.get(_grid(fleet)))
+                for row in of_apps
+                for fleet in [fleets[apps[row.pool].fleet]]
+            ],
+        )
 
 
 def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
@@ -159,6 +180,50 @@ def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
             )
             for each in (part.classes if part else ())
         ],
+    )
+
+
+def _grid(fleet: FleetSpec) -> tuple[str, str | None]:
+    """Return a fleet's zone and signal."""
+    return fleet.zone, fleet.signal and str(fleet.signal)
+
+
+def _app(app: AppRecord) -> RoutedApp:
+    return RoutedApp(
+        name=app.name,
+        tenant_id=app.tenant_id,
+        tenants=app.spec.tenants,
+        sla_p95_ms=app.spec.sla_p95_ms,
+        concurrency=app.spec.concurrency,
+        most_accurate=app.spec.most_accurate.name,
+    )
+
+
+def _app_server(
+    row: ServerRow, app: AppRecord, fleet: FleetSpec, intensity: CurrentIntensity | None
+) -> RoutedAppServer:
+    """Return an instance; of one whose variant or profile is gone from the spec less is known."""
+    name, size = variant_and_slice(row.mode)
+    variant = next((each for each in app.spec.variants if each.name == name), None)
+    profile = next((each for each in variant.profiles if each.slice == size), None) if variant else None
+    idle_w = idle_w_of(fleet)
+    return RoutedAppServer(
+        id=row.id,
+        app=app.name,
+        variant=name,
+        accuracy_pct=variant.accuracy_pct if variant else 0.0,
+        slice=size,
+        url=row.url,
+        state="ready" if row.state == InstanceState.READY else "draining",
+        service_ms=profile and profile.service_ms,
+        busy_w=profile and profile.busy_w,
+        idle_w=None if idle_w is None else idle_w * int(size[0]) / 7,
+        gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh,
+        is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
+        pue=row.pue or 1,
+        job_id=row.job_id,
+        node_id=row.node_id,
+        location=row.place,
     )
 
 

@@ -93,6 +93,17 @@ class ServingSettings(WorkSettings, SealingSettings):
 
     plan_workers: int = Field(default=1, ge=1, description="Plans made at once, each in a process of its own.")
 
+    fleet_cut_s: float = Field(
+        default=120, gt=0, description="How long a node may take to cut a GPU on which nothing runs any more."
+    )
+    fleet_wait_s: float = Field(
+        default=900, gt=0, description="How long a fleet's plan waits until a GPU can be spared within the SLA."
+    )
+    fleet_retry_s: float = Field(
+        default=30, gt=0, description="How long after a failed plan of a fleet the next is made; doubled up to an hour."
+    )
+    fleet_solve_s: float = Field(default=300, gt=0, description="How long the search for a fleet's plan may take.")
+
     instance_look_s: float = Field(
         default=1,
         gt=0,

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from services.contracts.background import WorkState
 from services.contracts.identity import IDEMPOTENCY_HEADER
 from services.contracts.optimize import Solve, SolveSummary
+from services.contracts.partition import PartitionRequest
 from services.contracts.pools import PoolsRequest
 from services.contracts.serving import PLANNER
 from services.kit.http import ServiceClient
@@ -40,7 +41,9 @@ class PlanSolver:
         self._optimizer = optimizer
         self._solve_id: str | None = None
 
-    async def solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
+    async def solve(
+        self, plan_id: str, request: PoolsRequest | PartitionRequest, within_s: float, kind: str = "pools"
+    ) -> Solve:
         """Return the solve of a plan's problem once it has ended; wait while the optimizer does not answer.
 
         Raises:
@@ -50,7 +53,7 @@ class PlanSolver:
         try:
             async with asyncio.timeout(within_s):
                 accepted = await self._ask(
-                    *("POST", "/v1/optimize/pools", SolveSummary),
+                    *("POST", f"/v1/optimize/{kind}", SolveSummary),
                     body=request,
                     headers={IDEMPOTENCY_HEADER: plan_id},
                     retry=True,

@@ -17,6 +17,7 @@ import carbon_service.endpoints
 import optimizer_service.endpoints
 import services.scheduler.endpoints
 import services.scheduler.explaining_endpoints
+import services.serving.app_endpoints
 import services.serving.endpoints
 import services.serving.routing_endpoints
 import services.simulator.comparison_endpoints
@@ -54,7 +55,11 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
     ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
-    Upstream.SERVING: (services.serving.endpoints.router, services.serving.routing_endpoints.router),
+    Upstream.SERVING: (
+        services.serving.endpoints.router,
+        services.serving.routing_endpoints.router,
+        services.serving.app_endpoints.router,
+    ),
     Upstream.SCHEDULER: (services.scheduler.endpoints.router, services.scheduler.explaining_endpoints.router),
     Upstream.SIMULATOR: (services.simulator.endpoints.router, services.simulator.comparison_endpoints.router),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
@@ -71,6 +76,7 @@ NOT_PUBLIC = {
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
     ("GET", "/internal/routing/keys"): "routers ask serving for the keys of other people's model servers",
     ("POST", "/internal/routing/held"): "routers say what they hold at servers that drain",
+    ("POST", "/internal/apps/observations"): "routers say what they saw of applications' requests",
     ("GET", "/internal/live"): "the simulator asks the scheduler for the queue",
     ("GET", "/internal/comparisons/{job_id}"): "the scheduler asks the simulator what it has of a job",
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with the join token",

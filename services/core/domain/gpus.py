@@ -157,6 +157,12 @@ def mig_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float] 
     return _MIG_MEMORY_GIB.get((board.chip, board.memory_gib))
 
 
+def can_be_sliced(name: str) -> bool:
+    """Return whether GPUs of a model can be cut into MIG slices."""
+    board = find_gpu_model(name)
+    return board is not None and mig_memory_gib(board) is not None
+
+
 def slice_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float]:
     """Return the memory of a slice of each of ``SLICE_SEVENTHS``.
 

@@ -1,10 +1,10 @@
-"""The control loop: it makes the instances of pools match the plans in force.
+"""The control loop: it makes the instances of pools and applications match the plans in force.
 
 A loop in the service, for the sweeper's reasons; its state is in the database. Each pass reads the instances and their
-jobs, calls servers and admission over HTTP, and then, pool by pool, under the pool's row lock, writes the states of its
-instances and what has to change. Any number of services may run it: a pool that another one is working on is left to
-that one, each write names the state it expects, and an instance leaves ``wanted`` only with the answer to its
-submission, whose key is its id, so that it never has two jobs and never leaves one behind.
+jobs, calls servers and admission over HTTP, and then, owner by owner, under the row lock of the pool or application,
+writes the states of its instances and what has to change. Any number of services may run it: an owner that another one
+is working on is left to that one, each write names the state it expects, and an instance leaves ``wanted`` only with
+the answer to its submission, whose key is its id, so that it never has two jobs and never leaves one behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.serving.controller.probes import Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
 from services.serving.repository import Queries, ServingRepository
-from services.serving.repository.instances import ControlledPool, InstanceRows, NewInstance, PlanInForce
+from services.serving.repository.instances import InstanceOwner, InstanceRows, NewInstance, PlanInForce
 from services.serving.settings import ServingSettings
 
 log = Log(__name__)
@@ -73,19 +73,19 @@ class Controller:
             await end_tasks(self._asking.values())
 
     async def look(self) -> None:
-        """Observe all instances, and bring every pool a step closer to its plan."""
+        """Observe all instances, and bring every owner a step closer to its plan."""
         async with self._repository.reading() as queries:
-            pools, instances = await queries.instances.pools(), await queries.instances.live()
+            owners, instances = await queries.instances.owners(), await queries.instances.live()
             now = await queries.now()
-        self._forget_gone(pools, instances)
-        seen = await self._ask({pool.name: pool for pool in pools}, instances, now)
+        self._forget_gone(owners, instances)
+        seen = await self._ask({owner.key: owner for owner in owners}, instances, now)
         failed: list[Exception] = []
-        for pool in pools:
+        for owner in owners:
             try:
                 async with self._repository.writing() as queries:
-                    await self._control(queries, pool.name, seen)
-            except Exception as error:  # one pool's trouble stays its own
-                log.warning("controller.pool_failed", pool=pool.name, error=str(error) or type(error).__name__)
+                    await self._control(queries, owner, seen)
+            except Exception as error:  # one owner's trouble stays its own
+                log.warning("controller.pool_failed", pool=owner.key, error=str(error) or type(error).__name__)
                 failed.append(error)
         await self._delete_ended()
         if failed:
@@ -98,8 +98,8 @@ class Controller:
             await queries.instances.delete_ended(self._settings.keep_days)
         self._delete_at_s = time.monotonic() + DELETE_EVERY_S
 
-    def _forget_gone(self, pools: Sequence[ControlledPool], instances: Sequence[Instance]) -> None:
-        plans = {pool.plan_id for pool in pools}
+    def _forget_gone(self, owners: Sequence[InstanceOwner], instances: Sequence[Instance]) -> None:
+        plans = {owner.plan_id for owner in owners}
         live = {(each.id, each.state) for each in instances}
         self._plans = {plan_id: plan for plan_id, plan in self._plans.items() if plan_id in plans}
         self._streaks = {key: count for key, count in self._streaks.items() if key in live}
@@ -108,15 +108,15 @@ class Controller:
     # What is asked over HTTP, outside of any transaction.
 
     async def _ask(
-        self, pools: Mapping[str, ControlledPool], instances: Sequence[Instance], now: datetime
+        self, owners: Mapping[str, InstanceOwner], instances: Sequence[Instance], now: datetime
     ) -> dict[str, Seen]:
         """Send due requests, and return the answers that arrive before the next pass; others count later."""
         wanted = [each for each in instances if each.state is InstanceState.WANTED and each.job_id is None]
         if wanted and SUBMISSIONS not in self._asking:
             self._asking[SUBMISSIONS] = asyncio.create_task(self._jobs.submit(wanted))
         for each in instances:
-            if each.pool in pools and each.id not in self._asking:
-                question = self._question(each, _probes(pools[each.pool], each), now)
+            if each.pool in owners and each.id not in self._asking:
+                question = self._question(each, _probes(owners[each.pool], each), now)
                 if question is not None:
                     self._asking[each.id] = asyncio.create_task(_alone(each, question))
         seen: dict[str, Seen] = {}
@@ -164,29 +164,31 @@ class Controller:
         self._streaks[each.id, each.state] = count
         return count
 
-    # What is written, under the pool's lock.
+    # What is written, under the owner's lock.
 
-    async def _control(self, queries: Queries, name: str, seen: Mapping[str, Seen]) -> None:
+    async def _control(self, queries: Queries, known: InstanceOwner, seen: Mapping[str, Seen]) -> None:
         rows = queries.instances
-        pool = await rows.lock(name)
-        if pool is None:
+        owner = await rows.lock(known)
+        if owner is None:
             return
         now = await queries.now()
         moves = [
-            (each, advance(each, seen.get(each.id), _probes(pool, each), now, held_by_routers=self._held(each.id)))
-            for each in await rows.live(name)
+            (each, advance(each, seen.get(each.id), _probes(owner, each), now, held_by_routers=self._held(each.id)))
+            for each in await rows.live(owner.key)
         ]
         moved = await _write(rows, one_by_one(moves))
         instances = [each for each in moved if each.state is not InstanceState.ENDED]
-        if pool.is_deleted and not instances:
-            await queries.pools.remove(name)
-            log.info("pool.removed", pool=name)
+        if owner.is_deleted and not instances:
+            await (queries.apps if owner.is_app else queries.pools).remove(owner.name)
+            log.info("app.removed" if owner.is_app else "pool.removed", name=owner.name)
             return
-        plan = PlanInForce(pool.revision, "", {}) if pool.is_deleted else await self._plan_in_force(rows, pool)
+        plan = PlanInForce(owner.revision, "", {}) if owner.is_deleted else await self._plan_in_force(rows, owner)
         if plan is not None:
-            await self._fit(rows, pool, plan, instances, now)
+            await self._fit(rows, owner, plan, instances, now)
 
-    async def _plan_in_force(self, rows: InstanceRows, pool: ControlledPool) -> PlanInForce | None:
+    async def _plan_in_force(self, rows: InstanceRows, pool: InstanceOwner) -> PlanInForce | None:
+        if pool.is_app:
+            return pool.target
         if pool.plan_id is None:
             return None
         if pool.plan_id not in self._plans:
@@ -194,30 +196,31 @@ class Controller:
         return self._plans[pool.plan_id]
 
     async def _fit(
-        self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, instances: Sequence[Instance], now: datetime
+        self, rows: InstanceRows, owner: InstanceOwner, plan: PlanInForce, instances: Sequence[Instance], now: datetime
     ) -> None:
         """Create, reassign, stop and drain instances according to the plan."""
-        # Until a plan is made for the pool as it is now, it is kept as it was.
-        is_planned = plan.revision == pool.revision
+        # Until a plan is made for the owner as it is now, it is kept as it was.
+        is_planned = plan.revision == owner.revision
         members = [
             Member(
                 id=each.id,
                 at=each.at,
                 request_class=each.request_class,
                 state=each.state,
-                is_current=not is_planned or pool.blueprint.is_current(each.at, each.process),
+                is_current=not is_planned or owner.blueprint.is_current(each.at, each.process),
                 up_s=(now - (each.ready_at or each.created_at)).total_seconds(),
+                leaves_first=each.id in owner.leave,
             )
             for each in instances
             if each.state in STAYING
         ]
         changes, failed = diff(plan.target, members), dict[Combination, Failures]()
         if changes.make or any(each.state is not InstanceState.READY for each in members):
-            failed = failures(await rows.lives(pool))
+            failed = failures(await rows.lives(owner.key, owner.changed_at))
             changes = diff(plan.target, members, {at for at, each in failed.items() if each.retry_at > now})
-        await self._make(rows, pool, plan, changes)
+        await self._make(rows, owner, plan, changes)
         by_id = {each.id: each for each in instances}
-        go = _may_go(pool, changes, instances, failed, now)
+        go = _may_go(owner, changes, instances, failed, now) | owner.leave
         writes: list[tuple[Instance, Change]] = []
         for each in members:
             instance = by_id[each.id]
@@ -225,37 +228,37 @@ class Controller:
                 name = changes.reassign.get(each.id, each.request_class)
                 writes.append((instance, {"partition": plan.partition, "request_class": name}))
                 continue
-            reason = _why(pool, is_outdated=not each.is_current)
+            reason = _why(owner, each)
             if each.state is InstanceState.STARTING:
                 writes.append((instance, stop(now, reason.value, SENTENCES[reason])))
             elif each.id in go:
                 writes.append((instance, drain(now, reason)))
         await _write(rows, writes)
 
-    async def _make(self, rows: InstanceRows, pool: ControlledPool, plan: PlanInForce, changes: Difference) -> None:
+    async def _make(self, rows: InstanceRows, owner: InstanceOwner, plan: PlanInForce, changes: Difference) -> None:
         wanted: list[tuple[InstanceTerms, str, str, str]] = []
         for (place, mode), request_class in changes.make:
-            terms = pool.blueprint.terms((place, mode))
+            terms = owner.blueprint.terms((place, mode))
             if terms is not None:  # else it is gone from the spec, and the plan is of an earlier one
                 wanted.append((terms, place, mode, request_class))
         wanted.sort(key=lambda each: -each[0].mode.gpus)  # small ones first could leave no node for a large one
         made = [
-            NewInstance(new_id("instance"), pool, place, mode, plan.partition, request_class, terms)
+            NewInstance(new_id("instance"), owner, place, mode, plan.partition, request_class, terms)
             for terms, place, mode, request_class in wanted
         ]
         if made:
             await rows.add(made)
-            log.info("instances.wanted", pool=pool.name, count=len(made))
+            log.info("instances.wanted", pool=owner.key, count=len(made))
 
 
-def _probes(pool: ControlledPool, instance: Instance) -> ServerProbes:
-    """Return how an instance is probed: by the pool's present spec, unless the instance was made from another one."""
-    is_current = pool.blueprint.is_current(instance.at, instance.process)
-    return pool.blueprint.spec.probes if is_current else instance.terms.probes
+def _probes(owner: InstanceOwner, instance: Instance) -> ServerProbes:
+    """Return how an instance is probed: by its owner's present spec, unless the instance was made from another one."""
+    is_current = owner.blueprint.is_current(instance.at, instance.process)
+    return owner.blueprint.probes if is_current else instance.terms.probes
 
 
 def _may_go(
-    pool: ControlledPool,
+    owner: InstanceOwner,
     changes: Difference,
     instances: Sequence[Instance],
     failed: Mapping[Combination, Failures],
@@ -273,7 +276,7 @@ def _may_go(
         Pending(_gpus(terms), outlook)
         for missing, outlook in ((changes.make, Outlook.COMES), (changes.wait, Outlook.STUCK))
         for at, _ in missing
-        if (terms := pool.blueprint.terms(at))
+        if (terms := owner.blueprint.terms(at))
     ]
     releasing = [_gpus(each.terms) for each in instances if each.state not in STAYING]
     return frozenset(drainable(leaving, pending, releasing))
@@ -296,13 +299,17 @@ def _pending(each: Instance, has_failed: bool, now: datetime) -> Pending:
 
 
 def _gpus(terms: InstanceTerms) -> Gpus:
+    if terms.fleet is not None:
+        return Gpus((f"fleet:{terms.fleet}", terms.slice or terms.mode.gpu_model), terms.mode.gpus)
     return Gpus((terms.place.zone, terms.mode.gpu_model), terms.mode.gpus)
 
 
-def _why(pool: ControlledPool, *, is_outdated: bool) -> InstanceReason:
-    if pool.is_deleted:
-        return InstanceReason.POOL_DELETED
-    return InstanceReason.TERMS_CHANGED if is_outdated else InstanceReason.NOT_NEEDED
+def _why(owner: InstanceOwner, leaving: Member) -> InstanceReason:
+    if owner.is_deleted:
+        return InstanceReason.APP_DELETED if owner.is_app else InstanceReason.POOL_DELETED
+    if leaving.leaves_first:
+        return InstanceReason.REPARTITIONED
+    return InstanceReason.NOT_NEEDED if leaving.is_current else InstanceReason.TERMS_CHANGED
 
 
 async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, Seen]:

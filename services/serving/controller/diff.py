@@ -26,6 +26,7 @@ class Member:
         state: One of ``STAYING``.
         is_current: Whether an instance created now would run the same process.
         up_s: Seconds since it was ready, or else since it was created.
+        leaves_first: Whether it leaves before others of its place and mode, if any has to.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Member:
     state: InstanceState
     is_current: bool
     up_s: float
+    leaves_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,9 @@ def diff(target: Target, members: Sequence[Member], backing_off: Collection[Comb
     )
 
 
-def _stays_before(each: Member) -> tuple[int, float, str]:
+def _stays_before(each: Member) -> tuple[bool, int, float, str]:
     is_ready = each.state is InstanceState.READY
-    return STAYING.index(each.state), each.up_s if is_ready else -each.up_s, each.id
+    return each.leaves_first, STAYING.index(each.state), each.up_s if is_ready else -each.up_s, each.id
 
 
 def _assign(slots: Counter[str | None], staying: Sequence[Member]) -> tuple[dict[str, str | None], list[str]]:

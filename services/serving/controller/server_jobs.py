@@ -21,7 +21,7 @@ from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.serving.controller.advance import Seen
-from services.serving.instances import SENTENCES, Instance, InstanceReason
+from services.serving.instances import APP_PREFIX, SENTENCES, Instance, InstanceReason
 
 log = Log(__name__)
 
@@ -32,25 +32,28 @@ LONGEST_NAME = 63
 
 def job_document(instance: Instance) -> str:
     """Return the job of an instance, from its row alone, so that its submission can be repeated at any time."""
-    mode, place = instance.terms.mode, instance.terms.place
+    mode, place, fleet = instance.terms.mode, instance.terms.place, instance.terms.fleet
+    owner = instance.pool.removeprefix(APP_PREFIX)
+    kind = "pool" if fleet is None else "app"
+    gpus = {"min": mode.gpus, "model": mode.gpu_model, **({"slice": instance.terms.slice} if fleet else {})}
     document = {
-        "name": f"{instance.pool}-{mode.name}"[:LONGEST_NAME],
+        "name": f"{owner}-{mode.name}"[:LONGEST_NAME],
         "command": mode.command,
         "image": mode.image,
         "environment": {
             **mode.environment,
-            "WATTSHIFT_POOL": instance.pool,
+            f"WATTSHIFT_{kind.upper()}": owner,
             "WATTSHIFT_INSTANCE": instance.id,
         },
         "working_dir": mode.working_dir,
-        "gpus": {"min": mode.gpus, "model": mode.gpu_model},
+        "gpus": gpus,
         "progress": {"source": "none"},
         "preemptible": False,
         "grace_s": instance.terms.probes.grace_s,
         "max_restarts": 0,
-        "project": instance.pool,
-        "labels": {"pool": instance.pool, "place": place.name, "mode": mode.name},
-        "service": {"zone": place.zone, "node_labels": place.node_labels},
+        "project": owner,
+        "labels": {kind: owner, "place": place.name, "mode": mode.name},
+        "service": {"zone": place.zone, "node_labels": place.node_labels} | ({"fleet": fleet} if fleet else {}),
     }
     return orjson.dumps(document).decode()
 

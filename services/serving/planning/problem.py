@@ -29,7 +29,7 @@ from services.contracts.serving import (
 )
 from services.core.domain.errors import DomainError
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
-from services.serving.instances import Blueprint, InstanceTerms
+from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
 
 MAX_TYPES = 50
@@ -228,7 +228,7 @@ def _running(
     """
     left = {place: Counter(has) for place, has in types.items()}
     takes = {mode.name: mode.gpus for mode in modes}
-    blueprint = Blueprint(spec)
+    blueprint = pool_blueprint(spec)
     found: list[RunningInstances] = []
     for each in instances:
         if not blueprint.is_current((each.place, each.mode), each.terms.process()):

@@ -13,7 +13,9 @@ from datetime import datetime
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from services.serving.repository.apps import AppRows
 from services.serving.repository.clocks import ClockRows
+from services.serving.repository.fleets import FleetRows
 from services.serving.repository.instances import InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows
@@ -31,6 +33,8 @@ class Queries:
     clocks: ClockRows
     traffic: TrafficRows
     routing: RoutingRows
+    fleets: FleetRows
+    apps: AppRows
     connection: AsyncConnection
 
     async def now(self) -> datetime:
@@ -65,5 +69,7 @@ def _queries(connection: AsyncConnection) -> Queries:
         ClockRows(connection),
         TrafficRows(connection),
         RoutingRows(connection),
+        FleetRows(connection),
+        AppRows(connection),
         connection,
     )

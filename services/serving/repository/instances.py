@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import RowMapping, bindparam, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import InstanceState, PoolInstance, PoolSpec
 from services.core.domain.jobs import JobState
@@ -19,12 +20,30 @@ from services.db.tables.pools import pool_instances
 from services.serving.controller.advance import Change
 from services.serving.controller.backoff import Life
 from services.serving.controller.diff import Combination
-from services.serving.instances import LEFT_AS_PLANNED, Blueprint, Instance, InstanceJob, InstanceTerms, read_terms
+from services.serving.instances import (
+    APP_PREFIX,
+    LEFT_AS_PLANNED,
+    Blueprint,
+    Instance,
+    InstanceJob,
+    InstanceTerms,
+    app_blueprint,
+    pool_blueprint,
+    read_terms,
+)
 from services.serving.repository.pools import PoolRecord
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")
-LOCK = text(f"{_POOLS} WHERE name = :pool FOR UPDATE SKIP LOCKED")
+LOCK_POOL = text(f"{_POOLS} WHERE name = :name FOR UPDATE SKIP LOCKED")
+
+_APPS = """
+SELECT a.name, a.tenant_id, a.spec::text AS spec, f.spec::text AS fleet, a.planned_revision, a.revision, a.plan_id,
+       a.target, a.deleted_at, a.created_at, a.updated_at
+  FROM apps a JOIN fleets f ON f.name = a.fleet
+"""
+ALL_APPS = text(f"{_APPS} ORDER BY a.name")
+LOCK_APP = text(f"{_APPS} WHERE a.name = :name FOR UPDATE OF a SKIP LOCKED")
 
 LIVE = text("""
 SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.terms::text AS terms, i.state,
@@ -46,7 +65,7 @@ LIVES = text("""
 SELECT place, mode, created_at, ready_at,
        CASE WHEN state IN ('stopping', 'ended') AND coalesce(reason, '') <> ALL(CAST(:planned AS text[]))
             THEN coalesce(stopping_at, ended_at) END AS failed_at
-  FROM pool_instances WHERE pool = :pool AND created_at > :since ORDER BY id DESC LIMIT 1000
+  FROM pool_instances WHERE pool = :key AND created_at > :since ORDER BY id DESC LIMIT 1000
 """)
 PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id = :plan")
 DELETE_ENDED = text("""
@@ -56,33 +75,12 @@ DELETE FROM pool_instances WHERE state = 'ended' AND ended_at < now() - make_int
 
 @lru_cache(maxsize=1_024)
 def _read_blueprint(document: str) -> Blueprint:
-    return Blueprint(PoolSpec.model_validate_json(document))
+    return pool_blueprint(PoolSpec.model_validate_json(document))
 
 
-@dataclass(frozen=True, slots=True)
-class ControlledPool:
-    """A pool as the controller needs it."""
-
-    name: str
-    tenant_id: str
-    blueprint: Blueprint
-    revision: int
-    plan_id: str | None
-    is_deleted: bool
-    changed_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class NewInstance:
-    """An instance that the plan in force wants."""
-
-    id: str
-    pool: ControlledPool
-    place: str
-    mode: str
-    partition: str
-    request_class: str
-    terms: InstanceTerms
+@lru_cache(maxsize=1_024)
+def _read_app_blueprint(document: str, fleet: str) -> Blueprint:
+    return app_blueprint(AppSpec.model_validate_json(document), FleetSpec.model_validate_json(fleet))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +88,62 @@ class PlanInForce:
     """A plan's instances: by place and mode, then by class."""
 
     revision: int
-    partition: str
+    partition: str | None
     target: dict[Combination, dict[str | None, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceOwner:
+    """A pool or an application, as the controller needs it.
+
+    Attributes:
+        key: What its instances have as ``pool``: a pool's name, or ``app:`` and an application's.
+        target: What an application is to have; a pool has a plan instead.
+        leave: Instances of an application that leave before others of their kind, at once.
+    """
+
+    key: str
+    name: str
+    tenant_id: str
+    blueprint: Blueprint
+    revision: int
+    plan_id: str | None
+    is_deleted: bool
+    changed_at: datetime
+    is_app: bool = False
+    target: PlanInForce | None = None
+    leave: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NewInstance:
+    """An instance that the plan in force wants."""
+
+    id: str
+    owner: InstanceOwner
+    place: str
+    mode: str
+    partition: str | None
+    request_class: str
+    terms: InstanceTerms
+
+
 class InstanceRows:
-    """Queries on instances and, as the controller needs them, on their pools and plans."""
+    """Queries on instances and, as the controller needs them, on pools, applications and plans."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def pools(self) -> list[ControlledPool]:
-        """Return all pools."""
-        return [_pool(row) for row in (await self._connection.execute(ALL_POOLS)).mappings()]
+    async def owners(self) -> list[InstanceOwner]:
+        """Return all pools and applications."""
+        pools = [_pool(row) for row in (await self._connection.execute(ALL_POOLS)).mappings()]
+        return pools + [_app(row) for row in (await self._connection.execute(ALL_APPS)).mappings()]
 
-    async def lock(self, pool: str) -> ControlledPool | None:
-        """Return and lock a pool; None if it is gone, or another process holds the lock."""
-        row = (await self._connection.execute(LOCK, {"pool": pool})).mappings().one_or_none()
-        return None if row is None else _pool(row)
+    async def lock(self, owner: InstanceOwner) -> InstanceOwner | None:
+        """Return and lock a pool or an application; None if it is gone, or another process holds the lock."""
+        query, read = (LOCK_APP, _app) if owner.is_app else (LOCK_POOL, _pool)
+        row = (await self._connection.execute(query, {"name": owner.name})).mappings().one_or_none()
+        return None if row is None else read(row)
 
     async def live(self, pool: str | None = None) -> list[Instance]:
         """Return the instances that have not ended, of all pools or of one, the oldest first."""
@@ -127,10 +163,10 @@ class InstanceRows:
             classes[each.request_class] = classes.get(each.request_class, 0) + each.count
         return PlanInForce(row.revision, plan.partition, target)
 
-    async def lives(self, pool: ControlledPool) -> list[Life]:
-        """Return the courses of the newest instances since the pool was last changed, the newest first."""
+    async def lives(self, key: str, since: datetime) -> list[Life]:
+        """Return the courses of the newest instances of a pool or an application since a moment, the newest first."""
         planned = [reason.value for reason in LEFT_AS_PLANNED]
-        rows = await self._connection.execute(LIVES, {"pool": pool.name, "since": pool.changed_at, "planned": planned})
+        rows = await self._connection.execute(LIVES, {"key": key, "since": since, "planned": planned})
         return [Life((row.place, row.mode), row.created_at, row.ready_at, row.failed_at) for row in rows]
 
     async def change(self, changes: Sequence[tuple[Instance, Change]]) -> None:
@@ -151,9 +187,9 @@ class InstanceRows:
             [
                 {
                     "id": each.id,
-                    "pool": each.pool.name,
-                    "tenant_id": each.pool.tenant_id,
-                    "plan_id": each.pool.plan_id,
+                    "pool": each.owner.key,
+                    "tenant_id": each.owner.tenant_id,
+                    "plan_id": each.owner.plan_id,
                     "place": each.place,
                     "mode": each.mode,
                     "partition": each.partition,
@@ -183,8 +219,9 @@ class InstanceRows:
         return (await self._connection.execute(DELETE_ENDED, {"keep_days": keep_days})).rowcount
 
 
-def _pool(row: RowMapping) -> ControlledPool:
-    return ControlledPool(
+def _pool(row: RowMapping) -> InstanceOwner:
+    return InstanceOwner(
+        key=row["name"],
         name=row["name"],
         tenant_id=row["tenant_id"],
         blueprint=_read_blueprint(row["spec"]),
@@ -192,6 +229,26 @@ def _pool(row: RowMapping) -> ControlledPool:
         plan_id=row["plan_id"],
         is_deleted=row["deleted_at"] is not None,
         changed_at=max(row["created_at"], row["updated_at"]),
+    )
+
+
+def _app(row: RowMapping) -> InstanceOwner:
+    blueprint = _read_app_blueprint(row["spec"], row["fleet"])
+    target: dict[Combination, dict[str | None, int]] = {}
+    for variant, size, count in row["target"]["wanted"]:
+        target[blueprint.place, f"{variant}.{size}"] = {variant: count}
+    return InstanceOwner(
+        key=APP_PREFIX + row["name"],
+        name=row["name"],
+        tenant_id=row["tenant_id"],
+        blueprint=blueprint,
+        revision=row["revision"],
+        plan_id=row["plan_id"],
+        is_deleted=row["deleted_at"] is not None,
+        changed_at=max(row["created_at"], row["updated_at"]),
+        is_app=True,
+        target=PlanInForce(row["planned_revision"], None, target),
+        leave=frozenset(row["target"]["leave"]),
     )
 
 

@@ -1,0 +1,144 @@
+"""Which instances belong on which GPU. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.contracts.serving import InstanceState
+from services.core.policies.clover.layouts import LAYOUT_COUNTS, LAYOUTS, counts_of
+
+Gpu = tuple[str, int]
+"""Node and index."""
+Sizes = tuple[int, ...]
+"""Slices of a GPU in sevenths, the largest first; none: it is whole."""
+Kind = tuple[str, str, str]
+"""Application, variant and slice, the slice as ``2g``; ``7g`` is a whole GPU."""
+Assignment = Mapping[Gpu, tuple[Kind, ...]]
+
+WHOLE = "7g"
+UNKNOWN: Sizes = (0,)
+"""Of a GPU that can be cut and has no slice, so that nothing runs on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU of a fleet.
+
+    Attributes:
+        sizes: How it is cut, by its node's devices.
+        wanted: How it is to be cut.
+        state: How far the node is with that: ``pending``, ``busy``, ``applied`` or ``failed``.
+        is_up: Whether its node is up and accepts work.
+    """
+
+    at: Gpu
+    sizes: Sizes
+    wanted: Sizes
+    state: str
+    is_up: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An instance that has not ended, and the GPU that it holds or a slice of which it holds; None before it has."""
+
+    id: str
+    kind: Kind
+    state: InstanceState
+    gpu: Gpu | None
+
+
+def ordered(sizes: Iterable[int]) -> Sizes:
+    """Return sizes in the order in which they are compared."""
+    return tuple(sorted(sizes, reverse=True))
+
+
+def sizes_of(layout: int) -> Sizes:
+    """Return the slices of a layout, 1 to 19; none for the first, which is the whole GPU."""
+    return () if layout == 1 else ordered(LAYOUTS[layout - 1])
+
+
+def layout_of(sizes: Sizes) -> int:
+    """Return the layout, 1 to 19, that has these slices; 1 where none has exactly these."""
+    counts = counts_of(sizes) if sizes and sizes != UNKNOWN else counts_of([7])
+    if counts not in LAYOUT_COUNTS:
+        return 1
+    return 1 + next(at for at, each in enumerate(LAYOUTS) if counts_of(each) == counts)
+
+
+def slots_of(sizes: Sizes) -> Counter[str]:
+    """Return how many instances a GPU takes, by slice."""
+    if sizes == UNKNOWN:
+        return Counter()
+    return Counter(f"{size}g" for size in sizes) if sizes else Counter({WHOLE: 1})
+
+
+def fitting(kinds: Iterable[Kind], sizes: Sizes) -> tuple[Kind, ...]:
+    """Return those of some instances that a GPU that is cut like this takes."""
+    free, found = slots_of(sizes), list[Kind]()
+    for kind in kinds:
+        if free[kind[2]] > 0:
+            free[kind[2]] -= 1
+            found.append(kind)
+    return tuple(found)
+
+
+def assign(
+    layouts: Mapping[Gpu, Sizes], wanted: Mapping[Kind, int], sizes: Mapping[Gpu, Sizes], present: Assignment
+) -> dict[Gpu, tuple[Kind, ...]]:
+    """Return which instances belong on which GPU, so that as few as possible move.
+
+    Args:
+        layouts: How the GPUs are to be cut.
+        wanted: How many instances of each kind there are to be; the layouts hold them.
+        sizes: How the GPUs are cut now.
+        present: Which instances belong on them now.
+    """
+    left = Counter(dict(wanted))
+    found: dict[Gpu, list[Kind]] = {gpu: [] for gpu in layouts}
+    for gpu, target in layouts.items():
+        if sizes.get(gpu) == target:
+            for kind in fitting(present.get(gpu, ()), target):
+                if left[kind] > 0:
+                    left[kind] -= 1
+                    found[gpu].append(kind)
+    free = {gpu: slots_of(target) - Counter(kind[2] for kind in found[gpu]) for gpu, target in layouts.items()}
+    by_change = sorted(layouts, key=lambda gpu: (sizes.get(gpu) != layouts[gpu], gpu))
+    for kind in sorted(left.elements()):
+        gpu = next(gpu for gpu in by_change if free[gpu][kind[2]] > 0)
+        free[gpu][kind[2]] -= 1
+        found[gpu].append(kind)
+    return {gpu: tuple(sorted(kinds)) for gpu, kinds in found.items()}
+
+
+def base(gpus: Sequence[Gpu], loads: Mapping[tuple[str, str], float]) -> dict[Gpu, tuple[Kind, ...]]:
+    """Return BASE: every application's most accurate variant on whole GPUs, as many as its share of the load.
+
+    Args:
+        gpus: The fleet's.
+        loads: By application and variant: how many GPUs it keeps busy.
+    """
+    counts = dict.fromkeys(loads, 0)
+    for _ in gpus:
+        if not counts:
+            break
+        # each has one first; then the one that is busiest per GPU gets the next
+        counts[max(counts, key=lambda each: (counts[each] == 0, loads[each] / max(counts[each], 1), each))] += 1
+    kinds = [(*each, WHOLE) for each, count in counts.items() for _ in range(count)]
+    return {gpu: (kinds[at],) if at < len(kinds) else () for at, gpu in enumerate(gpus)}
+
+
+def read_assignment(document: Sequence[Any]) -> dict[Gpu, tuple[Kind, ...]]:
+    """Return an assignment as stored."""
+    return {
+        (node, gpu): tuple((app, variant, slice_) for app, variant, slice_ in kinds) for node, gpu, kinds in document
+    }
+
+
+def write_assignment(assignment: Assignment) -> list[Any]:
+    """Return an assignment as it is stored."""
+    return [[node, gpu, [list(kind) for kind in kinds]] for (node, gpu), kinds in sorted(assignment.items())]

@@ -1,0 +1,170 @@
+"""What the optimizer is asked for a fleet, and what its applications' instances would do by the queue model. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.contracts.apps import AppSpec, FleetSpec, Repartition
+from services.contracts.partition import (
+    SLICE_NAMES,
+    ModelVariant,
+    PartitionApplication,
+    PartitionRequest,
+    PartitionResult,
+    SliceName,
+    VariantInstances,
+)
+from services.core.domain.gpus import find_gpu_model
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.layouts import can_be_cut, counts_of
+from services.core.policies.clover.prediction import predict
+from services.serving.fleets.assignment import Gpu, GpuState, Kind, Sizes, layout_of, sizes_of
+
+
+@dataclass(frozen=True)
+class PlannedApp:
+    """An application as plans need it.
+
+    Attributes:
+        rate_per_s: Mean arrivals, observed or estimated.
+        is_late: Whether the latency that was observed is above the SLA.
+        failing: Variants and slices whose instances fail; they are not planned.
+    """
+
+    name: str
+    spec: AppSpec
+    revision: int
+    rate_per_s: float
+    is_late: bool = False
+    failing: frozenset[tuple[str, str]] = frozenset()
+
+
+def idle_w_of(fleet: FleetSpec) -> float | None:
+    """Return the power of an idle GPU; None where neither the fleet nor the catalogue says."""
+    if fleet.idle_w is not None:
+        return fleet.idle_w
+    model = find_gpu_model(fleet.gpu_model)
+    return None if model is None else model.idle_w
+
+
+def in_core(app: PlannedApp, idle_w: float) -> Application:
+    """Return an application's variants as the core's."""
+    return _application(app, Counter()).demand(idle_w).application
+
+
+def partition_request(
+    fleet: FleetSpec,
+    apps: Sequence[PlannedApp],
+    gpus: Sequence[GpuState],
+    running: Mapping[Kind, int],
+    gco2_per_kwh: float,
+    baseline_gco2_per_kwh: float | None,
+    seed: int,
+) -> PartitionRequest:
+    """Return the problem of a fleet: all its applications share its GPUs.
+
+    Args:
+        fleet: Its spec.
+        apps: Its applications.
+        gpus: Those that are up, in the order of the answer's layouts.
+        running: What belongs on them now; the search begins there where the GPUs could hold it.
+        gco2_per_kwh: Intensity now.
+        baseline_gco2_per_kwh: Intensity that savings are compared with.
+        seed: Of the search.
+
+    Raises:
+        ValidationError: It is inconsistent.
+    """
+    idle_w = idle_w_of(fleet)
+    assert idle_w is not None, "fleets without it are refused"
+    return PartitionRequest(
+        gpus=len(gpus),
+        idle_w=idle_w,
+        layouts=[layout_of(each.sizes) for each in gpus],
+        intensity_gco2_per_kwh=gco2_per_kwh,
+        baseline_gco2_per_kwh=baseline_gco2_per_kwh,
+        applications=[_application(app, running, len(gpus)) for app in apps],
+        seed=seed,
+    )
+
+
+def _application(app: PlannedApp, running: Mapping[Kind, int], gpus: int = 0) -> PartitionApplication:
+    spec, best = app.spec, app.spec.most_accurate.name
+    variants: list[ModelVariant] = []
+    for variant in spec.variants:
+        may = [
+            profile
+            for profile in variant.profiles
+            if (variant.name, profile.slice) not in app.failing or (variant.name, profile.slice) == (best, "7g")
+        ]
+        if may:
+            variants.append(ModelVariant(name=variant.name, accuracy_pct=variant.accuracy_pct, profiles=may))
+    known = {(variant.name, profile.slice) for variant in variants for profile in variant.profiles}
+    there = [
+        VariantInstances(variant=variant, slice=slice_name(size), count=count)
+        for (name, variant, size), count in sorted(running.items())
+        if name == app.name and count > 0 and (variant, size) in known
+    ]
+    sizes = [int(each.slice[0]) for each in there for _ in range(each.count)]
+    return PartitionApplication(
+        name=app.name,
+        variants=variants,
+        requests_per_s=app.rate_per_s,
+        sla_p95_ms=spec.sla_p95_ms,
+        carbon_weight=spec.carbon_weight,
+        max_accuracy_loss_pct=spec.max_accuracy_loss_pct,
+        running=there if can_be_cut(counts_of(sizes), gpus) else [],
+    )
+
+
+def slice_name(size: str) -> SliceName:
+    """Return a slice's name as contracts have it."""
+    return SLICE_NAMES[SLICE_NAMES.index(size)]  # pyright: ignore[reportArgumentType]
+
+
+def layouts_of(result: PartitionResult, gpus: Sequence[Gpu]) -> dict[Gpu, Sizes]:
+    """Return how a plan's GPUs are cut, in the order in which they were asked about."""
+    return {gpu: sizes_of(layout) for gpu, layout in zip(gpus, result.layouts, strict=True)}
+
+
+def wanted_of(result: PartitionResult) -> Counter[Kind]:
+    """Return a plan's instances."""
+    return Counter(
+        {(plan.name, each.variant, each.slice): each.count for plan in result.applications for each in plan.instances}
+    )
+
+
+class SlaModel:
+    """Whether some instances serve the applications within their SLAs, by the queue model in closed form."""
+
+    def __init__(self, apps: Iterable[PlannedApp], idle_w: float, running: Counter[Kind]) -> None:
+        """Take the applications, and the instances that are ready now."""
+        self._apps = list(apps)
+        self._idle_w = idle_w
+        self._running = running
+
+    def broken_by(self, wanted: Counter[Kind]) -> str | None:
+        """Return the first application whose SLA these instances do not keep, though it is kept now."""
+        for app in self._apps:
+            if app.spec.repartition is Repartition.ANY_TIME or app.is_late:
+                continue
+            if self._keeps(app, self._running) and not self._keeps(app, wanted):
+                return app.name
+        return None
+
+    def _keeps(self, app: PlannedApp, instances: Counter[Kind]) -> bool:
+        application = in_core(app, self._idle_w)
+        rows = {name: row for row, name in enumerate(application.variants)}
+        weights = np.zeros((1, *application.service_s.shape), dtype=np.int64)
+        for (name, variant, size), count in instances.items():
+            if name == app.name and variant in rows:
+                weights[0, rows[variant], SLICE_NAMES.index(size)] += count  # pyright: ignore[reportArgumentType]
+        weights[0][~application.fits] = 0
+        if not weights.any():
+            return False
+        found = predict(application, weights, 1, app.rate_per_s)
+        return bool(found.load[0] < 1 and 1_000 * found.p95_s[0] <= app.spec.sla_p95_ms)

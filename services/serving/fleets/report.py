@@ -1,0 +1,80 @@
+"""What an application did in some time, beside BASE. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from services.contracts.apps import AppMix, AppReport
+from services.core.accounting.carbon import carbon_gco2 as emissions_gco2
+from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
+from services.serving.fleets.observations import percentile_ms
+from services.serving.fleets.problem import idle_w_of
+from services.serving.repository.apps import AppRecord, StepSeen
+from services.serving.repository.fleets import FleetRecord
+
+
+def report_of(
+    app: AppRecord,
+    fleet: FleetRecord,
+    start_at: datetime,
+    end_at: datetime,
+    step_s: float,
+    steps: Mapping[int, StepSeen],
+    latency: Mapping[int, Mapping[int, int]],
+    variants: Mapping[int, Mapping[str, int]],
+) -> AppReport:
+    """Return the report of an application.
+
+    BASE is the most accurate variant on whole GPUs that are always at work: the energy of a request is its service time
+    times the GPU's power, at the intensity and PUE that the ledger has for the step (Clover, section 4.1).
+    """
+    best = app.spec.most_accurate
+    whole = next(profile for profile in best.profiles if profile.slice == "7g")
+    base_j = whole.service_ms / 1_000 * (whole.busy_w + (idle_w_of(fleet.spec) or 0.0))
+    mix: list[AppMix] = []
+    base_gco2, compared = 0.0, 0
+    for at in sorted(steps):
+        step = steps[at]
+        mix.append(
+            AppMix(
+                start_at=start_at + timedelta(seconds=at * step_s),
+                gco2_per_kwh=step.gco2_per_kwh,
+                requests=step.answered,
+                failed=step.failed,
+                by_variant=dict(variants.get(at, {})),
+                accuracy_pct=step.accuracy_sum / step.answered if step.answered else None,
+                p95_ms=percentile_ms(latency.get(at, {}), 0.95),
+                energy_j=step.energy_j,
+                carbon_gco2=step.carbon_gco2,
+            )
+        )
+        if step.gco2_per_kwh is not None:
+            base_gco2 += emissions_gco2(base_j * step.answered, step.gco2_per_kwh, step.pue)
+            compared += step.answered
+    answered = sum(step.answered for step in steps.values())
+    carbon_gco2 = sum(step.carbon_gco2 for step in steps.values())
+    accuracy = sum(step.accuracy_sum for step in steps.values()) / answered if answered else None
+    total = sum((Counter(dict(each)) for each in latency.values()), Counter[int]())
+    late = [each for each in mix if each.p95_ms is not None]
+    per_1000 = 1_000 * carbon_gco2 / answered if answered else None
+    base_per_1000 = 1_000 * base_gco2 / compared if compared else None
+    return AppReport(
+        app=app.name,
+        start_at=start_at,
+        end_at=end_at,
+        requests=answered,
+        failed=sum(step.failed for step in steps.values()),
+        accuracy_pct=accuracy,
+        accuracy_loss_pct=None if accuracy is None else -delta_accuracy_pct(accuracy, best.accuracy_pct),
+        p95_ms=percentile_ms(total, 0.95),
+        sla_p95_ms=app.spec.sla_p95_ms,
+        sla_ok_share=sum((each.p95_ms or 0) <= app.spec.sla_p95_ms for each in late) / len(late) if late else None,
+        energy_j=sum(step.energy_j for step in steps.values()),
+        carbon_gco2=carbon_gco2,
+        gco2_per_1000=per_1000,
+        base_gco2_per_1000=base_per_1000,
+        carbon_saving_pct=None if not per_1000 or not base_per_1000 else delta_carbon_pct(per_1000, base_per_1000),
+        mix=mix,
+    )

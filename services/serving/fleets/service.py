@@ -1,0 +1,406 @@
+"""Use cases on fleets and applications: create, change, read and delete them.
+
+A *revision* counts the changes of a spec. A fleet is planned anew when its own or that of one of its applications
+differs from what its newest plan was made for.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from services.contracts.apps import (
+    App,
+    AppInstanceList,
+    AppInstanceQuery,
+    AppList,
+    AppReport,
+    AppReportQuery,
+    AppSpec,
+    AppTraffic,
+    Fleet,
+    FleetGpu,
+    FleetList,
+    FleetPlan,
+    FleetPlanList,
+    FleetPlanState,
+    FleetSpec,
+)
+from services.contracts.identity import Identity
+from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
+from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.queries import PageQuery
+from services.contracts.schema import NAME_PATTERN
+from services.contracts.serving import InstanceState
+from services.kit.cursors import read_cursor, write_cursor
+from services.kit.problems import ProblemError, not_found
+from services.serving.carbon import CarbonZones
+from services.serving.fleets.assignment import GpuState, ordered, sizes_of
+from services.serving.fleets.observations import percentile_ms
+from services.serving.fleets.planner import WINDOW_S, begin_proposed
+from services.serving.fleets.problem import idle_w_of, slice_name
+from services.serving.fleets.report import report_of
+from services.serving.repository import Queries, ServingRepository
+from services.serving.repository.apps import AppRecord, Seen
+from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
+
+INSTANCE_ID = r"[a-z]+_[0-9a-z]{26}"
+
+
+class Fleets:
+    """What operators may do with fleets; users see those that their applications may use."""
+
+    def __init__(self, repository: ServingRepository, zones: CarbonZones) -> None:
+        self._repository = repository
+        self._zones = zones
+
+    async def put(self, name: str, spec: FleetSpec, caller: Identity) -> tuple[Fleet, bool]:
+        """Create a fleet or replace its spec; return it, and whether it is new. The same spec changes nothing.
+
+        Raises:
+            ProblemError: 422 for an unknown zone or signal, or without the power of an idle GPU where the catalogue has
+                none; 409 for a fleet that is being deleted.
+        """
+        await self._check(spec)
+        async with self._repository.writing() as queries:
+            is_new = await queries.fleets.add(name, spec, caller)
+            if is_new:
+                await queries.fleets.audit(caller, "fleet.created", name)
+            else:
+                fleet = await queries.fleets.find(name, lock=True)
+                if fleet.deleted_at is not None:
+                    raise ProblemError(409, ProblemCode.CONFLICT, f"Fleet {name} is being deleted; its GPUs are freed.")
+                if fleet.spec != spec:
+                    await queries.fleets.set_spec(name, spec, fleet.revision + 1)
+                    await queries.fleets.audit(caller, "fleet.changed", name, revision=fleet.revision + 1)
+            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
+            return shown, is_new
+
+    async def find(self, name: str, caller: Identity) -> Fleet:
+        """Return a fleet with its current state.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        async with self._repository.reading() as queries:
+            fleet = await queries.fleets.find(name)
+            if not may_use(fleet, caller):
+                raise not_found("fleet")
+            (shown,) = await show_fleets(queries, [fleet])
+            return shown
+
+    async def page(self, query: PageQuery, caller: Identity) -> FleetList:
+        """Return one page of fleets, by name.
+
+        Raises:
+            ProblemError: 422 for a cursor that is not one.
+        """
+        async with self._repository.reading() as queries:
+            found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
+            last = found[query.limit - 1].name if len(found) > query.limit else None
+            items = await show_fleets(queries, [each for each in found[: query.limit] if may_use(each, caller)])
+        return FleetList(items=items, next_cursor=None if last is None else write_cursor(last))
+
+    async def delete(self, name: str, caller: Identity) -> Fleet:
+        """Give a fleet's GPUs back, whole, and then remove it; deleting it again changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is none, 409 while applications use it.
+        """
+        async with self._repository.writing() as queries:
+            fleet = await queries.fleets.find(name, lock=True)
+            users = await queries.apps.of_fleet(name)
+            if users:
+                names = ", ".join(app.name for app in users)
+                raise ProblemError(
+                    409, ProblemCode.CONFLICT, f"Applications use fleet {name}; delete them first: {names}."
+                )
+            if fleet.deleted_at is None:
+                await queries.fleets.change(name, deleted_at=await queries.now())
+                await queries.fleets.audit(caller, "fleet.deleted", name)
+            (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
+            return shown
+
+    async def plans(self, name: str, query: PageQuery, caller: Identity) -> FleetPlanList:
+        """Return one page of a fleet's plans, newest first.
+
+        Raises:
+            ProblemError: 404 where there is no fleet that the caller may see, 422 for a cursor that is not one.
+        """
+        async with self._repository.reading() as queries:
+            if not may_use(await queries.fleets.find(name), caller):
+                raise not_found("fleet")
+            found = await queries.fleets.plans(name, read_cursor(query.cursor, INSTANCE_ID), query.limit + 1)
+        items = [show_plan(each) for each in found[: query.limit]]
+        return FleetPlanList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+
+    async def apply(self, name: str, plan_id: str, caller: Identity) -> FleetPlan:
+        """Carry a proposal out; repeating that changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is no such plan, 409 if it is no proposal, is outdated, or cannot be carried
+                out because the GPUs cannot be cut.
+        """
+        async with self._repository.writing() as queries:
+            fleet = await queries.fleets.find(name, lock=True)
+            plan = await queries.fleets.plan(name, plan_id)
+            if plan is None:
+                raise not_found("plan")
+            if plan.state in (FleetPlanState.CARRYING_OUT, FleetPlanState.APPLIED):
+                return show_plan(plan)
+            if plan.state is not FleetPlanState.PROPOSED or plan.result is None:
+                detail = f"Plan {plan_id} is {plan.state}, not proposed."
+                raise ProblemError(409, ProblemCode.INVALID_TRANSITION, detail)
+            refused = await begin_proposed(queries, fleet, plan)
+            if refused is not None:
+                raise ProblemError(409, ProblemCode.CONFLICT, refused)
+            await queries.fleets.audit(caller, "fleet.plan_applied", name, plan=plan_id)
+            found = await queries.fleets.plan(name, plan_id)
+            assert found is not None
+            return show_plan(found)
+
+    async def _check(self, spec: FleetSpec) -> None:
+        if idle_w_of(spec) is None:
+            detail = f"GPU model {spec.gpu_model} is not in the catalogue: give idle_w, the power of an idle GPU."
+            raise _invalid("/idle_w", detail)
+        zones = await self._zones.signals()
+        if zones is None:  # what cannot be checked now shows in the plans
+            return
+        if spec.zone not in zones:
+            detail = f"There is no zone {spec.zone}; the zones are {', '.join(sorted(zones))}."
+            raise _invalid("/zone", detail, ProblemCode.UNKNOWN_ZONE)
+        if spec.signal is not None and spec.signal not in zones[spec.zone]:
+            raise _invalid("/signal", f"Zone {spec.zone} has {', '.join(sorted(zones[spec.zone]))}, not {spec.signal}.")
+
+
+class Apps:
+    """What callers may do with applications. Users see their tenant's, operators all."""
+
+    def __init__(self, repository: ServingRepository) -> None:
+        self._repository = repository
+
+    async def put(self, name: str, spec: AppSpec, caller: Identity) -> tuple[App, bool]:
+        """Create an application or replace its spec; return it, and whether it is new. The same spec changes nothing.
+
+        Raises:
+            ProblemError: 422 for a fleet that there is not; 409 for an application that is being deleted, for one that
+                changes its fleet, and where the fleet has no GPU left for one more; 404 for another tenant's.
+        """
+        async with self._repository.writing() as queries:
+            # The fleet's lock keeps two applications from taking its last GPU, and it from being deleted meanwhile.
+            await self._check_fleet(queries, name, spec, caller)
+            is_new = await queries.apps.add(name, spec, caller)
+            if is_new:
+                await queries.apps.audit(caller, "app.created", name)
+            else:
+                app = await queries.apps.find(name, caller, lock=True)
+                if app.deleted_at is not None:
+                    raise ProblemError(409, ProblemCode.CONFLICT, f"Application {name} is being deleted.")
+                if app.fleet != spec.fleet:
+                    detail = f"Application {name} is on fleet {app.fleet}; delete it before it moves to {spec.fleet}."
+                    raise ProblemError(
+                        409, ProblemCode.CONFLICT, detail, errors=[FieldError(pointer="/fleet", detail=detail)]
+                    )
+                if app.spec != spec:
+                    await queries.apps.set_spec(name, spec, app.revision + 1)
+                    await queries.apps.audit(caller, "app.changed", name, revision=app.revision + 1)
+            (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
+            return shown, is_new
+
+    async def find(self, name: str, caller: Identity) -> App:
+        """Return an application with its current state.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        async with self._repository.reading() as queries:
+            (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
+            return shown
+
+    async def page(self, query: PageQuery, caller: Identity) -> AppList:
+        """Return one page of applications, by name.
+
+        Raises:
+            ProblemError: 422 for a cursor that is not one.
+        """
+        tenant = None if caller.is_operator else caller.tenant_id
+        async with self._repository.reading() as queries:
+            found = await queries.apps.page(tenant, read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
+            items = await _show_apps(queries, found[: query.limit])
+        return AppList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > query.limit else None)
+
+    async def delete(self, name: str, caller: Identity) -> App:
+        """Have an application's instances drained, and then it removed; deleting it again changes nothing.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        async with self._repository.writing() as queries:
+            app = await queries.apps.find(name, caller, lock=True)
+            if app.deleted_at is None:
+                await queries.apps.change(name, deleted_at=await queries.now(), updated_at=await queries.now())
+                await queries.apps.audit(caller, "app.deleted", name)
+            (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
+            return shown
+
+    async def instances(self, name: str, query: AppInstanceQuery, caller: Identity) -> AppInstanceList:
+        """Return one page of an application's instances, newest first.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see, 422 for a cursor that is not one.
+        """
+        before = read_cursor(query.cursor, INSTANCE_ID)
+        async with self._repository.reading() as queries:
+            app = await queries.apps.find(name, caller)
+            found = await queries.apps.instances(app, states=query.state, before=before, limit=query.limit + 1)
+        items = found[: query.limit]
+        return AppInstanceList(
+            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None
+        )
+
+    async def report(self, name: str, query: AppReportQuery, caller: Identity) -> AppReport:
+        """Return what an application did in the last hours, beside BASE.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see, 422 for too many steps.
+        """
+        if 3_600 * query.hours / query.step_s > MAX_STEPS:
+            detail = f"{query.hours:g} hours have more than {MAX_STEPS} steps of {query.step_s:g} s."
+            raise _invalid("?step_s", detail)
+        async with self._repository.reading() as queries:
+            app = await queries.apps.find(name, caller)
+            fleet = await queries.fleets.find(app.fleet)
+            end_at = await queries.now()
+            start_at = max(end_at - timedelta(hours=query.hours), app.created_at)
+            seen = await queries.apps.steps(app, start_at, end_at, query.step_s)
+        return report_of(app, fleet, start_at, end_at, query.step_s, *seen)
+
+    async def _check_fleet(self, queries: Queries, name: str, spec: AppSpec, caller: Identity) -> None:
+        detail = f"There is no fleet {spec.fleet} that the application may use; operators create one."
+        try:
+            fleet = await queries.fleets.find(spec.fleet, lock=True)
+        except ProblemError as error:
+            raise _invalid("/fleet", detail) from error
+        if not may_use(fleet, caller) or fleet.deleted_at is not None:
+            raise _invalid("/fleet", detail)
+        others = {app.name for app in await queries.apps.of_fleet(fleet.name)} - {name}
+        if len(others) >= min(fleet.spec.gpus, MAX_APPLICATIONS):
+            most = "8 applications" if fleet.spec.gpus >= MAX_APPLICATIONS else f"{fleet.spec.gpus} GPUs"
+            detail = f"Fleet {fleet.name} has {most}, and {len(others)} applications use it: none is left for {name}."
+            raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[FieldError(pointer="/fleet", detail=detail)])
+
+
+MAX_STEPS = 20_000
+
+
+def may_use(fleet: FleetRecord, caller: Identity) -> bool:
+    """Return whether a caller's applications may use a fleet."""
+    return caller.is_operator or bool({"*", caller.tenant_id} & set(fleet.spec.tenants))
+
+
+def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
+    """Return a plan as callers see it, on request with one application alone."""
+    result = None if plan.result is None else PartitionResult.model_validate(plan.result)
+    current = plan.progress and plan.progress.current
+    return FleetPlan(
+        id=plan.id,
+        fleet=plan.fleet,
+        trigger=plan.trigger,
+        state=plan.state,
+        detail=plan.detail,
+        gco2_per_kwh=plan.gco2_per_kwh,
+        made_at=plan.made_at,
+        ended_at=plan.ended_at,
+        gpu=f"{current[0]}:{current[1]}" if current else None,
+        layouts=[list(sizes_of(layout)) for layout in result.layouts] if result else [],
+        recut=len(result.recut) if result else 0,
+        applications=[each for each in result.applications if app in (None, each.name)] if result else [],
+    )
+
+
+async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[Fleet]:
+    """Return fleets as callers see them."""
+    names = [record.name for record in records]
+    gpus, users = await queries.fleets.gpus(names), await queries.fleets.apps_of(names)
+    shown: list[Fleet] = []
+    for record in records:
+        plan = await queries.fleets.newest_plan(record.name)
+        states = gpus.get(record.name, [])
+        shown.append(
+            Fleet(
+                name=record.name,
+                tenant_id=record.tenant_id,
+                revision=record.revision,
+                spec=record.spec,
+                is_deleted=record.deleted_at is not None,
+                created_at=record.created_at,
+                updated_at=record.updated_at,
+                apps=users.get(record.name, []),
+                gpus=[_show_gpu(state) for state in states],
+                missing_gpus=max(record.spec.gpus - sum(state.is_up for state in states), 0),
+                only_proposes=record.only_proposes,
+                plan=plan and show_plan(plan),
+            )
+        )
+    return shown
+
+
+def _show_gpu(state: GpuState) -> FleetGpu:
+    return FleetGpu(
+        node_id=state.at[0],
+        gpu=state.at[1],
+        sizes=list(ordered(size for size in state.sizes if size)),
+        wanted=list(state.wanted),
+        state=state.state,
+        detail=state.detail or None,
+        is_up=state.is_up,
+    )
+
+
+async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
+    names = [record.name for record in records]
+    since: datetime = await queries.now() - timedelta(seconds=WINDOW_S)
+    seen, counts = await queries.apps.seen(names, since), await queries.apps.counts(names)
+    shown: list[App] = []
+    for record in records:
+        fleet = await queries.fleets.find(record.fleet)
+        plan = await queries.fleets.newest_plan(record.fleet)
+        states: dict[InstanceState, int] = {}
+        ready: list[VariantInstances] = []
+        for (state, mode), count in sorted(counts[record.name].items()):
+            states[state] = states.get(state, 0) + count
+            if state is InstanceState.READY:
+                variant, size = variant_and_slice(mode)
+                ready.append(VariantInstances(variant=variant, slice=slice_name(size), count=count))
+        columns: dict[str, Any] = {
+            name: getattr(record, name)
+            for name in ("name", "tenant_id", "revision", "spec", "created_at", "updated_at")
+        }
+        shown.append(
+            App(
+                **columns,
+                is_deleted=record.deleted_at is not None,
+                only_proposes=fleet.only_proposes,
+                plan=plan and show_plan(plan, record.name),
+                running=ready,
+                instances=states,
+                traffic=_traffic(seen[record.name]),
+            )
+        )
+    return shown
+
+
+def _traffic(seen: Seen) -> AppTraffic:
+    return AppTraffic(
+        window_s=WINDOW_S,
+        requests_per_s=seen.arrivals / WINDOW_S,
+        answered=seen.answered,
+        failed=seen.failed,
+        p50_ms=percentile_ms(seen.latency, 0.5),
+        p95_ms=percentile_ms(seen.latency, 0.95),
+        accuracy_pct=seen.accuracy_sum / seen.answered if seen.answered else None,
+    )
+
+
+def _invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
+    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])

@@ -1,0 +1,303 @@
+"""How a plan is carried out: one GPU at a time. Pure.
+
+A GPU that changes is *opened*: its instances that have no place in the plan are drained; if it is to be cut anew, its
+row says so first, so that nothing more is placed on it, and its node cuts it once nothing runs there. Then the
+instances that the plan wants there are started. When all are ready, the next one is opened. Everything is decided from
+what is there, so that it may be decided again at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from services.contracts.serving import InstanceState
+from services.serving.fleets.assignment import (
+    Assignment,
+    Gpu,
+    GpuState,
+    Kind,
+    Placed,
+    Sizes,
+    fitting,
+    ordered,
+    read_assignment,
+    write_assignment,
+)
+
+KeepsSla = Callable[[Counter[Kind]], str | None]
+"""Returns an application that these instances alone would not serve within its SLA; None if there is none."""
+
+LEAVING = (InstanceState.DRAINING, InstanceState.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a plan is.
+
+    Attributes:
+        layouts: How the GPUs are to be cut.
+        after: Which instances belong on them then.
+        done: The GPUs that are as planned.
+        current: The GPU that is open.
+        former: How it was cut before.
+        since_s: When it was opened, or the one before it was done; UTC seconds.
+        cut_since_s: When the last instance left the open GPU; None before.
+    """
+
+    layouts: Mapping[Gpu, Sizes]
+    after: Assignment
+    done: frozenset[Gpu]
+    current: Gpu | None
+    former: Sizes
+    since_s: float
+    cut_since_s: float | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as it is stored."""
+        return {
+            "layouts": [[node, gpu, list(sizes)] for (node, gpu), sizes in sorted(self.layouts.items())],
+            "after": write_assignment(self.after),
+            "done": [list(gpu) for gpu in sorted(self.done)],
+            "current": self.current and list(self.current),
+            "former": list(self.former),
+            "since_s": self.since_s,
+            "cut_since_s": self.cut_since_s,
+        }
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Progress:
+        """Return it from what is stored."""
+        current = document["current"]
+        return cls(
+            layouts={(node, gpu): tuple(sizes) for node, gpu, sizes in document["layouts"]},
+            after=read_assignment(document["after"]),
+            done=frozenset((node, gpu) for node, gpu in document["done"]),
+            current=None if current is None else (current[0], current[1]),
+            former=tuple(document["former"]),
+            since_s=document["since_s"],
+            cut_since_s=document["cut_since_s"],
+        )
+
+
+class Outcome(Enum):
+    """How a plan ended."""
+
+    APPLIED = auto()
+    FAILED = auto()
+    SUPERSEDED = auto()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a stage may take.
+
+    Attributes:
+        cut_s: Seconds for a node to cut a GPU on which nothing runs any more.
+        start_s: Seconds until the instances of a GPU have left, and the new ones are ready.
+        wait_s: Seconds to wait for a moment in which a GPU can be spared within the SLA.
+    """
+
+    cut_s: float
+    start_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What is to be done now.
+
+    Attributes:
+        assignment: Which instances belong on which GPU from now on.
+        wanted: How many instances of each kind there are to be now.
+        leave: Instances that leave before others of their kind.
+        cut: A GPU and how it is to be cut, if that is to be written now.
+        progress: How far the plan is; None once it has ended.
+        outcome: How it ended.
+        detail: Why it waits or failed.
+    """
+
+    assignment: Assignment
+    wanted: Counter[Kind]
+    leave: frozenset[str]
+    cut: tuple[Gpu, Sizes] | None = None
+    progress: Progress | None = None
+    outcome: Outcome | None = None
+    detail: str | None = None
+
+
+def at_rest(assignment: Assignment, gpus: Mapping[Gpu, GpuState], instances: Iterable[Placed]) -> NextStep:
+    """Return what is wanted while no plan is carried out: what fits on the GPUs that are up."""
+    there = {gpu: fitting(kinds, gpus[gpu].sizes) for gpu, kinds in assignment.items() if _is_up(gpus, gpu)}
+    lost = frozenset(each.id for each in instances if each.gpu is not None and not _is_up(gpus, each.gpu))
+    return NextStep(assignment, _counted(there), lost)
+
+
+def carry_out(
+    progress: Progress,
+    assignment: Assignment,
+    gpus: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+    keeps_sla: KeepsSla,
+    now_s: float,
+    limits: Limits,
+) -> NextStep:
+    """Return what is done next to carry a plan out."""
+    lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
+    if lost is not None:
+        rest = at_rest(assignment, gpus, instances)
+        return replace(rest, outcome=Outcome.SUPERSEDED, detail=f"{named(lost)} was lost before the plan was in force.")
+    present = dict(assignment)
+    if progress.current is not None:
+        step = _go_on(progress, present, gpus, instances, now_s, limits)
+        if step is not None:
+            return step
+        present[progress.current] = progress.after[progress.current]
+        progress = replace(
+            progress, done=progress.done | {progress.current}, current=None, since_s=now_s, cut_since_s=None
+        )
+    changing: list[Gpu] = []
+    for gpu in sorted(set(progress.layouts) - progress.done):
+        if _is_cut(gpus[gpu], progress.layouts[gpu]) and not _surplus(on(gpu, instances), progress.after[gpu]):
+            present[gpu] = progress.after[gpu]  # nothing leaves for it
+            progress = replace(progress, done=progress.done | {gpu})
+        else:
+            changing.append(gpu)
+    if not changing:
+        return _finish(progress, present, gpus, instances, now_s, limits)
+    held: str | None = None
+    for gpu in sorted(changing, key=lambda gpu: (len(on(gpu, instances)), gpu)):  # the empty ones serve first
+        without = _counted({each: kinds for each, kinds in present.items() if each != gpu})
+        held = keeps_sla(without) if on(gpu, instances) else None
+        if held is None:
+            opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
+            step = _go_on(opened, present, gpus, instances, now_s, limits)
+            assert step is not None, "a GPU that changes is not done"
+            return step
+    rest = at_rest(present, gpus, instances)
+    if now_s - progress.since_s > limits.wait_s:
+        return replace(rest, outcome=Outcome.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
+    return replace(rest, progress=progress, detail=f"It waits until a GPU can be spared within the SLA of {held}.")
+
+
+def on(gpu: Gpu, instances: Iterable[Placed]) -> list[Placed]:
+    """Return the instances on a GPU."""
+    return [each for each in instances if each.gpu == gpu]
+
+
+def named(gpu: Gpu) -> str:
+    """Return a GPU's name for people."""
+    return f"GPU {gpu[1]} of node {gpu[0]}"
+
+
+def _go_on(
+    progress: Progress,
+    present: Assignment,
+    gpus: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+    now_s: float,
+    limits: Limits,
+) -> NextStep | None:
+    """Return what is done next on the open GPU; None once it is as planned."""
+    gpu = progress.current
+    assert gpu is not None
+    there, target, state = on(gpu, instances), progress.layouts[gpu], gpus[gpu]
+    others = {each: kinds for each, kinds in present.items() if each != gpu}
+    is_asked = state.wanted == target
+    if _is_cut(state, target):
+        after = _here({**others, gpu: progress.after[gpu]}, gpus)
+        leaving = _surplus(there, progress.after[gpu])
+        wanted = _counted(after)
+        if not leaving and not [each for each in there if each.state in LEAVING] and _ready(wanted, instances):
+            return None
+        step = NextStep(present, wanted, frozenset(each.id for each in leaving), progress=progress)
+        if now_s - progress.since_s <= limits.start_s:
+            return step
+        missing = _missing(wanted, instances)
+        detail = f"{missing} was not ready on {named(gpu)} within {limits.start_s:.0f} s."
+        return replace(
+            step,
+            assignment={**present, gpu: progress.after[gpu]},
+            progress=None,
+            outcome=Outcome.FAILED,
+            detail=detail,
+        )
+    if not there and progress.cut_since_s is None:
+        progress = replace(progress, cut_since_s=now_s)
+    cut_s = 0.0 if progress.cut_since_s is None else now_s - progress.cut_since_s
+    if (is_asked and state.state == "failed") or cut_s > limits.cut_s:
+        said = state.detail or f"it is {state.state}"
+        detail = f"{named(gpu)} could not be cut into {shown(target)}: {said.rstrip('.')}."
+        return replace(
+            at_rest(present, gpus, instances), cut=(gpu, progress.former), outcome=Outcome.FAILED, detail=detail
+        )
+    leave = frozenset(each.id for each in there)
+    return NextStep(
+        present, _counted(_here(others, gpus)), leave, progress=progress, cut=None if is_asked else (gpu, target)
+    )
+
+
+def _finish(
+    progress: Progress,
+    present: Assignment,
+    gpus: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+    now_s: float,
+    limits: Limits,
+) -> NextStep:
+    rest = at_rest(present, gpus, instances)
+    if _ready(rest.wanted, instances):
+        return replace(rest, outcome=Outcome.APPLIED)
+    if now_s - progress.since_s > limits.start_s:
+        detail = f"{_missing(rest.wanted, instances)} was not ready within {limits.start_s:.0f} s."
+        return replace(rest, outcome=Outcome.FAILED, detail=detail)
+    return replace(rest, progress=progress)
+
+
+def shown(sizes: Sizes) -> str:
+    """Return sizes as people write them."""
+    return ",".join(f"{size}g" for size in ordered(sizes)) or "one whole GPU"
+
+
+def _is_up(gpus: Mapping[Gpu, GpuState], gpu: Gpu) -> bool:
+    return gpu in gpus and gpus[gpu].is_up
+
+
+def _is_cut(state: GpuState, target: Sizes) -> bool:
+    return state.sizes == state.wanted == target and state.state == "applied"
+
+
+def _here(assignment: Assignment, gpus: Mapping[Gpu, GpuState]) -> Assignment:
+    return {gpu: fitting(kinds, gpus[gpu].sizes) for gpu, kinds in assignment.items() if _is_up(gpus, gpu)}
+
+
+def _counted(assignment: Assignment) -> Counter[Kind]:
+    return Counter(kind for kinds in assignment.values() for kind in kinds)
+
+
+def _surplus(there: Iterable[Placed], kinds: Iterable[Kind]) -> list[Placed]:
+    """Return the instances on a GPU that do not belong there; of equal ones those that are ready stay."""
+    left = Counter(kinds)
+    surplus: list[Placed] = []
+    for each in sorted(there, key=lambda each: (each.state is not InstanceState.READY, each.id)):
+        if each.state in LEAVING:
+            continue
+        if left[each.kind] > 0:
+            left[each.kind] -= 1
+        else:
+            surplus.append(each)
+    return surplus
+
+
+def _ready(wanted: Counter[Kind], instances: Iterable[Placed]) -> bool:
+    return not wanted - Counter(each.kind for each in instances if each.state is InstanceState.READY)
+
+
+def _missing(wanted: Counter[Kind], instances: Iterable[Placed]) -> str:
+    """Return what is not ready, for people."""
+    short = wanted - Counter(each.kind for each in instances if each.state is InstanceState.READY)
+    app, variant, size = min(short, default=("an instance", "", ""))
+    return f"Variant {variant} of {app} on {size}" if variant else app

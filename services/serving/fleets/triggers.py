@@ -1,0 +1,127 @@
+"""When a fleet is planned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.contracts.apps import FleetPlanState, FleetPlanTrigger
+from services.serving.fleets.assignment import Gpu
+
+INTENSITY_PCT = 5.0
+"""Change of the carbon intensity after which a fleet is planned anew (Clover, section 4.2)."""
+LEAST_ANSWERS = 20
+"""Fewer answers say nothing about latency or accuracy."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a plan was made from.
+
+    Attributes:
+        revisions: Of its applications by name, and of the fleet under the empty name.
+        gpus: Those that were up.
+    """
+
+    revisions: Mapping[str, int]
+    gpus: Sequence[Gpu]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as it is stored."""
+        return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus]}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Basis:
+        """Return it from what is stored."""
+        return cls(document["revisions"], [(node, gpu) for node, gpu in document["gpus"]])
+
+
+@dataclass(frozen=True)
+class LastPlan:
+    """A fleet's newest plan.
+
+    Attributes:
+        made_s: When it was made, UTC seconds.
+    """
+
+    trigger: FleetPlanTrigger
+    state: FleetPlanState
+    basis: Basis
+    gco2_per_kwh: float
+    made_s: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """How an application was served since its instances last changed.
+
+    Attributes:
+        answered: Answers that are counted.
+        p95_ms: Their latency; None without any.
+        accuracy_pct: Their mean accuracy.
+        sla_p95_ms: What is asked.
+        floor_pct: The least accuracy that is asked; None for none.
+    """
+
+    answered: int
+    p95_ms: float | None
+    accuracy_pct: float | None
+    sla_p95_ms: float
+    floor_pct: float | None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the SLA is broken."""
+        return self.answered >= LEAST_ANSWERS and self.p95_ms is not None and self.p95_ms > self.sla_p95_ms
+
+    @property
+    def is_inaccurate(self) -> bool:
+        """Whether the accuracy floor is broken."""
+        if self.answered < LEAST_ANSWERS or self.accuracy_pct is None or self.floor_pct is None:
+            return False
+        return self.accuracy_pct < self.floor_pct - 1e-9
+
+
+@dataclass(frozen=True)
+class Present:
+    """What plans are made from, now.
+
+    Attributes:
+        now_s: UTC seconds.
+        basis: Revisions and GPUs.
+        gco2_per_kwh: Intensity; None while it is unknown.
+        served: By application.
+        min_interval_s: Between two plans.
+        retry_s: Until when a failed plan is not tried again, UTC seconds.
+    """
+
+    now_s: float
+    basis: Basis
+    gco2_per_kwh: float | None
+    served: Mapping[str, Service]
+    min_interval_s: float
+    retry_s: float = 0.0
+
+
+def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | None:
+    """Return why a fleet is to be planned now; None where it is not, or not yet."""
+    if last is None:
+        return FleetPlanTrigger.FIRST
+    if present.now_s < max(last.made_s + present.min_interval_s, present.retry_s):
+        return None
+    if set(last.basis.gpus) != set(present.basis.gpus):
+        return FleetPlanTrigger.GPUS
+    if last.basis.revisions != present.basis.revisions:
+        return FleetPlanTrigger.PARAMETER
+    if last.state in (FleetPlanState.FAILED, FleetPlanState.SUPERSEDED):
+        return last.trigger
+    if any(each.is_late for each in present.served.values()):
+        return FleetPlanTrigger.SLA
+    if any(each.is_inaccurate for each in present.served.values()):
+        return FleetPlanTrigger.ACCURACY
+    if present.gco2_per_kwh is not None and abs(present.gco2_per_kwh - last.gco2_per_kwh) > INTENSITY_PCT / 100 * abs(
+        last.gco2_per_kwh
+    ):
+        return FleetPlanTrigger.INTENSITY
+    return None

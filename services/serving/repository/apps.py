@@ -1,0 +1,315 @@
+"""Queries on applications, and on what routers saw of their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, Select, delete, func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.apps import AppInstance, AppSpec
+from services.contracts.identity import Identity
+from services.contracts.serving import InstanceState
+from services.db.tables.admission import audit_log
+from services.db.tables.apps import app_observations, apps
+from services.db.tables.pools import pool_instances
+from services.kit.problems import not_found
+from services.serving.instances import APP_PREFIX
+from services.serving.repository.fleets import variant_and_slice
+
+INSTANCES = text("""
+SELECT DISTINCT ON (i.id) i.id, i.mode, i.state, i.url, i.job_id, i.reason, i.detail, i.created_at, i.ready_at,
+       i.draining_at, i.ended_at, c.node_id, coalesce(c.parent, c.device) AS gpu
+  FROM pool_instances i
+  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
+  LEFT JOIN device_claims c ON c.allocation_id = a.id
+ WHERE i.pool = :key AND i.created_at >= :since AND i.state = ANY(CAST(:states AS text[]))
+   AND (CAST(:before AS text) IS NULL OR i.id < :before)
+ ORDER BY i.id DESC LIMIT :limit
+""")
+
+SEEN = text("""
+SELECT app, sum(arrivals) AS arrivals, sum(answered) AS answered, sum(failed) AS failed,
+       sum(accuracy_sum) AS accuracy_sum, min(start_at) AS start_at
+  FROM app_observations
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY app
+""")
+SEEN_LATENCY = text("""
+SELECT app, bucket::int AS bucket, sum(count::int) AS count
+  FROM app_observations, jsonb_each_text(latency) AS of(bucket, count)
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY 1, 2
+""")
+
+_STEP = "floor(extract(epoch FROM {at} - :start_at) / :step_s)::int"
+STEPS = text(f"""
+SELECT {_STEP.format(at="start_at")} AS step, sum(answered) AS answered, sum(failed) AS failed,
+       sum(accuracy_sum) AS accuracy_sum
+  FROM app_observations WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1
+""")
+STEPS_LATENCY = text(f"""
+SELECT {_STEP.format(at="start_at")} AS step, bucket::int AS bucket, sum(count::int) AS count
+  FROM app_observations, jsonb_each_text(latency) AS of(bucket, count)
+ WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1, 2
+""")
+STEPS_VARIANTS = text(f"""
+SELECT {_STEP.format(at="start_at")} AS step, variant, sum(count::int) AS count
+  FROM app_observations, jsonb_each_text(variants) AS of(variant, count)
+ WHERE app = :app AND start_at >= :start_at AND start_at < :end_at GROUP BY 1, 2
+""")
+STEPS_ENERGY = text(f"""
+SELECT {_STEP.format(at="l.start_at")} AS step,
+       sum(l.gpu_energy_j + l.cpu_energy_j + l.static_energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2,
+       sum(l.intensity_gco2_per_kwh * extract(epoch FROM l.end_at - l.start_at))
+         / nullif(sum(extract(epoch FROM l.end_at - l.start_at)), 0) AS gco2_per_kwh,
+       max(l.pue) AS pue
+  FROM energy_usages l
+ WHERE l.job_id IN (SELECT job_id FROM pool_instances WHERE pool = :key AND created_at >= :since)
+   AND l.start_at >= :start_at AND l.start_at < :end_at
+ GROUP BY 1
+""")
+
+
+@dataclass(frozen=True)
+class AppRecord:
+    """A row of ``apps``."""
+
+    name: str
+    tenant_id: str
+    fleet: str
+    spec: AppSpec
+    revision: int
+    planned_revision: int
+    plan_id: str | None
+    target: dict[str, Any]
+    deleted_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def key(self) -> str:
+        """Its name in ``pool_instances``."""
+        return APP_PREFIX + self.name
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Requests that routers saw in some time.
+
+    Attributes:
+        latency: Answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
+        accuracy_sum: Of the accuracies of the answers.
+    """
+
+    arrivals: int
+    answered: int
+    failed: int
+    accuracy_sum: float
+    latency: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one router process saw of an application in one window."""
+
+    app: str
+    start_at: datetime
+    router: str
+    arrivals: int
+    answered: int
+    failed: int
+    latency: Mapping[str, int]
+    variants: Mapping[str, int]
+    servers: Sequence[Mapping[str, Any]]
+    accuracy_sum: float
+
+
+@dataclass
+class StepSeen:
+    """One step of a report."""
+
+    answered: int = 0
+    failed: int = 0
+    accuracy_sum: float = 0.0
+    energy_j: float = 0.0
+    carbon_gco2: float = 0.0
+    gco2_per_kwh: float | None = None
+    pue: float = 1.0
+
+
+class AppRows:
+    """Queries on applications."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def find(self, name: str, caller: Identity | None, *, lock: bool = False) -> AppRecord:
+        """Return an application, locked on request; without a caller whosever it is.
+
+        Raises:
+            ProblemError: 404 where there is none that the caller may see.
+        """
+        query = select(apps).where(apps.c.name == name)
+        if caller is not None and not caller.is_operator:
+            query = query.where(apps.c.tenant_id == caller.tenant_id)
+        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+        if row is None:
+            raise not_found("app")
+        return _app(row)
+
+    async def of_fleet(self, fleet: str) -> list[AppRecord]:
+        """Return the applications of a fleet by name, those that are being deleted included."""
+        return await self._read(select(apps).where(apps.c.fleet == fleet).order_by(apps.c.name))
+
+    async def page(self, tenant_id: str | None, after: str | None, limit: int) -> list[AppRecord]:
+        """Return applications by name, of one tenant if one is given."""
+        query = select(apps).order_by(apps.c.name).limit(limit)
+        if tenant_id is not None:
+            query = query.where(apps.c.tenant_id == tenant_id)
+        if after is not None:
+            query = query.where(apps.c.name > after)
+        return await self._read(query)
+
+    async def routed(self) -> list[AppRecord]:
+        """Return the applications that are not being deleted, by name."""
+        return await self._read(select(apps).where(apps.c.deleted_at.is_(None)).order_by(apps.c.name))
+
+    async def add(self, name: str, spec: AppSpec, caller: Identity) -> bool:
+        """Create an application, and return whether there was none of that name."""
+        values = {
+            "name": name,
+            "tenant_id": caller.tenant_id,
+            "key_id": caller.key_id,
+            "fleet": spec.fleet,
+            "spec": spec.model_dump(mode="json"),
+        }
+        statement = upsert(apps).values(values).on_conflict_do_nothing().returning(apps.c.name)
+        return (await self._connection.execute(statement)).one_or_none() is not None
+
+    async def change(self, name: str, **values: Any) -> None:
+        """Change columns of an application."""
+        await self._connection.execute(update(apps).where(apps.c.name == name).values(values))
+
+    async def set_spec(self, name: str, spec: AppSpec, revision: int) -> None:
+        """Replace an application's spec."""
+        document = spec.model_dump(mode="json")
+        await self.change(name, spec=document, fleet=spec.fleet, revision=revision, updated_at=func.now())
+
+    async def remove(self, name: str) -> None:
+        """Remove an application and what was seen of its requests."""
+        await self._connection.execute(delete(app_observations).where(app_observations.c.app == name))
+        await self._connection.execute(delete(apps).where(apps.c.name == name))
+
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record what somebody did."""
+        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
+        await self._connection.execute(insert(audit_log).values(**values, data=data))
+
+    async def instances(
+        self, app: AppRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
+    ) -> list[AppInstance]:
+        """Return an application's instances, newest first."""
+        values = {
+            "key": app.key,
+            "since": app.created_at,
+            "states": [state.value for state in states],
+            "before": before,
+            "limit": limit,
+        }
+        found: list[AppInstance] = []
+        for row in (await self._connection.execute(INSTANCES, values)).mappings():
+            variant, size = variant_and_slice(row["mode"])
+            shown = {name: value for name, value in row.items() if name != "mode"}
+            found.append(AppInstance.model_validate({**shown, "variant": variant, "slice": size}))
+        return found
+
+    async def counts(self, names: Collection[str]) -> dict[str, dict[tuple[InstanceState, str], int]]:
+        """Return how many instances each application has, by state and mode; those that ended are left out."""
+        c = pool_instances.c
+        keys = [APP_PREFIX + name for name in names]
+        query = select(c.pool, c.state, c.mode, func.count()).where(c.pool.in_(keys), c.state != InstanceState.ENDED)
+        found: dict[str, dict[tuple[InstanceState, str], int]] = {name: {} for name in names}
+        for key, state, mode, count in await self._connection.execute(query.group_by(c.pool, c.state, c.mode)):
+            found[key.removeprefix(APP_PREFIX)][InstanceState(state), mode] = count
+        return found
+
+    # What routers saw
+
+    async def modes_of(self, ids: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the application and the variant of instances, by id."""
+        c = pool_instances.c
+        query = select(c.id, c.pool, c.mode).where(c.id.in_(ids), c.pool.like(f"{APP_PREFIX}%"))
+        return {
+            each: (key.removeprefix(APP_PREFIX), variant_and_slice(mode)[0])
+            for each, key, mode in await self._connection.execute(query)
+        }
+
+    async def observe(self, rows: Sequence[Observed]) -> None:
+        """Write what routers saw, replacing earlier reports of the same windows."""
+        statement = upsert(app_observations)
+        keys = list(app_observations.primary_key.columns)
+        names = [column.name for column in app_observations.columns if column not in keys]
+        replaced = {name: getattr(statement.excluded, name) for name in names}
+        values = [{column.name: getattr(row, column.name) for column in app_observations.columns} for row in rows]
+        await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), values)
+
+    async def seen(self, names: Collection[str], since: datetime) -> dict[str, Seen]:
+        """Return what routers saw of applications' requests since a moment."""
+        values = {"apps": list(names), "since": since}
+        latency: dict[str, dict[int, int]] = {name: {} for name in names}
+        for app, bucket, count in await self._connection.execute(SEEN_LATENCY, values):
+            latency[app][bucket] = count
+        found = {name: Seen(0, 0, 0, 0.0, {}) for name in names}
+        for row in await self._connection.execute(SEEN, values):
+            found[row.app] = Seen(row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app])
+        return found
+
+    async def steps(
+        self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float
+    ) -> tuple[dict[int, StepSeen], dict[int, dict[int, int]], dict[int, dict[str, int]]]:
+        """Return what was seen in steps of a time: figures, latency by bucket, and answers by variant."""
+        values = {"app": app.name, "start_at": start_at, "end_at": end_at, "step_s": step_s}
+        steps: dict[int, StepSeen] = {}
+        for row in await self._connection.execute(STEPS, values):
+            steps[row.step] = StepSeen(row.answered, row.failed, row.accuracy_sum)
+        latency: dict[int, dict[int, int]] = {}
+        for step, bucket, count in await self._connection.execute(STEPS_LATENCY, values):
+            latency.setdefault(step, {})[bucket] = count
+        variants: dict[int, dict[str, int]] = {}
+        for step, variant, count in await self._connection.execute(STEPS_VARIANTS, values):
+            variants.setdefault(step, {})[variant] = count
+        owned = {**values, "key": app.key, "since": app.created_at}
+        del owned["app"]
+        for row in await self._connection.execute(STEPS_ENERGY, owned):
+            step = steps.setdefault(row.step, StepSeen())
+            step.energy_j, step.carbon_gco2 = row.energy_j, row.carbon_gco2
+            step.gco2_per_kwh = None if row.gco2_per_kwh is None else float(row.gco2_per_kwh)
+            step.pue = row.pue or 1.0
+        return steps, latency, variants
+
+    async def delete_older(self, keep_days: float) -> int:
+        """Delete windows past their retention, and return how many."""
+        statement = text("DELETE FROM app_observations WHERE start_at < now() - make_interval(secs => :days * 86400)")
+        return (await self._connection.execute(statement, {"days": keep_days})).rowcount
+
+    async def _read(self, query: Select[Any]) -> list[AppRecord]:
+        return [_app(row) for row in (await self._connection.execute(query)).mappings()]
+
+
+def _app(row: RowMapping) -> AppRecord:
+    return AppRecord(
+        name=row["name"],
+        tenant_id=row["tenant_id"],
+        fleet=row["fleet"],
+        spec=AppSpec.model_validate(row["spec"]),
+        revision=row["revision"],
+        planned_revision=row["planned_revision"],
+        plan_id=row["plan_id"],
+        target=row["target"],
+        deleted_at=row["deleted_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

@@ -1,0 +1,359 @@
+"""Queries on fleets: their specs, their GPUs, the instances on them, and their plans."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+from sqlalchemy import RowMapping, delete, func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.contracts.apps import FleetPlanState, FleetPlanTrigger, FleetSpec
+from services.contracts.identity import Identity
+from services.contracts.serving import InstanceState
+from services.core.domain.mig import placed
+from services.db.gpu_partitions import RELEASE, WANT
+from services.db.tables.admission import audit_log
+from services.db.tables.apps import apps, fleet_plans, fleets
+from services.db.tables.telemetry import gpu_partitions
+from services.kit.problems import not_found
+from services.serving.fleets.assignment import (
+    UNKNOWN,
+    Assignment,
+    Gpu,
+    GpuState,
+    Placed,
+    Sizes,
+    ordered,
+    read_assignment,
+    write_assignment,
+)
+from services.serving.fleets.steps import Progress
+from services.serving.fleets.triggers import Basis, LastPlan
+from services.serving.instances import APP_PREFIX
+
+ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.CARRYING_OUT)
+_IS_UP = """(n.state = 'up' AND NOT n.draining AND coalesce(w.state, 'on') <> 'failed'
+             AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
+
+GPUS = text(f"""
+SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices, coalesce({_IS_UP}, false) AS is_up
+  FROM gpu_partitions p LEFT JOIN nodes n ON n.id = p.node_id LEFT JOIN node_power w ON w.node_id = p.node_id
+ WHERE p.owner = ANY(CAST(:fleets AS text[])) ORDER BY p.node_id, p.gpu
+""")
+
+CANDIDATES = text(f"""
+SELECT n.id AS node_id, (d ->> 'index')::int AS gpu, n.devices,
+       EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id
+                AND coalesce(c.parent, c.device) = (d ->> 'index')::int) AS is_held
+  FROM nodes n LEFT JOIN node_power w ON w.node_id = n.id, jsonb_array_elements(n.devices) d
+ WHERE {_IS_UP} AND n.zone = :zone AND n.labels @> CAST(:labels AS jsonb)
+   AND d ->> 'model' = :model AND d ->> 'parent' IS NULL
+   AND NOT EXISTS (SELECT FROM gpu_partitions q WHERE q.node_id = n.id AND q.gpu = (d ->> 'index')::int
+                    AND (q.owner IS NOT NULL OR q.sizes <> '[]'))
+ ORDER BY is_held, n.id, gpu
+""")
+"""GPUs that a fleet may take: nobody's, and cut by no operator; those that nothing runs on first."""
+
+PLACED = text("""
+SELECT DISTINCT ON (i.id) i.id, i.pool, i.mode, i.state, c.node_id, coalesce(c.parent, c.device) AS gpu
+  FROM pool_instances i
+  LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
+  LEFT JOIN device_claims c ON c.allocation_id = a.id
+ WHERE i.state <> 'ended' AND i.pool = ANY(CAST(:keys AS text[])) ORDER BY i.id
+""")
+
+
+@dataclass(frozen=True)
+class FleetRecord:
+    """A row of ``fleets``."""
+
+    name: str
+    tenant_id: str
+    spec: FleetSpec
+    revision: int
+    assignment: Assignment
+    only_proposes: str | None
+    failures: int
+    retry_at: datetime | None
+    deleted_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """A row of ``fleet_plans``."""
+
+    id: str
+    fleet: str
+    trigger: FleetPlanTrigger
+    state: FleetPlanState
+    detail: str | None
+    gco2_per_kwh: float
+    basis: Basis
+    problem: dict[str, Any] | None
+    result: dict[str, Any] | None
+    progress: Progress | None
+    made_at: datetime
+    ended_at: datetime | None
+
+    def as_last(self) -> LastPlan:
+        """Return what triggers need of it."""
+        return LastPlan(self.trigger, self.state, self.basis, self.gco2_per_kwh, self.made_at.timestamp())
+
+
+class FleetRows:
+    """Queries on fleets."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def names(self) -> list[str]:
+        """Return the names of all fleets."""
+        return list((await self._connection.execute(select(fleets.c.name).order_by(fleets.c.name))).scalars())
+
+    async def find(self, name: str, *, lock: bool = False) -> FleetRecord:
+        """Return a fleet, locked on request.
+
+        Raises:
+            ProblemError: 404 where there is none.
+        """
+        query = select(fleets).where(fleets.c.name == name)
+        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
+        if row is None:
+            raise not_found("fleet")
+        return _fleet(row)
+
+    async def lock(self, name: str) -> FleetRecord | None:
+        """Return and lock a fleet; None if it is gone, or another process holds the lock."""
+        query = select(fleets).where(fleets.c.name == name).with_for_update(skip_locked=True)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _fleet(row)
+
+    async def page(self, after: str | None, limit: int) -> list[FleetRecord]:
+        """Return fleets by name."""
+        query = select(fleets).order_by(fleets.c.name).limit(limit)
+        if after is not None:
+            query = query.where(fleets.c.name > after)
+        return [_fleet(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def add(self, name: str, spec: FleetSpec, caller: Identity) -> bool:
+        """Create a fleet, and return whether there was none of that name."""
+        values = {
+            "name": name,
+            "tenant_id": caller.tenant_id,
+            "key_id": caller.key_id,
+            "spec": spec.model_dump(mode="json"),
+        }
+        statement = upsert(fleets).values(values).on_conflict_do_nothing().returning(fleets.c.name)
+        return (await self._connection.execute(statement)).one_or_none() is not None
+
+    async def change(self, name: str, **values: Any) -> None:
+        """Change columns of a fleet."""
+        await self._connection.execute(update(fleets).where(fleets.c.name == name).values(values))
+
+    async def set_spec(self, name: str, spec: FleetSpec, revision: int) -> None:
+        """Replace a fleet's spec."""
+        await self.change(name, spec=spec.model_dump(mode="json"), revision=revision, updated_at=func.now())
+
+    async def set_assignment(self, name: str, assignment: Assignment) -> None:
+        """Write which instances belong on which GPU."""
+        await self.change(name, assignment=write_assignment(assignment))
+
+    async def remove(self, name: str) -> None:
+        """Remove a fleet and its plans."""
+        await self._connection.execute(delete(fleet_plans).where(fleet_plans.c.fleet == name))
+        await self._connection.execute(delete(fleets).where(fleets.c.name == name))
+
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record what somebody did."""
+        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
+        await self._connection.execute(insert(audit_log).values(**values, data=data))
+
+    # GPUs
+
+    async def gpus(self, names: Collection[str]) -> dict[str, list[GpuState]]:
+        """Return the GPUs of fleets, by fleet."""
+        found: dict[str, list[GpuState]] = defaultdict(list)
+        for row in (await self._connection.execute(GPUS, {"fleets": list(names)})).mappings():
+            sizes = present_sizes(row["devices"] or [], row["gpu"])
+            found[row["owner"]].append(
+                GpuState(
+                    at=(row["node_id"], row["gpu"]),
+                    sizes=UNKNOWN if sizes is None else sizes,
+                    wanted=ordered(row["sizes"]),
+                    state=row["state"],
+                    is_up=row["is_up"] and sizes is not None,
+                    detail=row["detail"] or "",
+                )
+            )
+        return found
+
+    async def candidates(self, spec: FleetSpec) -> list[tuple[Gpu, Sizes]]:
+        """Return GPUs that a fleet may take and how they are cut, the best first."""
+        values = {"zone": spec.zone, "labels": orjson.dumps(spec.node_labels).decode(), "model": spec.gpu_model}
+        return [
+            ((row["node_id"], row["gpu"]), sizes)
+            for row in (await self._connection.execute(CANDIDATES, values)).mappings()
+            if (sizes := present_sizes(row["devices"], row["gpu"])) is not None
+        ]
+
+    async def want(self, gpu: Gpu, sizes: Sizes, fleet: str) -> bool:
+        """Have a fleet's GPU cut; return False if it is somebody else's."""
+        document = [] if sizes == UNKNOWN else [place.sevenths for place in placed(sizes)]
+        c = gpu_partitions.c
+        known = await self._connection.execute(
+            select(c.sizes, c.owner, c.state).where(c.node_id == gpu[0], c.gpu == gpu[1]).with_for_update()
+        )
+        row = known.one_or_none()
+        if row is not None and row.state != "failed" and (row.sizes, row.owner) == (document, fleet):
+            return True
+        found = await self._connection.exec_driver_sql(WANT, (*gpu, orjson.dumps(document).decode(), fleet))
+        return found.one_or_none() is not None
+
+    async def release(self, gpu: Gpu, fleet: str) -> None:
+        """Give a fleet's GPU back."""
+        await self._connection.exec_driver_sql(RELEASE, (*gpu, fleet))
+
+    async def placed(self, app_names: Collection[str]) -> list[Placed]:
+        """Return the instances of applications that have not ended, with the GPUs they hold."""
+        keys = [APP_PREFIX + name for name in app_names]
+        return [
+            Placed(
+                id=row["id"],
+                kind=(row["pool"].removeprefix(APP_PREFIX), *variant_and_slice(row["mode"])),
+                state=InstanceState(row["state"]),
+                gpu=None if row["node_id"] is None else (row["node_id"], row["gpu"]),
+            )
+            for row in (await self._connection.execute(PLACED, {"keys": keys})).mappings()
+        ]
+
+    # Plans
+
+    async def newest_plan(self, fleet: str) -> PlanRecord | None:
+        """Return a fleet's newest plan."""
+        query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(1)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _plan(row)
+
+    async def plan(self, fleet: str, plan_id: str) -> PlanRecord | None:
+        """Return one of a fleet's plans."""
+        query = select(fleet_plans).where(fleet_plans.c.fleet == fleet, fleet_plans.c.id == plan_id)
+        row = (await self._connection.execute(query)).mappings().one_or_none()
+        return None if row is None else _plan(row)
+
+    async def plans(self, fleet: str, before: str | None, limit: int) -> list[PlanRecord]:
+        """Return a fleet's plans, newest first."""
+        query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(fleet_plans.c.id < before)
+        return [_plan(row) for row in (await self._connection.execute(query)).mappings()]
+
+    async def add_plan(
+        self,
+        plan_id: str,
+        fleet: str,
+        trigger: FleetPlanTrigger,
+        basis: Basis,
+        gco2_per_kwh: float,
+        *,
+        problem: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Add a plan that is to be solved, or BASE, which is carried out at once."""
+        state = FleetPlanState.SOLVING if progress is None else FleetPlanState.CARRYING_OUT
+        values = {
+            "id": plan_id,
+            "fleet": fleet,
+            "trigger": trigger,
+            "state": state,
+            "basis": basis.document(),
+            "gco2_per_kwh": gco2_per_kwh,
+            "problem": problem,
+            "progress": None if progress is None else progress.document(),
+        }
+        await self._connection.execute(insert(fleet_plans).values(values))
+
+    async def change_plan(self, plan_id: str, state: FleetPlanState, **values: Any) -> None:
+        """Change a plan; one that is no longer active gets the present as its end."""
+        ended = {} if state in ACTIVE else {"ended_at": func.now()}
+        statement = update(fleet_plans).where(fleet_plans.c.id == plan_id)
+        await self._connection.execute(statement.values(state=state, **ended, **values))
+
+    async def supersede_proposals(self, fleet: str) -> None:
+        """Mark proposals as outdated."""
+        c = fleet_plans.c
+        statement = update(fleet_plans).where(c.fleet == fleet, c.state == FleetPlanState.PROPOSED)
+        await self._connection.execute(statement.values(state=FleetPlanState.SUPERSEDED))
+
+    async def delete_old_plans(self, keep_days: float) -> int:
+        """Delete plans that ended long ago, but for the newest of each fleet; return how many."""
+        statement = text(
+            "DELETE FROM fleet_plans p WHERE ended_at < now() - make_interval(secs => :keep_days * 86400) "
+            "AND EXISTS (SELECT FROM fleet_plans q WHERE q.fleet = p.fleet AND q.id > p.id)"
+        )
+        return (await self._connection.execute(statement, {"keep_days": keep_days})).rowcount
+
+    async def apps_of(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the names of fleets' applications that are not being deleted, by fleet."""
+        query = select(apps.c.fleet, apps.c.name).where(apps.c.fleet.in_(names), apps.c.deleted_at.is_(None))
+        found: dict[str, list[str]] = defaultdict(list)
+        for fleet, name in await self._connection.execute(query.order_by(apps.c.name)):
+            found[fleet].append(name)
+        return found
+
+
+def variant_and_slice(mode: str) -> tuple[str, str]:
+    """Return the variant and the slice of an instance's mode, such as ``b7.3g``."""
+    variant, _, size = mode.rpartition(".")
+    return variant, size
+
+
+def present_sizes(devices: Sequence[Mapping[str, Any]], gpu: int) -> Sizes | None:
+    """Return how a GPU is cut, by its node's devices; None where the node has no such GPU."""
+    slices = [each.get("sevenths", 7) for each in devices if each.get("parent") == gpu]
+    if slices:
+        return ordered(slices)
+    own = next((each for each in devices if each["index"] == gpu and each.get("parent") is None), None)
+    if own is None:
+        return None
+    return UNKNOWN if own.get("mig_enabled") else ()
+
+
+def _fleet(row: RowMapping) -> FleetRecord:
+    return FleetRecord(
+        name=row["name"],
+        tenant_id=row["tenant_id"],
+        spec=FleetSpec.model_validate(row["spec"]),
+        revision=row["revision"],
+        assignment=read_assignment(row["assignment"]),
+        only_proposes=row["only_proposes"],
+        failures=row["failures"],
+        retry_at=row["retry_at"],
+        deleted_at=row["deleted_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def _plan(row: RowMapping) -> PlanRecord:
+    return PlanRecord(
+        id=row["id"],
+        fleet=row["fleet"],
+        trigger=FleetPlanTrigger(row["trigger"]),
+        state=FleetPlanState(row["state"]),
+        detail=row["detail"],
+        gco2_per_kwh=row["gco2_per_kwh"],
+        basis=Basis.read(row["basis"]),
+        problem=row["problem"],
+        result=row["result"],
+        progress=None if row["progress"] is None else Progress.read(row["progress"]),
+        made_at=row["made_at"],
+        ended_at=row["ended_at"],
+    )
