@@ -12,7 +12,8 @@ Requests are batched continuously: each is prefilled, then all get a token per s
 the batch waits, the lowest `priority` first. How long a prefill and a step take is said by `--hardware` (Llama-2-70B on
 A100s or H100s), or by `--ttft-ms` and `--tbt-ms`, and by the clock in `--clock-file`, which a job on simulated GPUs has
 from its agent. An answer has as many tokens as `max_tokens` says, at most as many as its prompt's hash says. A client
-that leaves ends its request.
+that leaves ends its request. With `--kv-tokens` its memory is limited, and with `--prefix-cache` the beginnings of
+prompts that it read before are not read again, as `usage.prompt_tokens_details.cached_tokens` says.
 
 To try it: WATTSHIFT_PORT=8900 python examples/pools/stand_in_server.py --load-s 2
 """
@@ -31,16 +32,19 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from services.core.profiles.model_server import LLAMA_70B, ModelServer
+from services.core.profiles.prefix_cache import PrefixCache
 
 WORDS = ("the", "wind", "turns", "north", "and", "the", "lights", "stay", "on", "over", "a", "quiet", "town")
 CHARACTERS_PER_TOKEN = 4
+BLOCK_TOKENS = 16
+"""Of the prefix cache, as in vLLM."""
 CLOCK_READ_S = 0.5
 MAX_SECONDS = 600.0
 BODY_BYTES = 64 * 2**20
@@ -74,6 +78,8 @@ class Generation:
     prompt_tokens: int
     output_tokens: int
     priority: int
+    blocks: list[int] = field(default_factory=list[int])
+    cached_tokens: int = 0
     tokens: asyncio.Queue[int] = field(default_factory=asyncio.Queue[int])
     produced: int = 0
     is_gone: bool = False
@@ -82,8 +88,11 @@ class Generation:
 class Engine:
     """Prefill and decode, in real time."""
 
-    def __init__(self, server: ModelServer, load_s: float, speed: float, clock_file: Path | None) -> None:
+    def __init__(
+        self, server: ModelServer, load_s: float, speed: float, clock_file: Path | None, cache_tokens: int = 0
+    ) -> None:
         self.server, self.speed, self.clock_file = server, speed, clock_file
+        self.cache = PrefixCache(cache_tokens, BLOCK_TOKENS)
         self.misbehaviour = Misbehaviour()
         self.ready_at_s = time.monotonic() + load_s
         self.waiting: list[tuple[int, int, Generation]] = []
@@ -91,6 +100,7 @@ class Engine:
         self.running: list[Generation] = []
         self.other = 0
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0, "ttft_s": 0.0, "first_tokens": 0}
+        self.totals["cached_tokens"] = 0
         self._numbers = itertools.count()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,6 +155,7 @@ class Engine:
 
     def metrics(self) -> str:
         """Return vLLM's metrics, as far as pools and routers read them."""
+        memory = self.held_tokens / self.server.kv_tokens if self.server.kv_tokens else 0.0
         waiting = sum(not each.is_gone for *_, each in self.waiting)
         running = len(self.running) + len(self.prefilling) + self.other
         if self.misbehaviour.reported_load is not None:
@@ -153,6 +164,9 @@ class Engine:
         for name, kind, value in (
             ("num_requests_running", "gauge", running),
             ("num_requests_waiting", "gauge", waiting),
+            ("kv_cache_usage_perc", "gauge", min(memory, 1.0)),
+            ("prefix_cache_queries_total", "counter", self.totals["prompt_tokens"]),
+            ("prefix_cache_hits_total", "counter", self.totals["cached_tokens"]),
             ("prompt_tokens_total", "counter", self.totals["prompt_tokens"]),
             ("generation_tokens_total", "counter", self.totals["generation_tokens"]),
             ("time_to_first_token_seconds_sum", "counter", self.totals["ttft_s"]),
@@ -161,9 +175,18 @@ class Engine:
             lines += [f"# TYPE vllm:{name} {kind}", f'vllm:{name}{{model_name="stand-in"}} {float(value)}']
         return "\n".join(lines) + "\n"
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the requests that it works on, prompts and answers to their ends."""
+        return sum(each.prompt_tokens + each.output_tokens for each in (*self.running, *self.prefilling))
+
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prefilling) < self.server.capacity:
-            *_, generation = heapq.heappop(self.waiting)
+            *_, generation = self.waiting[0]
+            tokens = generation.prompt_tokens + generation.output_tokens
+            if not generation.is_gone and not self.server.has_memory(self.held_tokens, tokens):
+                return
+            heapq.heappop(self.waiting)
             if not generation.is_gone:
                 self.prefilling.add(generation)
                 task = asyncio.ensure_future(self._prefill(generation))
@@ -171,8 +194,11 @@ class Engine:
                 task.add_done_callback(self._tasks.discard)
 
     async def _prefill(self, generation: Generation) -> None:
+        generation.cached_tokens = self.cache.read(generation.blocks, generation.prompt_tokens)
         self.totals["prompt_tokens"] += generation.prompt_tokens
-        await asyncio.sleep(self._real_s(self.server.prefill_s(generation.prompt_tokens, self.clock_mhz)))
+        self.totals["cached_tokens"] += generation.cached_tokens
+        read = generation.prompt_tokens - generation.cached_tokens
+        await asyncio.sleep(self._real_s(self.server.prefill_s(read, self.clock_mhz)))
         self.prefilling.discard(generation)
         if generation.is_gone:
             return
@@ -317,26 +343,25 @@ class Api:
         priority = asked.get("priority", 0)
         if not isinstance(priority, int):
             raise RefusedError("priority must be a whole number", param="priority")
-        generation = Generation(prompt_tokens, length, priority)
+        generation = Generation(prompt_tokens, length, priority, _blocks(text))
         is_chat = request.path.endswith("/chat/completions")
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{next(self._numbers)}"
         tool = _tool(asked) if is_chat else None
         reason = "tool_calls" if tool else "length" if max_tokens is not None and length == max_tokens else "stop"
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": length, "total_tokens": prompt_tokens + length}
         if asked.get("stream"):
-            return await self._stream(request, asked, generation, (name, model, is_chat, tool, reason, usage))
+            return await self._stream(request, asked, generation, (name, model, is_chat, tool, reason))
         words = [WORDS[number % len(WORDS)] async for number in self.engine.generate(generation)]
         kind = "chat.completion" if is_chat else "text_completion"
-        return web.json_response(_completion(kind, name, model, words, tool, reason) | {"usage": usage})
+        return web.json_response(_completion(kind, name, model, words, tool, reason) | {"usage": _usage(generation)})
 
     async def _stream(
         self,
         request: web.Request,
         asked: dict[str, Any],
         generation: Generation,
-        answer: tuple[str, str, bool, dict[str, Any] | None, str, dict[str, int]],
+        answer: tuple[str, str, bool, dict[str, Any] | None, str],
     ) -> web.StreamResponse:
-        name, model, is_chat, tool, reason, usage = answer
+        name, model, is_chat, tool, reason = answer
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         with_usage = bool((asked.get("stream_options") or {}).get("include_usage"))
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
@@ -355,7 +380,7 @@ class Api:
         end = {"index": 0, "finish_reason": reason}
         await send([end | ({"delta": {}} if is_chat else {"text": ""})])
         if with_usage:
-            await send([], usage=usage)
+            await send([], usage=_usage(generation))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -385,6 +410,24 @@ def _vector(text: str) -> list[float]:
 
 def _tokens(text: str) -> int:
     return max(len(text) // CHARACTERS_PER_TOKEN, 1)
+
+
+def _blocks(text: str) -> list[int]:
+    """Return the ids of a prompt's whole blocks, each standing for all before it too."""
+    size, found, known = BLOCK_TOKENS * CHARACTERS_PER_TOKEN, list[int](), 0
+    for at in range(size, len(text) + 1, size):
+        known = zlib.crc32(text[at - size : at].encode(), known)
+        found.append(known)
+    return found
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    return {
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.output_tokens,
+        "total_tokens": generation.prompt_tokens + generation.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+    }
 
 
 def _tool(asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -435,8 +478,9 @@ async def serve(api: Api, host: str, port: int) -> None:
 def server_of(options: argparse.Namespace) -> ModelServer:
     """Return the timing that the options ask for."""
     if options.hardware is not None:
-        return LLAMA_70B[options.hardware]
-    return ModelServer(options.slots, options.ttft_ms / 1e3, 0.0, options.tbt_ms / 1e3, 0.0)
+        return replace(LLAMA_70B[options.hardware], kv_tokens=options.kv_tokens)
+    ttft_s, tbt_s = options.ttft_ms / 1e3, options.tbt_ms / 1e3
+    return ModelServer(options.slots, ttft_s, 0.0, tbt_s, 0.0, kv_tokens=options.kv_tokens)
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -449,6 +493,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ttft-ms", type=float, default=40.0, help="without --hardware: time of a prefill")
     parser.add_argument("--tbt-ms", type=float, default=10.0, help="without --hardware: time between tokens")
     parser.add_argument("--slots", type=int, default=16, help="without --hardware: requests in a batch")
+    parser.add_argument("--kv-tokens", type=int, default=0, help="tokens that its memory holds; 0: any number")
+    parser.add_argument("--prefix-cache", type=int, default=0, help="tokens of prompts that are not read again")
     parser.add_argument("--service-s", type=float, default=0.2, help="time of a completion without any fields")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--context", type=int, default=8_192, help="most tokens of prompt and answer")
@@ -472,7 +518,7 @@ async def main() -> None:
     options = parsed()
     port = os.environ.get("WATTSHIFT_PORT") or sys.exit("WATTSHIFT_PORT is not set")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    engine = Engine(server_of(options), options.load_s, options.speed, options.clock_file)
+    engine = Engine(server_of(options), options.load_s, options.speed, options.clock_file, options.prefix_cache)
     names = asdict(engine.misbehaviour)
     engine.misbehaviour = Misbehaviour(**(names | {n: v for n in names if (v := getattr(options, n)) is not None}))
     models = options.model or ["stand-in"]

@@ -17,8 +17,8 @@ def serving(
     requests: Annotated[
         str,
         typer.Option(
-            help="A bundled trace (azure-2023-conv) or a CSV file: TIMESTAMP,ContextTokens,GeneratedTokens "
-            "or arrived_at,input_tokens,output_tokens."
+            help="A bundled trace (azure-2023-conv); a CSV file: TIMESTAMP,ContextTokens,GeneratedTokens or "
+            "arrived_at,input_tokens,output_tokens; or Mooncake's JSON lines. Also compressed (.gz)."
         ),
     ],
     policy: Annotated[Literal["llf", "fcfs", "edf", "srtf"], typer.Option(help="Order of waiting requests.")] = "llf",
@@ -52,6 +52,27 @@ def serving(
     ] = 110.0,
     miad_factor: Annotated[float, typer.Option(help="MIAD's factor.")] = 2.0,
     miad_step_mhz: Annotated[float, typer.Option(help="MIAD's step, MHz.")] = 100.0,
+    prefill: Annotated[
+        Literal["fixed", "length"],
+        typer.Option(
+            help="A prefill takes the profile's TTFT, or that times its prompt's length over its class's mean."
+        ),
+    ] = "fixed",
+    kv_kib_per_token: Annotated[
+        float,
+        typer.Option(
+            help="KV cache of a token, KiB, which limits what an instance holds (Llama-3-70B: 320); 0: no limit."
+        ),
+    ] = 0.0,
+    weights_gib: Annotated[
+        float, typer.Option(help="Memory that the model's weights take of the KV cache; Llama-3-70B by default.")
+    ] = 131.4,
+    prefix_cache_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Tokens of prompts that each instance keeps, for --prefill length and a trace with hash_ids."
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -65,7 +86,7 @@ def serving(
     from services.simulator.serving.plans import Forecast
     from services.simulator.serving.requests import BUNDLED
     from services.simulator.serving.run import ServingRun
-    from services.simulator.serving.simulation import Frequency, ServingOptions
+    from services.simulator.serving.simulation import Frequency, Prefill, ServingOptions
     from services.simulator.serving.site import papers_pools
 
     if requests not in BUNDLED and not Path(requests).is_file():
@@ -95,6 +116,10 @@ def serving(
                 length_mae=length_mae,
                 miad=MiadConfig(miad_factor, miad_step_mhz),
                 seed=seed,
+                prefill=Prefill(prefill),
+                kv_kib_per_token=kv_kib_per_token,
+                weights_gib=weights_gib,
+                prefix_cache_tokens=prefix_cache_tokens,
             ),
         )
         result = run.simulate()
@@ -129,6 +154,10 @@ def _show(result: dict[str, Any]) -> None:
             for each in plan["instances"]
         )
         console.print(f"after {duration(plan['from_s'])}: partition {plan['partition']}: {instances}")
+    if result["waited_for_memory"]:
+        console.print(f"{result['waited_for_memory']} requests waited for memory of an instance that had a place")
+    if result["prefix_hit_share"] is not None:
+        console.print(f"{100 * result['prefix_hit_share']:.1f} % of the prompts' tokens were in a prefix cache")
     if result["unserved"]:
         console.print(f"{result['unserved']} requests did not end")
     for note in result.get("notes", ()):

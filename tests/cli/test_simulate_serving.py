@@ -68,6 +68,26 @@ def test_a_pool_and_carbon_of_ones_own(capsys: pytest.CaptureFixture[str], reque
     assert found["carbon_kg"] == pytest.approx(found["energy_wh"] * 1e-3 * 0.1)
 
 
+def test_memory_and_prefixes_are_shown_where_they_matter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 100 * at, "input_length": 2_100, "output_length": 300, "hash_ids": [0, 1, 2, 3, 4 + at]}
+        for at in range(200)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    options = ["--kv-kib-per-token", "320", "--prefill", "length", "--prefix-cache-tokens", "50000"]
+
+    found = json.loads(run(capsys, "--requests", str(trace), *options, "--json"))
+    plain = json.loads(run(capsys, "--requests", str(trace), "--json"))
+    shown = run(capsys, "--requests", str(trace), *options)
+
+    assert found["prefix_hit_share"] > 0.9
+    assert found["waited_for_memory"] > 0
+    assert (plain["prefix_hit_share"], plain["waited_for_memory"]) == (None, 0)
+    assert "requests waited for memory" in shown
+    assert "were in a prefix cache" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint", "code"),
     [
@@ -84,6 +104,9 @@ def test_a_pool_and_carbon_of_ones_own(capsys: pytest.CaptureFixture[str], reque
         (["--objective", "cost"], "price_per_kwh", 2),
         (["--miad-factor", "1"], "factor above 1", 2),
         (["--length-mae", "-1"], "length", 2),
+        (["--kv-kib-per-token", "-1"], "not negative", 2),
+        (["--kv-kib-per-token", "320", "--weights-gib", "150"], "mode A100_TP2: 150 GiB of weights leave no room", 2),
+        (["--prefix-cache-tokens", "1000"], "by length only", 2),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(requests: str, arguments: list[str], complaint: str, code: int) -> None:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,6 +63,10 @@ async def load(client: TestClient[Any, Any]) -> tuple[float, float]:
     text = await (await client.get("/metrics")).text()
     values = {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if not line.startswith("#")}
     return values["vllm:num_requests_running"], values["vllm:num_requests_waiting"]
+
+
+def cached(usage: dict[str, Any]) -> int:
+    return usage["prompt_tokens_details"]["cached_tokens"]
 
 
 async def until_load(client: TestClient[Any, Any], wanted: tuple[float, float]) -> None:
@@ -235,5 +240,48 @@ def test_options_say_the_timing() -> None:
     llama = STAND_IN.server_of(STAND_IN.parsed(["--hardware", "a100-tp4"]))
     plain = STAND_IN.server_of(STAND_IN.parsed(["--slots", "3", "--tbt-ms", "25"]))
 
-    assert llama is LLAMA_70B["a100-tp4"]
+    assert llama == LLAMA_70B["a100-tp4"]
     assert (plain.capacity, plain.step_s(3, 1_410)) == (3, 0.025)
+
+
+async def test_what_was_read_before_is_not_read_again() -> None:
+    server = ModelServer(2, 0.001, 1e-6, 0.001, 0.0)
+    text = "wind " * 40
+    engines: list[Any] = []
+    async with running(server, engines) as client:
+        engines[0].cache = STAND_IN.PrefixCache(1_000, STAND_IN.BLOCK_TOKENS)
+        first, again, other = [
+            (await (await client.post(CHAT, json=asked(each, max_tokens=2))).json())["usage"]
+            for each in (text, text + "north", "sun " + text)
+        ]
+        stream = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1}
+        streamed = (await events(await client.post(CHAT, json=asked(text, **stream))))[-2]["usage"]
+        metrics = await (await client.get("/metrics")).text()
+
+    assert cached(first) == cached(other) == 0
+    assert cached(again) == first["prompt_tokens"] // 16 * 16
+    assert cached(streamed) == cached(again)
+    assert f'vllm:prefix_cache_hits_total{{model_name="stand-in"}} {2.0 * cached(again)}' in metrics
+
+
+async def test_a_request_waits_for_memory_though_there_is_a_place() -> None:
+    engines: list[Any] = []
+    async with running(replace(SLOW, capacity=8, kv_tokens=60.0), engines) as client:
+        first = asyncio.ensure_future(client.post(CHAT, json=asked(max_tokens=20)))
+        await until_load(client, (1, 0))
+        second = asyncio.ensure_future(client.post(CHAT, json=asked("h" * 120, max_tokens=20)))
+        await until_load(client, (1, 1))
+        usage = next(
+            line for line in (await (await client.get("/metrics")).text()).splitlines() if "usage_perc{" in line
+        )
+        assert 0.4 < float(usage.split()[-1]) < 1
+        first.cancel()
+        await until_load(client, (1, 0))
+        second.cancel()
+        await until_load(client, (0, 0))
+
+
+def test_options_limit_memory() -> None:
+    assert STAND_IN.server_of(STAND_IN.parsed(["--kv-tokens", "9000"])).kv_tokens == 9_000
+    hardware = STAND_IN.server_of(STAND_IN.parsed(["--hardware", "a100-tp4", "--kv-tokens", "7"]))
+    assert hardware == replace(LLAMA_70B["a100-tp4"], kv_tokens=7)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from services.core.domain.errors import DomainError
 
@@ -34,6 +34,10 @@ POWER_FLOOR = 0.085
 Source: FREESH Figure 14 (power is linear in the clock) and appendix B.2: two A100s draw about 200 W at 300 MHz and over
 700 W at 1,410 MHz.
 """
+PREFILL_BASE_TOKENS = 212.0
+"""Tokens that take as long to prefill as what every prefill takes besides: the median of ``LLAMA_70B`` (97 .. 519)."""
+MEMORY_SHARE = 0.9
+"""Of its GPUs' memory, what a server uses for weights and the KV cache: vLLM's default (gpu_memory_utilization)."""
 HIGHEST_CLOCKS_MHZ = {"A100": 1_410.0, "H100": 1_980.0}
 LOWEST_CLOCK_MHZ = 300.0
 
@@ -53,6 +57,7 @@ class ModelServer:
         idle_w: The same without requests.
         clock_share: Share of times that is inversely proportional to the clock, 0 .. 1.
         power_floor: Power at clock 0 as a share of that at the highest, 0 .. 1.
+        kv_tokens: Tokens of prompts and answers that its memory holds; 0 for any number.
     """
 
     capacity: int
@@ -66,6 +71,7 @@ class ModelServer:
     idle_w: float = 0.0
     clock_share: float = CLOCK_SHARE
     power_floor: float = POWER_FLOOR
+    kv_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = {each.name: float(getattr(self, each.name)) for each in fields(self)}
@@ -86,6 +92,25 @@ class ModelServer:
     def prefill_s(self, input_tokens: float, clock_mhz: float) -> float:
         """Return the seconds from the start of a prefill to the first token."""
         return (self.prefill_base_s + self.prefill_s_per_token * input_tokens) * self.slowdown(clock_mhz)
+
+    def has_memory(self, held_tokens: float, tokens: float) -> bool:
+        """Return whether a request of so many tokens, prompt and answer, fits beside those that it holds.
+
+        *Our reading*: a request's tokens are set aside when it begins, so that none has to give way later. One that is
+        larger than the memory runs alone.
+        """
+        return not self.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= self.kv_tokens
+
+    def for_prompts(self, mean_tokens: float) -> ModelServer:
+        """Return a server whose prefills take longer for longer prompts, and as long as here for one of that mean.
+
+        Raises:
+            DomainError: The mean is not finite or below 0.
+        """
+        if not math.isfinite(mean_tokens) or mean_tokens < 0:
+            raise DomainError(f"the mean length of prompts is at least 0 tokens, not {mean_tokens}")
+        per_token_s = self.prefill_s(mean_tokens, self.highest_clock_mhz) / (PREFILL_BASE_TOKENS + mean_tokens)
+        return replace(self, prefill_base_s=PREFILL_BASE_TOKENS * per_token_s, prefill_s_per_token=per_token_s)
 
     def step_s(self, batch: float, clock_mhz: float) -> float:
         """Return the seconds of a decode step, which is the time between tokens of each request in the batch."""
@@ -153,3 +178,24 @@ def profiled_server(
         busy_w=busy_w,
         idle_w=idle_w,
     )
+
+
+def kv_tokens(memory_gib: float, weights_gib: float, kib_per_token: float) -> float:
+    """Return how many tokens fit into the memory that a model leaves free.
+
+    Args:
+        memory_gib: Of all its GPUs together.
+        weights_gib: Of the model.
+        kib_per_token: Of the KV cache, over all GPUs, > 0.
+
+    Raises:
+        DomainError: The model does not fit, or a value is out of range.
+    """
+    if not all(math.isfinite(each) and each >= 0 for each in (memory_gib, weights_gib)) or not kib_per_token > 0:
+        raise DomainError("memory and weights are finite and not negative, and a token takes more than 0 KiB")
+    left_gib = MEMORY_SHARE * memory_gib - weights_gib
+    if not left_gib > 0:
+        raise DomainError(
+            f"{weights_gib:g} GiB of weights leave no room for tokens in {100 * MEMORY_SHARE:g} % of {memory_gib:g} GiB"
+        )
+    return left_gib * 2**20 / kib_per_token

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import orjson
 
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import ReadReport, TraceFormatError
@@ -19,8 +22,15 @@ FORMATS = {
     ("arrived_at", "input_tokens", "output_tokens"): "wattshift",
 }
 """Columns -> the format's name; the second is what ``wattshift pools report`` takes."""
+MOONCAKE = ("timestamp", "input_length", "output_length")
+"""What a line of Mooncake's JSON traces has, in milliseconds and tokens; and perhaps ``hash_ids``."""
+BLOCK_TOKENS = 512
+"""Of a hash id in Mooncake's traces."""
 MAX_TOKENS = 10_000_000
 GOLDEN = 0.6180339887498949
+
+Row = tuple[float, int, int, tuple[int, ...]]
+"""A request: its arrival in seconds, the lengths of its prompt and its answer, and the prompt's blocks."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class RequestTrace:
         arrival_s: (n_requests,) seconds since the first one.
         input_tokens, output_tokens: (n_requests,) lengths; every answer has at least one token.
         notes: What a reader should know.
+        blocks: The ids of each prompt's blocks of ``BLOCK_TOKENS``, each standing for all before it too; none where the
+            trace has none.
     """
 
     name: str
@@ -39,6 +51,7 @@ class RequestTrace:
     input_tokens: Ints
     output_tokens: Ints
     notes: tuple[str, ...] = ()
+    blocks: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return int(self.arrival_s.size)
@@ -52,6 +65,7 @@ class RequestTrace:
         """Return so many times as many requests over the same time, with the same bursts.
 
         Copies of the trace are laid over it, each turned by another part of its length; of the last, a share is drawn.
+        Prompts of one copy share no beginnings with those of another.
 
         Raises:
             TraceFormatError: The factor is not above 0.
@@ -69,8 +83,16 @@ class RequestTrace:
             rows.append(kept)
         arrival_s, row = np.concatenate(arrivals), np.concatenate(rows)
         order = np.argsort(arrival_s, kind="stable")
+        copy_of = np.concatenate([np.full(each.size, at) for at, each in enumerate(rows)])[order]
         row = row[order]
-        return RequestTrace(self.name, arrival_s[order], self.input_tokens[row], self.output_tokens[row], self.notes)
+        blocks: tuple[tuple[int, ...], ...] = ()
+        if self.blocks:
+            ids = 1 + max((max(each, default=0) for each in self.blocks), default=0)
+            pairs = zip(row.tolist(), copy_of.tolist(), strict=True)
+            blocks = tuple(tuple(block + copy * ids for block in self.blocks[at]) for at, copy in pairs)
+        return RequestTrace(
+            self.name, arrival_s[order], self.input_tokens[row], self.output_tokens[row], self.notes, blocks
+        )
 
 
 def read_requests(source: str | Path) -> RequestTrace:
@@ -89,19 +111,59 @@ def read_requests(source: str | Path) -> RequestTrace:
 
 
 def _read(path: Path, name: str) -> RequestTrace:
-    header = header_of(first_lines(path))
+    lines = first_lines(path)
+    if _is_json(next((line for line in lines if line.strip()), "")):
+        report = ReadReport(name, "mooncake")
+        return _trace(name, report, list(_json_rows(path, report)))
+    header = header_of(lines)
     columns = next((columns for columns in FORMATS if set(columns) <= set(header)), None)
     if columns is None:
         known = " or ".join(",".join(each) for each in FORMATS)
-        raise TraceFormatError(f"{name} is no trace of requests: its header is not {known}")
+        raise TraceFormatError(f"{name} is no trace of requests: its header is not {known}, nor is it Mooncake's JSON")
     report = ReadReport(name, FORMATS[columns])
-    rows: list[tuple[float, int, int]] = []
+    rows: list[Row] = []
     with open_text(path) as text:
         for line, row in table(text, columns, report):
             try:
-                rows.append(_request(row[columns[0]], row[columns[1]], row[columns[2]]))
+                rows.append((*_request(row[columns[0]], row[columns[1]], row[columns[2]]), ()))
             except ValueError as error:
                 report.drop(line, str(error))
+    return _trace(name, report, rows)
+
+
+def _is_json(line: str) -> bool:
+    try:
+        document = orjson.loads(line)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and set(MOONCAKE) <= set(cast("dict[str, Any]", document))
+
+
+def _json_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+    with open_text(path) as text:
+        for number, line in enumerate(text, start=1):
+            if not line.strip():
+                continue
+            report.rows += 1
+            try:
+                yield _json_row(orjson.loads(line))
+            except ValueError as error:
+                report.drop(number, str(error))
+
+
+def _json_row(document: Any) -> Row:
+    values = cast("dict[str, Any]", document)
+    if not isinstance(document, dict) or not set(MOONCAKE) <= set(values):
+        raise ValueError(f"it does not state {', '.join(MOONCAKE)}")
+    at_ms, input_tokens, output_tokens = (str(values[column]) for column in MOONCAKE)
+    blocks = values.get("hash_ids", [])
+    if not isinstance(blocks, list) or not all(type(each) is int and each >= 0 for each in cast("list[Any]", blocks)):
+        raise ValueError("hash_ids is no list of whole numbers from 0 on")
+    arrival_ms, prompt, answer = _request(at_ms, input_tokens, output_tokens)
+    return 1e-3 * arrival_ms, prompt, answer, tuple(cast("list[int]", blocks))
+
+
+def _trace(name: str, report: ReadReport, rows: list[Row]) -> RequestTrace:
     if not rows:
         raise TraceFormatError(f"{name} has no usable request: {'; '.join(report.sentences()) or 'it is empty'}")
     report.kept = len(rows)
@@ -113,6 +175,7 @@ def _read(path: Path, name: str) -> RequestTrace:
         np.array([each[1] for each in rows], dtype=np.int64),
         np.array([max(each[2], 1) for each in rows], dtype=np.int64),
         report.sentences() if report.dropped else (),
+        tuple(each[3] for each in rows) if any(each[3] for each in rows) else (),
     )
 
 

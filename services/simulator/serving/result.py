@@ -47,11 +47,13 @@ def document(outcome: Outcome, plans: Sequence[HalfHour], labels: dict[str, Any]
         **{f"tbt_p{at}_ms": 1_000 * _quantile(served.tbt_s, at) for at in PERCENTILES},
         "jain": fairness_of_classes(served, outcome.request_class),
         "clock_mean_mhz": outcome.clock_mhz,
+        "prefix_hit_share": outcome.cached_tokens / outcome.read_tokens if outcome.cached_tokens else float("nan"),
     }
     counts = {
         "requests": len(served),
         "unserved": outcome.unserved,
         "preemptions": outcome.preemptions,
+        "waited_for_memory": outcome.waited_for_memory,
         "length_s": outcome.ends_s,
         "plans": [
             {

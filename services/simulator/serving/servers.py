@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.dispatch import InstanceLoad
 from services.core.policies.freesh.miad import LatencyReport
+from services.core.profiles.prefix_cache import PrefixCache
 from services.simulator.serving.site import ServerKind
 
 EPSILON_STEPS = 1e-6
@@ -56,6 +57,8 @@ class SimulatedInstance:
         clock_mhz: Of its GPUs.
         at_s: The moment up to which everything below is counted.
         is_leaving: Whether it takes no more requests and ends when it is empty.
+        kv_held: Tokens that its requests will have when they end, prompts and answers.
+        cache: The beginnings of prompts that it need not read again; None without such a cache.
     """
 
     id: str
@@ -74,6 +77,8 @@ class SimulatedInstance:
     clock_mhz_s: float = 0.0
     up_s: float = 0.0
     version: int = 0
+    kv_held: int = 0
+    cache: PrefixCache | None = None
     seen: Seen = field(default_factory=Seen)
     members: dict[int, float] = field(default_factory=dict[int, float])
     ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -93,9 +98,14 @@ class SimulatedInstance:
         """Whether it may take another request."""
         return not self.is_leaving and self.held < self.kind.server.capacity
 
-    def load(self) -> InstanceLoad:
-        """Return it as the dispatcher sees it."""
-        return InstanceLoad(self.id, self.kind.server.capacity, self.held, weight=self.kind.weight)
+    def has_memory(self, tokens: int) -> bool:
+        """Whether its memory holds a request of so many tokens besides what it holds."""
+        return self.kind.server.has_memory(self.kv_held, tokens)
+
+    def load(self, tokens: int = 0) -> InstanceLoad:
+        """Return it as the dispatcher sees it, who has a request of so many tokens."""
+        capacity = self.kind.server.capacity if self.has_memory(tokens) else self.held
+        return InstanceLoad(self.id, capacity, self.held, weight=self.kind.weight)
 
     def advance(self, now_s: float) -> None:
         """Count steps, energy and carbon up to now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,9 +23,11 @@ from services.core.policies.freesh.dispatch import WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
 from services.core.policies.freesh.miad import MiadConfig, miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
+from services.core.profiles.model_server import kv_tokens
+from services.core.profiles.prefix_cache import PrefixCache
 from services.simulator.serving.plans import HalfHour
 from services.simulator.serving.rates import PlaceRates
-from services.simulator.serving.requests import RequestTrace
+from services.simulator.serving.requests import BLOCK_TOKENS, RequestTrace
 from services.simulator.serving.servers import Seen, SimulatedInstance
 from services.simulator.serving.site import ServerKind, Site
 
@@ -33,6 +35,8 @@ TICK_S = 1.0
 """How often clocks are set. Source: FREESH section 3.2."""
 LATEST_S = 7 * 86_400.0
 """Requests that have not ended so long after the last arrival are given up."""
+LLAMA_70B_GIB = 131.4
+"""Weights of Llama-3-70B: 70.55e9 parameters of 16 bits."""
 ANY = "any"
 """The queue of all requests, where nothing tells them apart."""
 
@@ -43,6 +47,15 @@ class Frequency(StrEnum):
     FIXED = "fixed"
     MIAD = "miad"
     LEARNED = "learned"
+
+
+class Prefill(StrEnum):
+    """What the time of a prefill depends on."""
+
+    FIXED = "fixed"
+    """Nothing: each takes the profile's TTFT."""
+    LENGTH = "length"
+    """The prompt: one of the mean length of its class in the trace takes the profile's TTFT."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,11 @@ class ServingOptions:
         length_mae: Mean absolute error of predicted output lengths, tokens.
         miad: Parameters of MIAD.
         seed: Of the errors of predictions.
+        prefill: What a prefill's time depends on.
+        kv_kib_per_token: Of an instance's KV cache, KiB; 0: memory is not looked at.
+        weights_gib: Of the model, which leaves the rest of the memory to the KV cache.
+        prefix_cache_tokens: Tokens of prompts that each instance keeps, besides its KV cache; 0 for none. Only prefills
+            that depend on the prompt become shorter by it.
     """
 
     order: Order = Order.LLF
@@ -66,10 +84,21 @@ class ServingOptions:
     length_mae: float = 0.0
     miad: MiadConfig = field(default_factory=MiadConfig)
     seed: int = 1
+    prefill: Prefill = Prefill.FIXED
+    kv_kib_per_token: float = 0.0
+    weights_gib: float = LLAMA_70B_GIB
+    prefix_cache_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.length_mae < 1e6 or self.seed < 0:
             raise DomainError("the error of predicted lengths (length_mae) and the seed are not negative")
+        sizes = (self.kv_kib_per_token, self.weights_gib, self.prefix_cache_tokens)
+        if not all(0 <= each < 1e12 for each in sizes):
+            raise DomainError(
+                "the sizes of the weights, of the KV cache per token and of the prefix cache are not negative"
+            )
+        if self.prefix_cache_tokens and self.prefill is Prefill.FIXED:
+            raise DomainError("a prefix cache shortens prefills by length only: say so (prefill), or leave it out")
 
 
 @dataclass
@@ -86,6 +115,9 @@ class Outcome:
         preemptions: How often a request lost its place.
         clock_mhz: Mean over instances and time.
         ends_s: When the last request ended, or the trace.
+        cached_tokens: Tokens of prompts that were in a prefix cache.
+        read_tokens: Tokens of prompts in all, those read again after a preemption too.
+        waited_for_memory: Requests that waited although an instance had a place, for want of memory.
     """
 
     served: ServedRequests
@@ -98,6 +130,9 @@ class Outcome:
     preemptions: int
     clock_mhz: float
     ends_s: float
+    cached_tokens: int = 0
+    read_tokens: int = 0
+    waited_for_memory: int = 0
 
 
 @dataclass
@@ -160,6 +195,9 @@ class ServingSimulation:
         self._open = n
         self._energy_j = self._carbon_g = self._clock_mhz_s = self._up_s = 0.0
         self._current: list[float] = []
+        self._kinds: dict[tuple[str, str | None, str], ServerKind] = {}
+        self._cached_tokens = self._read_tokens = 0
+        self._waited_for_memory: set[int] = set()
 
     def run(self) -> Outcome:
         """Run to the last request's end, and return what it came to."""
@@ -258,6 +296,8 @@ class ServingSimulation:
         instance = SimulatedInstance(
             str(next(self._numbers)), place, mode, kind, name, self._current[place], kind.clocks.highest, now
         )
+        if self._options.prefix_cache_tokens:
+            instance.cache = PrefixCache(self._options.prefix_cache_tokens, BLOCK_TOKENS)
         if now > 0:
             instance.energy_j = kind.start_j
             instance.carbon_g = kind.start_j * instance.rate / J_PER_KWH
@@ -270,11 +310,32 @@ class ServingSimulation:
 
     def _kind(self, name: str | None, mode: str) -> ServerKind:
         """Return the kind of a class and mode; of instances kept without a class, that of any class of the mode."""
-        if name is not None:
-            return self._site.kind(self._partition, name, mode)
-        part = self._site.partition(self._partition)
-        names = (each.name for each in part.classes for profile in each.profiles if profile.mode == mode)
-        return self._site.kind(self._partition, next(names), mode)
+        key = self._partition, name, mode
+        if key not in self._kinds:
+            self._kinds[key] = self._made_kind(name, mode)
+        return self._kinds[key]
+
+    def _made_kind(self, name: str | None, mode: str) -> ServerKind:
+        if name is None:
+            part = self._site.partition(self._partition)
+            names = (each.name for each in part.classes for profile in each.profiles if profile.mode == mode)
+            name = next(names)
+        kind, options = self._site.kind(self._partition, name, mode), self._options
+        server = kind.server
+        if options.prefill is Prefill.LENGTH:
+            of_class = [each == name for each in self._classes[self._partition]]
+            lengths = self._trace.input_tokens[of_class] if any(of_class) else self._trace.input_tokens
+            server = server.for_prompts(float(lengths.mean()))
+        if options.kv_kib_per_token:
+            server = replace(server, kv_tokens=self._kv_tokens(mode))
+        return kind if server is kind.server else replace(kind, server=server)
+
+    def _kv_tokens(self, mode: str) -> float:
+        options = self._options
+        try:
+            return kv_tokens(self._site.memory_gib(mode), options.weights_gib, options.kv_kib_per_token)
+        except DomainError as error:
+            raise DomainError(f"mode {mode}: {error}") from None
 
     def _form_pools(self, now: float) -> None:
         """Give each class the instances that serve it, and its waiting requests."""
@@ -304,14 +365,37 @@ class ServingSimulation:
             self._preempt(pool, now)
 
     def _dispatch(self, pool: _ClassPool, now: float) -> None:
-        while len(pool.queue) and any(each.has_room for each in pool.instances):
-            loads = [each.load() for each in pool.instances if not each.is_leaving]
-            chosen = pool.turns.choose(loads)
-            request = pool.queue.pop() if chosen is not None else None
-            if chosen is None or request is None:
+        while (head := pool.queue.peek()) is not None and any(each.has_room for each in pool.instances):
+            index = int(head.id)
+            tokens = self._kv_need(index)
+            loads = [each.load(tokens) for each in pool.instances if not each.is_leaving]
+            instance = self._with_beginning(pool, index, tokens)
+            if instance is None:
+                chosen = pool.turns.choose(loads)
+                instance = next((each for each in pool.instances if chosen and each.id == chosen.id), None)
+            if instance is None:
+                self._waited_for_memory.add(index)
                 return
-            instance = next(each for each in pool.instances if each.id == chosen.id)
-            self._send(request, instance, now)
+            request = pool.queue.pop()
+            assert request is head
+            self._send(head, instance, now)
+
+    def _kv_need(self, index: int) -> int:
+        """Return the tokens of a request, prompt and answer."""
+        return int(self._trace.input_tokens[index]) + self._tokens[index] if self._options.kv_kib_per_token else 0
+
+    def _with_beginning(self, pool: _ClassPool, index: int, tokens: int) -> SimulatedInstance | None:
+        """Return the instance with room that has most of a prompt's beginning in its cache; None if none has any."""
+        if not self._options.prefix_cache_tokens or not self._trace.blocks:
+            return None
+        blocks, length = self._trace.blocks[index], int(self._trace.input_tokens[index])
+        found, most = None, 0
+        for each in pool.instances:
+            if each.cache is not None and each.has_room and each.has_memory(tokens):
+                cached = each.cache.cached_tokens(blocks, length)
+                if cached > most:
+                    found, most = each, cached
+        return found
 
     def _send(self, request: ServingRequest, instance: SimulatedInstance, now: float) -> None:
         index = int(request.id)
@@ -322,9 +406,16 @@ class ServingSimulation:
         self._latency_s[index] = instance.kind.times.latency_s(self._tokens[index])
         instance.advance(now)
         instance.prefilling += 1
+        instance.kv_held += self._kv_need(index)
         if instance.held == 1:
             instance.changed()
-        prefill_s = instance.kind.server.prefill_s(float(self._trace.input_tokens[index]), instance.clock_mhz)
+        prompt = int(self._trace.input_tokens[index])
+        cached = 0
+        if instance.cache is not None and self._trace.blocks:
+            cached = instance.cache.read(self._trace.blocks[index], prompt)
+        self._read_tokens += prompt
+        self._cached_tokens += cached
+        prefill_s = instance.kind.server.prefill_s(prompt - cached + request.tokens_done, instance.clock_mhz)
         heapq.heappush(self._events, (now + prefill_s, next(self._sequence), PREFILLED, instance, index))
 
     def _class_number(self, index: int) -> int:
@@ -348,8 +439,13 @@ class ServingSimulation:
             victim = preempted_by(head, candidates, self._options.order, pool.queue.times)
             if victim is None:
                 return
-            instance = running.pop(victim.id)
+            instance = running[victim.id]
+            freed = self._kv_need(int(victim.id))
+            if not instance.kind.server.has_memory(instance.kv_held - freed, self._kv_need(int(head.id))):
+                return
+            del running[victim.id]
             lacking = instance.leave(int(victim.id))
+            instance.kv_held -= freed
             victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
             self._preemptions += 1
             self._lost_s[int(victim.id)] = now
@@ -371,6 +467,7 @@ class ServingSimulation:
             ended = self._first_token(instance, what, now)
         for index in ended:
             self._end(instance, index, now)
+            instance.kv_held -= self._kv_need(index)
         self._expect_end(instance)
         if not ended:
             return
@@ -489,6 +586,9 @@ class ServingSimulation:
             preemptions=self._preemptions,
             clock_mhz=self._clock_mhz_s / self._up_s if self._up_s else float("nan"),
             ends_s=now,
+            cached_tokens=self._cached_tokens,
+            read_tokens=self._read_tokens,
+            waited_for_memory=len(self._waited_for_memory),
         )
 
 

@@ -97,6 +97,10 @@ class Site:
         """Return the GPUs of an instance."""
         return self._modes[mode].gpus
 
+    def memory_gib(self, mode: str) -> float:
+        """Return the memory of all GPUs of an instance."""
+        return self._modes[mode].gpus * gpu_model(self._modes[mode].gpu_model).memory_gib
+
     def _kind(self, partition: str, request_class: str, mode: str) -> ServerKind:
         terms = next(each for each in self.partition(partition).classes if each.name == request_class)
         profile = next((each for each in terms.profiles if each.mode == mode), None)

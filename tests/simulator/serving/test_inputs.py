@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,53 @@ def test_a_file_of_either_format_is_read_in_order_of_arrival(tmp_path: Path) -> 
 def test_a_file_without_requests_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(TraceFormatError, match=complaint):
         read_requests(written(tmp_path, text))
+
+
+LINES = """{"timestamp": 500, "input_length": 1100, "output_length": 6, "hash_ids": [0, 1, 2]}
+
+{"timestamp": 0, "input_length": 600, "output_length": 0, "hash_ids": [0, 5]}
+{"timestamp": 0, "input_length": 600, "hash_ids": [0, 5]}
+{"timestamp": 0, "input_length": -6, "output_length": 1}
+{"timestamp": 0, "input_length": 6, "output_length": 1, "hash_ids": [0.5]}
+{"timestamp": 0, "input_length": 6, "output_length": 1, "hash_ids": {}}
+{"timestamp": "soon", "input_length": 6, "output_length": 1}
+[1]
+{
+"""
+
+
+def test_mooncakes_lines_are_read_with_the_blocks_of_their_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(LINES.encode()))
+
+    trace = read_requests(path)
+
+    assert trace.arrival_s.tolist() == [0.0, 0.5]
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([600, 1_100], [1, 6])
+    assert trace.blocks == ((0, 5), (0, 1, 2))
+    assert "2 of 9 rows kept" in trace.notes[0]
+    assert read_requests("azure-2023-conv").blocks == ()
+
+
+def test_copies_of_a_trace_share_no_beginnings(tmp_path: Path) -> None:
+    twice = read_requests(written(tmp_path, LINES)).scaled(2)
+
+    ids = [set(blocks) for blocks in twice.blocks]
+    assert sorted(map(len, ids)) == [2, 2, 3, 3]
+    assert sum(0 in each for each in ids) == sum(6 in each for each in ids) == 2
+
+
+def test_compressed_tables_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv.gz"
+    path.write_bytes(gzip.compress(b"arrived_at,input_tokens,output_tokens\n1,2,3\n"))
+    assert len(read_requests(path)) == 1
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(TraceFormatError, match="not readable"):
+        read_requests(path)
+
+    rates = tmp_path / "rates.csv.gz"
+    rates.write_bytes(gzip.compress(b"time,north,south\n0,1,2\n300,1,2\n"))
+    assert read_rates(rates, PLACES).gco2_per_kwh.shape == (2, 2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0, 2.5])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolSpec
+from services.core.domain.errors import DomainError
 from services.core.policies.freesh.laxity import Order
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.simulator.raw import TraceFormatError
@@ -22,6 +23,7 @@ from services.simulator.serving.run import ServingRun
 from services.simulator.serving.simulation import (
     Frequency,
     Outcome,
+    Prefill,
     ServingOptions,
     ServingSimulation,
     predicted_lengths,
@@ -81,6 +83,104 @@ def test_two_at_once_slow_each_other_down_until_one_ends() -> None:
 
     first = 0.1 + 10 * step_s(2)
     assert found.served.finish_s.tolist() == pytest.approx([first, first + 10 * step_s(1)])
+
+
+def with_prompts(trace: RequestTrace, *input_tokens: int, blocks: tuple[tuple[int, ...], ...] = ()) -> RequestTrace:
+    return replace(trace, input_tokens=np.array(input_tokens, dtype=np.int64), blocks=blocks)
+
+
+BY_LENGTH = replace(FIXED, prefill=Prefill.LENGTH)
+
+
+def test_prefills_by_length_keep_the_profiles_time_at_the_mean_prompt() -> None:
+    trace = with_prompts(a_trace((0.0, 1), (50.0, 1)), 100, 700)
+
+    found = simulated(trace, options=BY_LENGTH)
+
+    assert found.served.ttft_s.tolist() == pytest.approx([0.1 * (212 + each) / (212 + 400) for each in (100, 700)])
+    assert simulated(trace).served.ttft_s.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_a_beginning_that_was_read_before_is_not_read_again() -> None:
+    blocks = ((1, 2), (1, 2, 3), (7,))
+    trace = with_prompts(a_trace((0.0, 1), (50.0, 1), (90.0, 1)), 1_024, 1_400, 500, blocks=blocks)
+    options = replace(BY_LENGTH, prefix_cache_tokens=10_000)
+
+    found = simulated(trace, options=options)
+
+    per_token_s = 0.1 / (212 + (1_024 + 1_400 + 500) / 3)
+    assert found.served.ttft_s.tolist() == pytest.approx([per_token_s * (212 + each) for each in (1_024, 376, 500)])
+    assert (found.cached_tokens, found.read_tokens) == (1_024, 2_924)
+    assert simulated(trace, options=replace(options, prefix_cache_tokens=100)).cached_tokens == 0
+
+
+def test_a_prompt_goes_where_its_beginning_is_while_there_is_room() -> None:
+    blocks = ((1,), (5,), (1,), (5,), (1,))
+    rows = ((0.0, 1), (5.0, 1), (10.0, 2_000), (10.1, 2_000), (20.0, 2_000))
+    trace = with_prompts(a_trace(*rows), *[600] * 5, blocks=blocks)
+    options = replace(BY_LENGTH, prefix_cache_tokens=1_024)
+    plan = a_plan(("here", 1), ("there", 1))
+
+    assert simulated(trace, plan, options=options).cached_tokens == 3 * 512
+    one_each = simulated(trace, plan, options=options, site=a_site(max_qps=0.1))
+    assert one_each.cached_tokens == 3 * 512
+    assert one_each.served.finish_s[4] > one_each.served.finish_s[2], "it waits for one of the two places"
+
+
+def test_a_request_waits_until_memory_is_free_though_there_is_a_place() -> None:
+    """Weights of 35 GiB leave 1 GiB of 36: 1,024 tokens of 1 MiB."""
+    options = replace(FIXED, weights_gib=35.0, kv_kib_per_token=1_024.0)
+    trace = with_prompts(a_trace((0.0, 101), (1.0, 101), (1.5, 21)), 500, 500, 100)
+
+    found = simulated(trace, options=options)
+
+    first, second, third = found.served.finish_s
+    assert found.waited_for_memory == 1, "the third would fit, and is not the first in line"
+    assert found.dispatched_s.tolist() == pytest.approx([0.0, first, first])
+    assert third < second
+    assert simulated(trace).dispatched_s.tolist() == [0.0, 1.0, 1.5]
+
+
+def test_a_request_larger_than_memory_runs_alone() -> None:
+    options = replace(FIXED, weights_gib=35.0, kv_kib_per_token=1_024.0)
+    found = simulated(with_prompts(a_trace((0.0, 11), (0.1, 11)), 5_000, 5_000), options=options)
+
+    assert found.unserved == 0
+    assert found.dispatched_s[1] == pytest.approx(found.served.finish_s[0])
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.integers(1, 200), st.integers(1, 900)), min_size=1, max_size=25),
+    st.sampled_from(list(Order)),
+)
+def test_memory_is_never_overbooked_and_every_request_ends(rows: list[tuple[float, int, int]], order: Order) -> None:
+    rows.sort()
+    trace = with_prompts(a_trace(*((at, tokens) for at, tokens, _ in rows)), *(prompt for *_, prompt in rows))
+    options = ServingOptions(order=order, frequency=Frequency.FIXED, weights_gib=35.0, kv_kib_per_token=1_024.0)
+    simulation = ServingSimulation(a_site(), RATES, trace, [a_plan(("here", 2))], options)
+    most = list[int]()
+    send = simulation._send
+
+    def watched(request: Any, instance: Any, now: float) -> None:
+        send(request, instance, now)
+        if instance.held > 1:
+            most.append(instance.kv_held)
+
+    simulation._send = watched  # type: ignore[method-assign]
+    found = simulation.run()
+
+    assert found.unserved == 0
+    assert max(most, default=0) <= 1_024
+    assert all(each.kv_held == 0 for each in simulation._instances)
+
+
+def test_weights_that_do_not_fit_are_refused_by_the_name_of_the_mode() -> None:
+    with pytest.raises(DomainError, match=r"mode one: 131\.4 GiB of weights leave no room"):
+        simulated(a_trace((0.0, 1)), options=replace(FIXED, kv_kib_per_token=320.0))
+    for wrong in ({"kv_kib_per_token": -1.0}, {"weights_gib": float("nan")}, {"prefix_cache_tokens": 5}):
+        with pytest.raises(DomainError):
+            replace(FIXED, **wrong)
 
 
 @settings(max_examples=15)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import ModelServer, profiled_server
+from services.core.profiles.model_server import (
+    LLAMA_70B,
+    PREFILL_BASE_TOKENS,
+    ModelServer,
+    kv_tokens,
+    profiled_server,
+)
 
 PROFILE = {"max_qps": 2.61, "latency_s": 7.027, "ttft_ms": 195.58, "tbt_ms": 67.85}
 """FREESH's profile of class LS on two A100s, partition a."""
@@ -66,3 +75,35 @@ def test_shares_and_clocks_have_ranges() -> None:
                     **terms,
                 }
             )  # type: ignore[arg-type]
+
+
+def test_prefills_by_length_take_the_profiles_time_at_the_mean() -> None:
+    server = profiled().for_prompts(1_000)
+
+    assert server.prefill_s(1_000, 1_410) == pytest.approx(0.19558)
+    assert server.prefill_s(2_000, 1_410) / server.prefill_s(0, 1_410) == pytest.approx(2_212 / 212)
+    assert server.step_s(18, 1_410) == profiled().step_s(18, 1_410)
+    measured = [each.prefill_base_s / each.prefill_s_per_token for each in LLAMA_70B.values()]
+    assert median(measured) == pytest.approx(PREFILL_BASE_TOKENS, abs=1)
+    with pytest.raises(DomainError):
+        profiled().for_prompts(-1)
+
+
+def test_memory_holds_what_the_weights_leave() -> None:
+    """Two A100s of 80 GB with Llama-3-70B in 16 bits, 80 layers of 8 heads of 128 for keys and values."""
+    per_token_kib = 2 * 80 * 8 * 128 * 2 / 1_024
+
+    assert per_token_kib == 320
+    assert kv_tokens(160, 131.4, per_token_kib) == pytest.approx((144 - 131.4) * 2**30 / (320 * 1_024))
+    for memory, weights, kib in ((160, 144, 320), (160, 100, 0), (160, -1, 320), (float("nan"), 1, 320)):
+        with pytest.raises(DomainError):
+            kv_tokens(memory, weights, kib)
+
+
+def test_a_request_fits_beside_others_or_alone() -> None:
+    limited = replace(profiled(), kv_tokens=1_000)
+
+    assert limited.has_memory(600, 400)
+    assert not limited.has_memory(600, 401)
+    assert limited.has_memory(0, 5_000)
+    assert profiled().has_memory(1e9, 1e9)

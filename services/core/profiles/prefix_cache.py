@@ -1,0 +1,52 @@
+"""Which beginnings of prompts a model server need not read again.
+
+A prompt is cut into blocks. A block's id stands for its tokens and all that come before them, as in vLLM and in the
+hash ids of Mooncake's traces, so that two prompts share a beginning where their first ids are equal.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.core.domain.errors import DomainError
+
+
+class PrefixCache:
+    """The blocks of the prompts read last; of what is used least recently, the end of a prompt goes first.
+
+    Args:
+        tokens: How many it keeps; less than a block is none.
+        block_tokens: Tokens of a block, >= 1.
+
+    Raises:
+        DomainError: An argument is out of range.
+    """
+
+    def __init__(self, tokens: int, block_tokens: int) -> None:
+        if tokens < 0 or block_tokens < 1:
+            raise DomainError(
+                f"a prefix cache keeps at least 0 tokens in blocks of at least 1: {tokens} {block_tokens}"
+            )
+        self._most = tokens // block_tokens
+        self._block_tokens = block_tokens
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def cached_tokens(self, blocks: Sequence[int], input_tokens: int) -> int:
+        """Return how many tokens of a prompt need not be read: all but one at most, as one makes the first token."""
+        shared = 0
+        for block in blocks:
+            if block not in self._blocks:
+                break
+            shared += 1
+        return max(min(shared * self._block_tokens, input_tokens - 1), 0)
+
+    def read(self, blocks: Sequence[int], input_tokens: int) -> int:
+        """Keep a prompt that is read, and return ``cached_tokens`` of before."""
+        found = self.cached_tokens(blocks, input_tokens)
+        for block in reversed(blocks[: self._most]):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
+        return found
