@@ -23,6 +23,7 @@ from services.cli import (
     jobs,
     local,
     plan,
+    profile_inference,
     report,
     secrets,
     serving,
@@ -46,7 +47,7 @@ app = typer.Typer(
 ROOMS = (
     *(local, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(apps, fleets),
-    *(webhooks, endpoints, export, simulate, fit, plan, demo),
+    *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
 )
 for room in ROOMS:
     room.register(app)

@@ -101,14 +101,17 @@ GPU_MODELS: Mapping[str, GpuModel] = {board.name: board for board in _BOARDS}
 
 
 def _bare(name: str) -> str:
-    return re.sub(r"^(NVIDIA|TESLA|GEFORCE|QUADRO)+", "", re.sub(r"[^A-Z0-9]", "", name.upper()))
+    return re.sub(r"^(NVIDIA|TESLA|GEFORCE|QUADRO|SIMULATED)+", "", re.sub(r"[^A-Z0-9]", "", name.upper()))
 
 
 _BY_NAME = {_bare(name): board for board in _BOARDS for name in (board.name, *board.aliases)}
 
 
 def find_gpu_model(name: str) -> GpuModel | None:
-    """Return a board by its name or an alias, whatever its case, separators and maker's prefix; None if unknown."""
+    """Return a board by its name or an alias, whatever its case, separators and maker's prefix; None if unknown.
+
+    ``simulated`` in front of a name counts as a maker's.
+    """
     return _BY_NAME.get(_bare(name))
 
 

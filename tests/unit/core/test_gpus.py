@@ -21,6 +21,7 @@ from services.simulator.workload import ClusterSpec
         ("H100-80GB-HBM3", "H100-SXM5-80GB"),
         ("NVIDIA H100 PCIe", "H100-PCIE-80GB"),
         ("NVIDIA H200", "H200-SXM-141GB"),
+        ("simulated A100-SXM4-80GB", "A100-SXM4-80GB"),
         ("V100", "V100-SXM2-32GB"),
         ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"),
         ("Tesla P100-PCIE-16GB", "P100-PCIE-16GB"),

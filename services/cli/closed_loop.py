@@ -1,0 +1,133 @@
+"""The program of a profiling job: it starts a model server, sends it one request after another, and times them.
+
+It runs on the node, by ``python3 -c`` and possibly in a container, so it uses the standard library of Python 3.8 alone.
+Its only argument is a JSON object; its standard output is one JSON line, and everything that the server prints goes to
+standard error. Requests go over one connection on loopback, as long as the server keeps it open.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+class GaveUp(Exception):  # noqa: N818  not an error of the program
+    """The server cannot be measured; the text says why."""
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, path: str, within_s: float) -> None:
+    """Return once the server answers ``path`` with a status of 2xx.
+
+    Raises:
+        GaveUp: It ended, or is not ready in time.
+    """
+    deadline = time.monotonic() + within_s
+    last = "nothing listens"
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise GaveUp(f"the server ended with exit status {server.returncode} before it was ready")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", path)
+            status = connection.getresponse().status
+            if 200 <= status < 300:
+                return
+            last = f"{path} answers {status}"
+        except (OSError, http.client.HTTPException) as error:
+            last = str(error)
+        finally:
+            connection.close()
+        time.sleep(0.1)
+    raise GaveUp(f"the server is not ready after {within_s:g} s: {last}")
+
+
+def send_for(seconds: float, port: int, request: dict[str, Any]) -> tuple[float, float, list[float]]:
+    """Send one request after another; return when they began and ended, UTC seconds, and how long each took, seconds.
+
+    Raises:
+        GaveUp: A request fails.
+    """
+    body = request["body"].encode()
+    headers = {"content-type": request["content_type"]} if body else {}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=request["timeout_s"])
+    took_s: list[float] = []
+    started, began = time.time(), time.perf_counter()
+    now = began
+    try:
+        while now - began < seconds:
+            before = now
+            connection.request(request["method"], request["path"], body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            now = time.perf_counter()
+            if not 200 <= answer.status < 300:
+                raise GaveUp(f"request {len(took_s) + 1} was answered with {answer.status}")
+            took_s.append(now - before)
+    except (OSError, http.client.HTTPException) as error:
+        raise GaveUp(f"request {len(took_s) + 1} failed: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+    return started, started + now - began, took_s
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """Return a percentile of sorted values, between the two nearest."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def measure(plan: dict[str, Any]) -> dict[str, Any]:
+    """Start the server, measure it and end it."""
+    port = free_port()
+    environment = dict(os.environ, WATTSHIFT_PORT=str(port))
+    server = subprocess.Popen(plan["command"], env=environment, stdout=sys.stderr)
+    try:
+        wait_until_ready(server, port, plan["health_path"], plan["ready_timeout_s"])
+        send_for(plan["warmup_s"], port, plan["request"])
+        started, ended, took_s = send_for(plan["seconds"], port, plan["request"])
+    finally:
+        server.terminate()
+        try:
+            server.wait(plan["grace_s"])
+        except subprocess.TimeoutExpired:
+            server.kill()
+    took_s.sort()
+    return {
+        "start_s": started,
+        "end_s": ended,
+        "requests": len(took_s),
+        "mean_ms": 1000 * sum(took_s) / len(took_s),
+        "p50_ms": 1000 * percentile(took_s, 0.5),
+        "p95_ms": 1000 * percentile(took_s, 0.95),
+    }
+
+
+def main() -> int:
+    """Measure as the argument says."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the server ends, too
+    try:
+        print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
+    except (GaveUp, OSError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

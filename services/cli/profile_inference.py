@@ -1,0 +1,358 @@
+"""``wattshift profile inference``: measure how fast variants of a model are on slices of a GPU, and what they draw.
+
+For each size the GPU is cut, and each variant runs there as a job that sends itself one request after another
+(``closed_loop``). The agent's readings of the GPU's energy counter during that time are its energy. What is measured is
+in the file at once, so that a run that was killed goes on where it was. The GPU ends as it was cut before.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from services.cli import closed_loop, output
+from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.following import FINAL
+from services.cli.jobs import AsJson
+from services.cli.output import console
+from services.cli.slice_profiles import (
+    PERCENT,
+    Family,
+    ProfileFile,
+    Reading,
+    Row,
+    Variant,
+    gpu_name,
+    is_whole,
+    read_family,
+    reading_of,
+    row_of,
+    slice_sizes,
+)
+from services.cli.submit import submit_all
+from services.cli.values import filled
+from services.contracts.jobs import GpuRequest, JobSpec
+from services.core.domain.mig import parent_of, slice_name
+
+POLL_S = 0.5
+_GRACE_S = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    group = typer.Typer(help="Measure profiles on GPUs of the cluster.", no_args_is_help=True)
+    group.callback()(_profile)
+    group.command()(inference)
+    app.add_typer(group, name="profile")
+
+
+def _profile() -> None:
+    """Measure profiles on GPUs of the cluster."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How each measurement is made."""
+
+    seconds: float
+    warmup_s: float
+    ready_timeout_s: float
+    python: str
+    mps: bool
+
+
+def inference(
+    file: Annotated[Path, typer.Argument(help="The model's variants as JSON; docs/profiles.md describes it.")],
+    node: Annotated[str, typer.Option(help="The GPU's node.")],
+    gpu: Annotated[int, typer.Option(help="Index of the GPU on its node.")] = 0,
+    out: Annotated[Path, typer.Option(help="CSV file that rows are added to.")] = Path("inference_slices.csv"),
+    slices: Annotated[str, typer.Option(help="Sizes to measure on; 7g is the GPU as a whole.")] = "1g,2g,3g,4g,7g",
+    seconds: Annotated[float, typer.Option(min=1, max=3_600, help="How long each measurement takes.")] = 10,
+    warmup: Annotated[float, typer.Option(min=0, max=3_600, help="Seconds of requests before it.")] = 2,
+    ready_timeout: Annotated[float, typer.Option(min=1, max=86_400, help="How long a server may take to load.")] = 300,
+    python: Annotated[
+        str, typer.Option(help="Python 3.8 or later on the node, or in the variants' images.")
+    ] = "python3",
+    mps: Annotated[
+        bool, typer.Option(help="Do not cut the GPU: limit a server to a part of it through CUDA MPS.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast variants of a model answer on slices of a GPU, and the energy of a request."""
+    family, sizes = read_family(file), slice_sizes(slices)
+    settings = Settings(seconds, warmup, ready_timeout, filled(python), mps)
+    gateway = Gateway()
+    bench = Bench(gateway, node, gpu, settings, quiet=as_json)
+    profile = ProfileFile(out, bench.gpu_name)
+    wanted = [(size, variant) for size in sizes for variant in family.variants]
+    missing = [each for each in wanted if not profile.has(family.family, each[1].name, each[0])]
+    cuts = any(not is_whole(size) for size, _ in missing) and not mps
+    if cuts and not bench.device["can_partition"]:
+        raise CliError(
+            f"GPU {gpu} of {node} cannot be cut into slices; measure the whole GPU with --slices 7g, or parts of it by "
+            "CUDA MPS with --mps",
+            EXIT_USAGE,
+        )
+    rows: list[Row] = []
+    with _left_as_it_was(bench, out), _bar(len(wanted), quiet=as_json) as report:
+        report(len(wanted) - len(missing), "")
+        for number, (size, variant) in enumerate(missing, len(wanted) - len(missing)):
+            report(number, f"{variant.name} on {slice_name(size)}")
+            if not mps:
+                bench.cut([] if is_whole(size) else [size])
+            row = bench.measure(family, variant, size)
+            profile.add(row)
+            rows.append(row)
+        report(len(wanted), family.family)
+    if as_json:
+        output.print_json({"file": str(out), "rows": len(wanted), "measured": [row.__dict__ for row in rows]})
+    else:
+        console.print(f"{out}: {len(wanted)} rows, {len(rows)} of them measured now, on {bench.gpu_name}")
+
+
+class Bench:
+    """One GPU of a node, and the jobs that measure on it.
+
+    Args:
+        gateway: The control plane's.
+        node: The node's name.
+        gpu: Index of the GPU.
+        settings: How each measurement is made.
+        quiet: Say nothing while it waits.
+
+    Raises:
+        CliError: there is no such GPU.
+    """
+
+    def __init__(self, gateway: Gateway, node: str, gpu: int, settings: Settings, *, quiet: bool) -> None:
+        self._gateway = gateway
+        self.node_id, self.gpu = node, gpu
+        self._settings = settings
+        self._quiet = quiet
+        self.state_file: Path | None = None
+        self._before: list[int] = self.sizes(self.node())
+        self.job = ""
+        self.device = next(
+            (each for each in self.node()["devices"] if each["index"] == gpu and parent_of(each["index"]) is None), {}
+        )
+        if not self.device:
+            raise CliError(f"node {node} has no GPU {gpu}", EXIT_NOT_FOUND)
+        self.gpu_name = gpu_name(self.node(), self.device)
+
+    def node(self) -> dict[str, Any]:
+        """Return what the control plane knows of the node.
+
+        Raises:
+            CliError: there is no such node.
+        """
+        nodes: list[dict[str, Any]] = self._gateway.get("/v1/nodes")["items"]
+        found = next((each for each in nodes if each["id"] == self.node_id), None)
+        if found is None:
+            known = ", ".join(each["id"] for each in nodes) or "none"
+            raise CliError(f"there is no node {self.node_id!r}; nodes are {known}", EXIT_NOT_FOUND)
+        return found
+
+    def sizes(self, node: dict[str, Any]) -> list[int]:
+        """Return the sizes of the GPU's slices, in the order of their places."""
+        devices = sorted(node["devices"], key=lambda device: device["index"])
+        return [device["sevenths"] for device in devices if device.get("parent") == self.gpu]
+
+    def begin(self, state_file: Path) -> None:
+        """Remember how the GPU is cut; after a run that was killed, how it was before that, and end its job."""
+        self.state_file = state_file
+        try:
+            left = json.loads(state_file.read_text(encoding="utf-8"))
+            if (left["node"], left["gpu"]) != (self.node_id, self.gpu):
+                raise CliError(
+                    f"{state_file} says that GPU {left['gpu']} of {left['node']} was left cut by a run that was "
+                    "killed: run that again, or cut the GPU yourself and remove the file",
+                    EXIT_USAGE,
+                )
+            self._before, self.job = [int(size) for size in left["before"]], str(left["job"])
+            self._end_job()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CliError(f"{state_file} cannot be read ({error}): remove it", EXIT_USAGE) from None
+        self._save()
+
+    def end(self) -> None:
+        """End the job that runs, and cut the GPU as it was before."""
+        self._end_job()
+        if not self._settings.mps:
+            self.cut(self._before)
+        if self.state_file is not None:
+            self.state_file.unlink(missing_ok=True)
+
+    def cut(self, sizes: list[int]) -> None:
+        """Cut the GPU, and wait until its node has done it.
+
+        Raises:
+            CliError: it cannot be cut, or is a fleet's.
+        """
+        node = self.node()
+        row = next((each for each in node["partitions"] if each["gpu"] == self.gpu), None)
+        is_wanted = row is None or (sorted(row["sizes"]), row["state"]) == (sorted(sizes), "applied")
+        if is_wanted and sorted(self.sizes(node)) == sorted(sizes):
+            return
+        self._gateway.call("PUT", f"/v1/nodes/{self.node_id}/gpus/{self.gpu}/partition", body={"sizes": sizes})
+        said = ""
+        while True:
+            node = self.node()
+            row = next(each for each in node["partitions"] if each["gpu"] == self.gpu)
+            if row["state"] == "failed":
+                raise CliError(f"GPU {self.gpu} of {self.node_id} is not cut: {row['detail']}", EXIT_FAILED)
+            if row["state"] == "applied" and sorted(self.sizes(node)) == sorted(sizes):
+                return
+            said = self._say(said, f"GPU {self.gpu} of {self.node_id} is to be cut: {row['detail'] or row['state']}")
+            time.sleep(POLL_S)
+
+    def measure(self, family: Family, variant: Variant, size: int) -> Row:
+        """Measure a variant on a slice of the GPU that has this size alone.
+
+        Raises:
+            CliError: it cannot be measured; the message says why.
+        """
+        what = f"{variant.name} on {slice_name(size)}"
+        self.job = submit_all(self._gateway, [self._spec(family, variant, size)])[0]["id"]
+        self._save()
+        readings: dict[float, Reading] = {}
+        said = ""
+        while (job := self._gateway.get(f"/v1/jobs/{self.job}"))["state"] not in FINAL:
+            if job["state"] == "queued" and job.get("detail"):
+                said = self._say(said, f"{what}: {job['detail']}")
+            self._check_place(job, what)
+            if (reading := reading_of(self.node(), self.gpu)) is not None:
+                readings[reading.at_s] = reading
+            time.sleep(POLL_S)
+        measured = self._result(job, what)
+        self.job = ""
+        self._save()
+        return row_of(self.gpu_name, family.family, variant.name, size, measured, sorted(readings.values(), key=_at))
+
+    def _spec(self, family: Family, variant: Variant, size: int) -> JobSpec:
+        settings = self._settings
+        body = family.request.body
+        plan = {
+            "command": [filled(word) for word in variant.command],
+            "health_path": family.health_path,
+            "request": {
+                **family.request.model_dump(),
+                "body": body if isinstance(body, str) else "" if body is None else json.dumps(body),
+            },
+            "ready_timeout_s": settings.ready_timeout_s,
+            "warmup_s": settings.warmup_s,
+            "seconds": settings.seconds,
+            "grace_s": _GRACE_S,
+        }
+        own = {"WATTSHIFT_APP": family.family, "WATTSHIFT_VARIANT": variant.name, "WATTSHIFT_SLICE": slice_name(size)}
+        if settings.mps:
+            own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(PERCENT[size])
+        on_slice = not is_whole(size) and not settings.mps
+        return JobSpec(
+            name=f"profile-{variant.name}-{slice_name(size)}",
+            command=[settings.python, "-c", Path(closed_loop.__file__).read_text(encoding="utf-8"), json.dumps(plan)],
+            image=variant.image,
+            environment=own | variant.environment,
+            working_dir=variant.working_dir,
+            gpus=GpuRequest(model=self.device["model"], slice=slice_name(size) if on_slice else None),  # pyright: ignore[reportArgumentType]
+            labels={"profile": family.family},
+            preemptible=False,
+            grace_s=2 * _GRACE_S,
+            time_limit_s=settings.ready_timeout_s + settings.warmup_s + settings.seconds + 6 * _GRACE_S,
+        )
+
+    def _check_place(self, job: dict[str, Any], what: str) -> None:
+        """Raise CliError if a job was placed on another GPU than this one: then nothing is known of its energy."""
+        for share in job["placement"]:
+            gpus = {index if (parent := parent_of(index)) is None else parent for index in share["devices"]}
+            if (share["node_id"], gpus) != (self.node_id, {self.gpu}):
+                raise CliError(
+                    f"{what}: the job was placed on GPU {min(gpus)} of {share['node_id']}; drain the other nodes, or "
+                    "keep other GPUs and slices of this size busy, while this one is measured",
+                    EXIT_FAILED,
+                )
+
+    def _result(self, job: dict[str, Any], what: str) -> dict[str, Any]:
+        """Return what the job printed.
+
+        Raises:
+            CliError: it has failed.
+        """
+        text = self._gateway.text(f"/v1/jobs/{self.job}/logs", stream="stdout").text.strip()
+        try:
+            found = json.loads(text.splitlines()[-1])
+        except (ValueError, IndexError):
+            found = {}
+        if not isinstance(found, dict) or "requests" not in found:
+            why = found.get("error") if isinstance(found, dict) else None
+            reason = why or job.get("detail") or f"the job has {job['state']}"
+            raise CliError(f"{what}: {reason}; `wattshift logs {self.job}` has its output", EXIT_FAILED)
+        return found
+
+    def _end_job(self) -> None:
+        """Cancel the job that runs, if one does, and wait for its end."""
+        job, self.job = self.job, ""
+        if not job:
+            return
+        try:
+            self._gateway.call("POST", f"/v1/jobs/{job}/cancel")
+            while self._gateway.get(f"/v1/jobs/{job}")["state"] not in FINAL:
+                time.sleep(POLL_S)
+        except CliError:  # it has ended, or nobody knows it any more
+            return
+
+    def _save(self) -> None:
+        if self.state_file is not None:
+            state = {"node": self.node_id, "gpu": self.gpu, "before": self._before, "job": self.job}
+            self.state_file.write_text(json.dumps(state), encoding="utf-8")
+
+    def _say(self, said: str, text: str) -> str:
+        if text != said and not self._quiet:
+            Console(stderr=True).print(text, highlight=False)
+        return text
+
+
+def _at(reading: Reading) -> float:
+    return reading.at_s
+
+
+@contextmanager
+def _left_as_it_was(bench: Bench, out: Path) -> Iterator[None]:
+    """End what runs, and cut the GPU as it was, however this ends; after a kill, the next run does it."""
+    bench.begin(out.with_name(out.name + ".state"))
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    except BaseException:
+        try:
+            bench.end()
+        except CliError as error:
+            Console(stderr=True).print(f"{error}; run this again to cut it as it was", soft_wrap=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    bench.end()
+
+
+@contextmanager
+def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("", total=total)
+
+        def report(done: int, what: str) -> None:
+            bar.update(task, completed=done, description=what)
+
+        yield report

@@ -1,0 +1,248 @@
+"""Profiles of model variants on slices: what is measured, the CSV file that it goes into, and the arithmetic."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.values import json_document
+from services.contracts.invalid import first_error
+from services.contracts.jobs import Argument
+from services.contracts.schema import Message, Real, Text
+from services.contracts.secrets import EnvironmentName
+from services.core.accounting.energy import counter_energy_j
+from services.core.domain.errors import DomainError
+from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
+from services.core.domain.mig import WHOLE, sevenths_of
+
+SHORT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$"
+PERCENT: dict[int, int] = dict(zip(SLICE_SEVENTHS, SLICE_SM_PERCENT, strict=True))
+"""``sm_percent`` of a slice, by its size in sevenths."""
+
+
+class Variant(Message):
+    """A model server; it listens on ``$WATTSHIFT_PORT`` of the loopback address."""
+
+    name: Annotated[str, StringConstraints(pattern=SHORT_NAME)]
+    command: list[Argument] = Field(min_length=1, max_length=500)
+    image: Text | None = Field(default=None, max_length=500)
+    environment: dict[EnvironmentName, Argument] = Field(default_factory=dict[EnvironmentName, Argument])
+    working_dir: Text | None = Field(default=None, max_length=4_096)
+
+
+class Request(Message):
+    """The request that is sent again and again."""
+
+    method: Literal["GET", "POST", "PUT"] = "POST"
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=2_000)] = "/"
+    body: Any = Field(default=None, description="Sent as JSON, or as it is if it is a text.")
+    content_type: Text = "application/json"
+    timeout_s: Real = Field(default=60, gt=0, le=3_600)
+
+
+class Family(Message):
+    """The variants of a model, and how they are asked."""
+
+    family: Annotated[str, StringConstraints(pattern=SHORT_NAME)]
+    variants: list[Variant] = Field(min_length=1, max_length=100)
+    request: Request = Request()
+    health_path: Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=2_000)] = "/v2/health/ready"
+
+    @model_validator(mode="after")
+    def _has_names(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"variant {twice} is there twice")
+        return self
+
+
+def read_family(file: Path) -> Family:
+    """Return the family in a JSON file.
+
+    Raises:
+        CliError: there is none; the message names the field.
+    """
+    try:
+        return Family.model_validate(json_document(file))
+    except ValidationError as error:
+        raise CliError(f"{file}: {first_error(error, whole='the file')}", EXIT_USAGE) from None
+
+
+def slice_sizes(text: str) -> list[int]:
+    """Return the sizes that ``1g,2g,7g`` names, in sevenths and from small to large.
+
+    Raises:
+        CliError: there is no such slice.
+    """
+    try:
+        return sorted({sevenths_of(name.strip()) for name in text.split(",")})
+    except DomainError as error:
+        raise CliError(f"--slices: {error}", EXIT_USAGE) from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement; the columns of the file, in their order. Times of requests, power of the whole GPU."""
+
+    gpu: str
+    family: str
+    variant: str
+    sm_percent: int
+    concurrent_instances: str
+    requests: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    requests_per_s: float
+    gpu_power_w: float
+    gpu_energy_j_per_own_request: float
+    sm_mhz: int
+
+
+COLUMNS = [field.name for field in fields(Row)]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A GPU's reading by its agent: when, by the node's clock, and what."""
+
+    at_s: float
+    power_w: float
+    energy_j: float | None
+    clock_mhz: int | None
+
+
+def reading_of(node: dict[str, Any], gpu: int) -> Reading | None:
+    """Return the newest reading of a GPU from what the API says of its node; None if there is none."""
+    found = next((each for each in node["readings"] if each["index"] == gpu), None)
+    if found is None or found.get("read_at") is None:
+        return None
+    at_s = datetime.fromisoformat(found["read_at"]).timestamp()
+    return Reading(at_s, found["power_w"], found.get("energy_j"), found.get("clock_mhz"))
+
+
+def mean_power_w(readings: Sequence[Reading]) -> float:
+    """Return the mean power between the first and the last reading, by the energy counter where there is one."""
+    elapsed_s = readings[-1].at_s - readings[0].at_s
+    counters = [each.energy_j for each in readings if each.energy_j is not None]
+    if len(counters) == len(readings) and elapsed_s > 0:
+        return counter_energy_j(counters) / elapsed_s
+    return sum(each.power_w for each in readings) / len(readings)
+
+
+def row_of(
+    gpu: str, family: str, variant: str, size: int, measured: dict[str, Any], readings: Sequence[Reading]
+) -> Row:
+    """Return the row of one measurement.
+
+    Args:
+        gpu: Name of the GPU in the file.
+        family: The model's.
+        variant: Its variant.
+        size: Of the slice, in sevenths.
+        measured: What ``closed_loop`` printed.
+        readings: Of the GPU, before, during and after the requests.
+
+    Raises:
+        CliError: fewer than two readings fell into the time of the requests.
+    """
+    during = [each for each in readings if measured["start_s"] <= each.at_s <= measured["end_s"]]
+    if len(during) < 2:
+        raise CliError(
+            f"{variant}: the agent read the GPU {len(during)} times while it was measured; measure for longer with "
+            "--seconds",
+            EXIT_FAILED,
+        )
+    power_w, rate = mean_power_w(during), measured["requests"] / (measured["end_s"] - measured["start_s"])
+    clocks = [each.clock_mhz for each in during if each.clock_mhz is not None]
+    return Row(
+        gpu=gpu,
+        family=family,
+        variant=variant,
+        sm_percent=PERCENT[size],
+        concurrent_instances="1",
+        requests=measured["requests"],
+        mean_ms=round(measured["mean_ms"], 4),
+        p50_ms=round(measured["p50_ms"], 4),
+        p95_ms=round(measured["p95_ms"], 4),
+        requests_per_s=round(rate, 2),
+        gpu_power_w=round(power_w, 1),
+        gpu_energy_j_per_own_request=round(power_w / rate, 5),
+        sm_mhz=round(sum(clocks) / len(clocks)) if clocks else 0,
+    )
+
+
+class ProfileFile:
+    """A CSV file of rows, to which each is added as soon as it is measured.
+
+    Args:
+        path: Where it is, or will be.
+        gpu: The GPU that is measured; a file of another one is refused.
+
+    Raises:
+        CliError: there is a file that is no profile, or one of another GPU.
+    """
+
+    def __init__(self, path: Path, gpu: str) -> None:
+        self.path = path
+        self._done: set[tuple[str, str, int]] = set()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            self._write(_line(COLUMNS), whole=True)
+            return
+        except OSError as error:
+            raise CliError(f"{path} cannot be read: {error.strerror}", EXIT_USAGE) from None
+        if (whole := text[: text.rfind("\n") + 1]) != text:
+            self._write(whole, whole=True)  # a run that was killed left part of a line
+        rows = csv.DictReader(io.StringIO(whole))
+        if rows.fieldnames is None or list(rows.fieldnames) != COLUMNS:
+            raise CliError(f"{path} has other columns than a profile: name another file with --out", EXIT_USAGE)
+        for row in rows:
+            if row["gpu"] != gpu:
+                raise CliError(f"{path} is of {row['gpu']}, not of {gpu}: name another file with --out", EXIT_USAGE)
+            self._done.add((row["family"], row["variant"], int(row["sm_percent"])))
+
+    def has(self, family: str, variant: str, size: int) -> bool:
+        """Whether a variant was measured on slices of a size."""
+        return (family, variant, PERCENT[size]) in self._done
+
+    def add(self, row: Row) -> None:
+        """Add a row, on disk when this returns."""
+        self._write(_line([str(value) for value in astuple(row)]), whole=False)
+        self._done.add((row.family, row.variant, row.sm_percent))
+
+    def _write(self, text: str, *, whole: bool) -> None:
+        try:
+            with self.path.open("w" if whole else "a", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CliError(f"{self.path} cannot be written: {error.strerror}", EXIT_USAGE) from None
+
+
+def _line(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def gpu_name(node: dict[str, Any], device: dict[str, Any]) -> str:
+    """Return a GPU's name in the file, as NVIDIA says it; that of a simulated one says so."""
+    maker = "NVIDIA" if node["driver"] == "nvml" else "simulated"
+    return f"{maker} {device['model']}"
+
+
+def is_whole(size: int) -> bool:
+    """Whether a size in sevenths is the GPU as it is, uncut."""
+    return size == WHOLE
