@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import secrets
 import signal
@@ -445,6 +446,8 @@ def run_worker(settings: RouterSettings) -> None:
         server_header=False,
         proxy_headers=False,  # no client's address is read
     )
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: no collection looks through it again
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -56,8 +56,10 @@ class Dispatcher:
         self._limits = limits
         self._ids = itertools.count()
         self._network_s = {
-            region: {place: ms / 1e3 for place, ms in places.items()} for region, places in settings.network_ms.items()
+            region.encode("latin-1", "replace"): {place: ms / 1e3 for place, ms in places.items()}
+            for region, places in settings.network_ms.items()
         }
+        self._usual_network_s: dict[str, float] = self._network_s.get(b"default", {})
 
     async def serve(self, received: Received, pool: Pool) -> None:
         """Have the pool of the model that is asked for answer, or those of its fallback models in turn.
@@ -99,7 +101,6 @@ class Dispatcher:
     async def _in_lane(self, turn: Turn) -> None:
         """Send a request to a server of its lane, to another one if that fails before its answer begins."""
         received, lane, expected = turn.received, turn.lane, turn.expected
-        region = received.exchange.headers.get(REGION, b"default").decode("latin-1")
         request = ServingRequest(
             f"r{next(self._ids)}",
             received.at_s,
@@ -109,13 +110,10 @@ class Dispatcher:
             expected.request_class,
             received.key.identity.tenant_id,
         )
-        promised_s = next(
-            (each.max_latency_s for each in turn.pool.spec.classes if each.name == expected.request_class), None
-        )
         ticket = Ticket(
             request,
-            lane.limit_s(request, promised_s),
-            self._network_s.get(region) or self._network_s.get("default") or {},
+            lane.limit_s(request, turn.pool.promised_s.get(expected.request_class)),
+            self._network_s.get(received.exchange.headers.get(REGION, b""), self._usual_network_s),
             expected.prefix,
         )
         server = await lane.take(ticket, self._settings.queue_timeout_s)

@@ -142,12 +142,19 @@ class Pool:
         servers: All that are ready.
         is_planned: Whether its servers follow a plan; false for models that endpoints of others alone serve.
         by_class: The servers of each class; a class without any has all servers of the pool.
+        promised_s: How long an answer may take, by class; of those that state it.
     """
 
     spec: RoutedPool
     is_planned: bool = True
     servers: list[Server] = field(default_factory=list[Server])
     by_class: dict[str, list[Server]] = field(default_factory=dict[str, list[Server]])
+    promised_s: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.promised_s = {
+            each.name: each.max_latency_s for each in self.spec.classes if each.max_latency_s is not None
+        }
 
     def is_for(self, tenant_id: str) -> bool:
         """Whether a tenant's keys may use it."""

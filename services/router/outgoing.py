@@ -43,7 +43,7 @@ class RequestWriter:
             changes["priority"] = round(order_s * 1e3)
         body = asked.with_fields(**changes) if changes else asked.content
         head, request_id = self._head(server, received.path), received.exchange.request_id
-        if UUID.fullmatch(request_id):
+        if len(request_id) >= 32 and UUID.fullmatch(request_id):
             head += b"x-request-id: %s\r\n" % request_id
         return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 

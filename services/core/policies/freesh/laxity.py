@@ -77,8 +77,12 @@ class ServingRequest:
     serial: int = field(default=-1, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        numbers = (self.arrival_s, self.output_tokens, self.input_tokens, self.tokens_done)
-        if not all(map(math.isfinite, numbers)) or min(numbers[1:]) < 0:
+        if not (
+            math.isfinite(self.arrival_s)
+            and 0 <= self.output_tokens < math.inf
+            and 0 <= self.input_tokens < math.inf
+            and 0 <= self.tokens_done < math.inf
+        ):
             raise DomainError(f"request {self.id}: its arrival is finite, and its lengths are finite and >= 0")
 
 
