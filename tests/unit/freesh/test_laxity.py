@@ -138,6 +138,35 @@ def test_other_times_give_another_order(
     assert drained(queue) == by_hand(left, order, times)
 
 
+@given(st.data(), st.sampled_from(ORDERS))
+def test_ranked_requests_and_later_ones_come_in_one_order(data: st.DataObject, order: Order) -> None:
+    """Any sequence of arrivals, removals, starts, preemptions and other times leaves the order of a plain sort."""
+    queue, times, here = RequestQueue(order, TIMES), TIMES, list[ServingRequest]()
+    for at in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["push", "push", "remove", "pop", "again", "retime"])):
+            case "push":
+                arrival_s, tokens = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+                here.append(ServingRequest(f"r{at}", arrival_s, tokens, tenant=data.draw(st.sampled_from("ab"))))
+                queue.push(here[-1])
+            case "remove" if here:
+                gone = here.pop(data.draw(st.integers(0, len(here) - 1)))
+                assert queue.remove(gone.id) is gone
+            case "pop" if here:
+                first = queue.pop()
+                assert first is not None
+                assert first.id == by_hand(here, order, times)[0]
+                here.remove(first)
+            case "again" if here:
+                back = data.draw(st.sampled_from(here))
+                queue.remove(back.id)
+                queue.requeue(back)
+            case _:
+                times = ServiceTimes(data.draw(st.integers(0, 2)), data.draw(st.sampled_from([0.5, 1.0])))
+                queue.retime(times)
+        assert [each.id for each in queue] == by_hand(here, order, times)
+    assert drained(queue) == by_hand(here, order, times)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_hundreds_are_ranked_anew_as_one_by_one(order: Order) -> None:
     random = np.random.default_rng(1)
@@ -229,7 +258,13 @@ def test_many_that_leave_do_not_stay_in_memory() -> None:
         queue.push(ServingRequest(f"r{at}", 1.0 + at, 5.0))
         queue.remove(f"r{at}")
 
-    assert sum(map(len, queue._heaps.values())) < 150  # pyright: ignore[reportPrivateUsage]
+    assert sum(map(len, queue._lines.values())) < 150  # pyright: ignore[reportPrivateUsage]
+    for at in range(2_000):
+        queue.push(ServingRequest(f"r{at}", 1.0 + at, 5.0))
+    queue.retime(ServiceTimes(0.5, 0.02))
+    for at in range(2_000):
+        queue.remove(f"r{at}")
+    assert sum(map(len, queue._lines.values())) < 150  # pyright: ignore[reportPrivateUsage]
     assert drained(queue) == ["stays"]
 
 
