@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 def partition(
     file: Annotated[Path, typer.Argument(help="GPUs and applications as JSON; docs/optimizer.md describes it.")],
+    graph: Annotated[
+        Path | None,
+        typer.Option(help="Also write the configuration graphs to a file that ends in .graphml or .dot."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Choose model variants and the slices of GPUs they run on, for little carbon at high accuracy within an SLA."""
@@ -28,6 +32,10 @@ def partition(
 
     from services.contracts.partition import PartitionProblem, PartitionRequest, solve_partition
 
+    if graph is not None:
+        from services.cli.graphs import check_graph_file
+
+        check_graph_file(graph)
     try:
         request = PartitionRequest.model_validate(json_document(file))
     except ValidationError as error:
@@ -39,6 +47,10 @@ def partition(
     except DomainError as error:
         raise CliError(f"{file}: {error}", EXIT_USAGE) from None
     solve_s = time.perf_counter() - began_s
+    if graph is not None:
+        from services.cli.graphs import configuration_graphs, write_graphs
+
+        write_graphs(graph, configuration_graphs(request, result))
     if as_json:
         print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
     else:

