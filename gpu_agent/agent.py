@@ -37,6 +37,7 @@ from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
 from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.meter import Meter
+from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
@@ -88,19 +89,28 @@ class Agent:
             agent_url=f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}",
             pass_environment=settings.pass_environment,
             engine=engine,
-            device_count=len(self.devices),
+            devices=self.devices,
             account=self._account,
         )
         self.spool = Spool(settings.state_folder)
         self.intervals = Intervals()
+        self._launcher = launcher
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.gangs = Gangs(
             settings.state_folder,
             launcher,
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
-            is_clean=self.controls.is_clean,
+            is_clean=lambda devices: self.controls.is_clean(devices) and not self.partitions.is_open(devices),
             fetch=lambda start, rank: self._fetcher.fetch(start, rank),
+        )
+        self.partitions = Partitions(
+            self.driver,
+            settings.state_folder / "partitions.json",
+            self._device_lock,
+            held_by=self.gangs.holders_of,
+            on_cut=self._take_devices,
+            retry_s=settings.partition_retry_s,
         )
         limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
         self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
@@ -168,6 +178,7 @@ class Agent:
     async def stop(self) -> None:
         """End the agent; its ranks continue, or end with it if the settings say so."""
         await self._cancel("ranks", "commands")
+        await self.partitions.finish(self.settings.exit_grace_s)
         if self.settings.stop_ranks_on_exit:
             await self.gangs.stop_all(self.settings.exit_grace_s)
             await self._on_owners(self.gangs.owners())
@@ -193,7 +204,7 @@ class Agent:
         """
         if not self.plane.is_registered:
             raise RuntimeError("the control plane does not know this node yet")
-        if problem := self._state_problem or self.spool.problem or self.inbox.problem:
+        if problem := next(iter(self._problems()), ""):
             raise RuntimeError(problem)
 
     def describe(self) -> dict[str, Any]:
@@ -204,15 +215,20 @@ class Agent:
             "driver": self.driver.name,
             "registered": self.plane.is_registered,
             "lease_left_s": self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None,
-            "problems": [p for p in (self._state_problem, self.spool.problem, self.inbox.problem) if p],
+            "problems": self._problems(),
             "energy_intervals_waiting": len(self.spool),
             "controls_in_force": self.controls.in_force,
             "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
             "owners": self.gangs.owners(),
+            "partitions": [status.model_dump(mode="json") for status in self.partitions.statuses() or ()],
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
+
+    def _problems(self) -> list[str]:
+        known = (self._state_problem, self.spool.problem, self.inbox.problem, self.partitions.problem)
+        return [problem for problem in known if problem]
 
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
         """Return the folder of an allocation that runs, or whose logs are still kept."""
@@ -258,18 +274,22 @@ class Agent:
             )
             for gang in self.gangs
         ]
-        heartbeat = Heartbeat(boot_id=self.boot_id, ranks=ranks, devices=self._readings())
+        heartbeat = Heartbeat(
+            boot_id=self.boot_id, ranks=ranks, devices=self._readings(), partitions=self.partitions.statuses()
+        )
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
         reply = await self.plane.heartbeat(heartbeat, timeout_s)
         reported = {rank.allocation_id for rank in ranks}
         self.gangs.answer(reported, set(reply.allocations), sent_at, reply.lease_ttl_s)
+        self.partitions.want(reply.partitions)
         self._tick_due.set()
 
     async def _watch_ranks(self) -> None:
         while True:
             self._tick_due.clear()
             await self.gangs.tick(self._on_owners)
+            self.partitions.step()
             ordered = self.gangs.orders()
             self.clocks.decide(self.gangs, self._measured, shim.clock(), time.time())
             if await self._set_devices():
@@ -383,6 +403,16 @@ class Agent:
             for each in self.meter.readings()
         ]
 
+    async def _take_devices(self) -> None:
+        """Take the devices as they are after a GPU was cut, and register the node with them."""
+        devices = self.driver.devices()
+        if devices != self.devices:
+            await self.meter.recut(devices)
+            self.devices = self._launcher.devices = devices
+            self.clocks.recut(devices)
+            self.plane.register_again(devices)
+        self._heartbeat_due.set()
+
     async def _on_owners(self, owners: dict[int, str]) -> None:
         await self._set_devices()
         self._write_device_files()
@@ -394,8 +424,9 @@ class Agent:
         running = {gang.allocation_id: gang for gang in self.gangs if gang.holding}
         self._device_files = {name: text for name, text in self._device_files.items() if name in running}
         self._state_problem = ""
+        known_devices = {device.index for device in self.devices}
         for name, gang in running.items():
-            speeds = [self.driver.relative_speed(device) for device in gang.devices if device < len(self.devices)]
+            speeds = [self.driver.relative_speed(device) for device in gang.devices if device in known_devices]
             known = [speed for speed in speeds if speed is not None]
             if not known:
                 continue
@@ -440,6 +471,7 @@ class Agent:
             settings.state_folder / "simulated.json",
             settings.node_id,
             settings.simulated_boot,
+            lambda device: bool(self.gangs.holders_of(device)) if hasattr(self, "gangs") else False,
         )
 
     async def _cancel(self, *names: str) -> None:

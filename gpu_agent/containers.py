@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +53,7 @@ def container_name(start: StartGang, local_rank: int | None = None) -> str:
 def run_argv(
     engine: Engine,
     start: StartGang,
+    devices: Sequence[str],
     variables: dict[str, str],
     env_file: str,
     mounts: list[str],
@@ -67,6 +68,7 @@ def run_argv(
     its environment (DOCKER_HOST, PATH). Values with line breaks do not fit into that file and are given as arguments.
 
     Args:
+        devices: The gang's on this node, by number, or by UUID if they are MIG slices.
         variables: What goes into the container.
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that are at the same path inside.
@@ -87,11 +89,10 @@ def run_argv(
         "host",
     ]
     if engine.gpu_flags == "nvidia":
-        devices = ",".join(map(str, start.devices))
         if engine.name == "docker":
-            argv += ["--gpus", f'"device={devices}"']
+            argv += ["--gpus", f'"device={",".join(devices)}"']
         else:
-            argv += [word for device in start.devices for word in ("--device", f"nvidia.com/gpu={device}")]
+            argv += [word for device in devices for word in ("--device", f"nvidia.com/gpu={device}")]
     if secret_file:
         argv += ["--env-file", secret_file]
     argv += ["--env-file", env_file]

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from services.contracts.nodes import (
+    DeviceInfo,
     EnergyInterval,
     EnergyReceipt,
     EnergyReport,
@@ -44,6 +45,11 @@ class ControlPlane:
     def is_registered(self) -> bool:
         """Whether this node believes that the control plane knows it."""
         return self._credentials is not None
+
+    def register_again(self, devices: list[DeviceInfo]) -> None:
+        """Register the node with other devices, before anything else is said to the control plane."""
+        self._registration = self._registration.model_copy(update={"devices": devices})
+        self._credentials = None
 
     @property
     def heartbeat_interval_s(self) -> float:
@@ -86,15 +92,18 @@ class ControlPlane:
     async def _register(self) -> NodeCredentials:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""
         async with self._registering:
-            if self._credentials is None:
-                self._credentials = await self._client.call(
+            while self._credentials is None:
+                registration = self._registration
+                credentials = await self._client.call(
                     "POST",
                     "/v1/nodes/register",
                     NodeCredentials,
-                    body=self._registration,
+                    body=registration,
                     headers={"authorization": f"Bearer {self._join_token}"},
                 )
-                log.info("node.registered", lease_ttl_s=self._credentials.lease_ttl_s)
+                log.info("node.registered", lease_ttl_s=credentials.lease_ttl_s)
+                if registration is self._registration:  # else its devices changed meanwhile
+                    self._credentials = credentials
             return self._credentials
 
     async def _call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:

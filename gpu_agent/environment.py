@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.commands import StartGang
@@ -51,8 +51,14 @@ def is_per_gpu(start: StartGang) -> bool:
     return start.spec.processes is Processes.PER_GPU
 
 
-def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
-    """Return the variables that describe the gang; a job cannot replace them."""
+def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) -> dict[str, str]:
+    """Return the variables that describe the gang; a job cannot replace them.
+
+    Args:
+        start: The gang.
+        paths: Of this node's part of it.
+        devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
+    """
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
     # With several devices, one process on a node is no rank: it starts the ranks, and finds out their numbers itself.
     is_a_rank = not is_per_gpu(start) and len(start.devices) == 1
@@ -75,7 +81,7 @@ def job_variables(start: StartGang, paths: RankPaths) -> dict[str, str]:
             "LOCAL_WORLD_SIZE": str(len(start.devices)),
             "NODE_RANK": str(start.node_rank),
             "GROUP_RANK": str(start.node_rank),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, start.devices)),
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, which device indices are in
         }
         | (rank_variables(start, 0) if is_a_rank else {})

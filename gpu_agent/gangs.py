@@ -29,6 +29,7 @@ from gpu_agent.ranks import COMMAND, RankFolder
 from gpu_agent.secrets import InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
+from services.core.domain.mig import parent_of
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -305,6 +306,15 @@ class Gangs:
     def owners(self) -> dict[int, str]:
         """Return which allocation holds which device."""
         return {device: gang.allocation_id for gang in self if gang.holding for device in gang.devices}
+
+    def holders_of(self, device: int) -> list[str]:
+        """Return the allocations that hold a device, a slice of it, or the GPU that it is a slice of."""
+        related = {device, parent_of(device)} - {None}
+        return [
+            gang.allocation_id
+            for gang in self
+            if gang.holding and any(each in related or parent_of(each) == device for each in gang.devices)
+        ]
 
     def load_of(self, device: int) -> float:
         """Return the load of a simulated device."""

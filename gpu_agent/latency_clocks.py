@@ -204,6 +204,10 @@ class LatencyClocks:
         self._minutes: dict[str, deque[Minute]] = {}
         self._unable: set[str] = set()
 
+    def recut(self, devices: Sequence[DeviceInfo]) -> None:
+        """Take other devices, because a GPU was cut."""
+        self._devices = {device.index: device for device in devices}
+
     def take(self, report: LatencyReport, now_s: float) -> bool:
         """Take in what one router saw; return whether a clock may be decided now.
 

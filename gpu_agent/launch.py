@@ -23,7 +23,9 @@ from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
 from gpu_agent.secrets import InputError
 from services.contracts.commands import StartGang
+from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import DomainError
+from services.core.domain.mig import parent_of
 
 
 class Launcher:
@@ -34,6 +36,7 @@ class Launcher:
             that span hosts, and for jobs that move, all nodes must share it.
         agent_url: How a process on this host reaches the agent.
         pass_environment: Names of further variables of the agent's own that jobs get.
+        devices: Of this node; ``devices`` may be replaced when GPUs are cut.
         account: The user that jobs run as whose own user has no account; None for the agent's own user.
     """
 
@@ -44,21 +47,20 @@ class Launcher:
         agent_url: str,
         pass_environment: Sequence[str],
         engine: Engine | None,
-        device_count: int,
+        devices: Sequence[DeviceInfo],
         account: Account | None = None,
     ) -> None:
         self._checkpoint_folders = checkpoint_folders
         self._agent_url = agent_url
         self._pass_environment = pass_environment
         self._engine = engine
-        self._device_count = device_count
+        self.devices = devices
         self._account = account
 
     def refuses(self, start: StartGang) -> str:
         """Return why this node cannot run its part of the gang, empty if it can."""
-        missing = [index for index in start.devices if not 0 <= index < self._device_count]
-        if missing or not start.devices:
-            return f"this node has no devices {missing or 'for it'}"
+        if lack := self._lack_of_devices(start):
+            return lack
         if start.spec.image and self._engine is None:
             return "this node has no container engine"
         try:
@@ -66,6 +68,23 @@ class Launcher:
         except DomainError as error:
             return str(error)
         return ""
+
+    def _lack_of_devices(self, start: StartGang) -> str:
+        """Return why this node does not have a gang's devices, empty if it does."""
+        known = {device.index: device for device in self.devices if not device.mig_enabled}
+        expected = dict(zip(start.devices, start.uuids, strict=False))
+        for index in start.devices:
+            found = known.get(index)
+            if parent_of(index) is not None and (found is None or found.uuid != expected.get(index, found.uuid)):
+                return f"Its MIG slice is gone: device {index} is no slice any more, or another one"
+            if found is None:
+                return f"this node has no device {index}, or it is cut into slices"
+        return "" if start.devices else "this node has no devices for it"
+
+    def _names_of_devices(self, start: StartGang) -> list[str]:
+        """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID."""
+        uuids = {device.index: device.uuid for device in self.devices}
+        return [str(index) if parent_of(index) is None else uuids[index] for index in start.devices]
 
     def account_of(self, start: StartGang) -> Account | None:
         """Return the account of a job; None for the agent's own.
@@ -79,10 +98,12 @@ class Launcher:
         """Return what to run, and make the job's folders.
 
         Raises:
-            InputError: The inputs do not fit the way in which the job is started, or its account is not there any more
-                or cannot enter its folder.
+            InputError: A device is not there any more, the inputs do not fit the way in which the job is started, or
+                its account is not there any more or cannot enter its folder.
             OSError: A folder cannot be made.
         """
+        if lack := self._lack_of_devices(start):  # a GPU may have been cut since the command came
+            raise InputError(lack)
         if inputs.source is not None:
             folder_in_it = inputs.source / (start.spec.working_dir or "")
             start = start.model_copy(update={"spec": start.spec.model_copy(update={"working_dir": str(folder_in_it)})})
@@ -100,7 +121,8 @@ class Launcher:
         )
         login = account.environment if account else {}
         passed = passed_environment(self._pass_environment, os.environ | login)
-        variables = job_variables(start, paths) | secrets.variables_for(start.spec, folder.path)
+        names = self._names_of_devices(start)
+        variables = job_variables(start, paths, names) | secrets.variables_for(start.spec, folder.path)
         local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
         inside = start.spec.image is not None and self._engine is not None
         taken = [*variables, *rank_variables(start, 0)]
@@ -127,7 +149,7 @@ class Launcher:
             mounts.append(start.spec.working_dir)
         start = start.model_copy(update={"spec": start.spec.model_copy(update={"command": command})})
         engine, ranks = self._engine, local_ranks or (None,)
-        argvs = [self._container_argv(engine, start, folder, variables, mounts, rank, account) for rank in ranks]
+        argvs = [self._container_argv(engine, start, folder, names, variables, mounts, rank, account) for rank in ranks]
         runs = [Process(_name(start, rank), {}, argv) for rank, argv in zip(ranks, argvs, strict=True)]
         return Launch(
             runs[0].argv,
@@ -154,6 +176,7 @@ class Launcher:
         engine: Engine,
         start: StartGang,
         folder: RankFolder,
+        devices: Sequence[str],
         variables: dict[str, str],
         mounts: list[str],
         local_rank: int | None,
@@ -166,7 +189,9 @@ class Launcher:
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         has_secrets = any(use.env for use in start.spec.secrets or ())
         secret_file = secrets.secrets_folder(folder.path) / secrets.CONTAINER_VARIABLES if has_secrets else ""
-        return containers.run_argv(engine, start, inside, str(env_file), mounts, account, local_rank, str(secret_file))
+        return containers.run_argv(
+            engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file)
+        )
 
     def _own_checkpoint_dir(self, start: StartGang, account: Account | None) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""

@@ -69,6 +69,10 @@ class AgentSettings(SharedSettings):
     energy_interval_s: float = Field(2.0, gt=0, le=600)
     retry_s: float = Field(1.0, gt=0, le=60, description="Pause after a failed call to the control plane or Redis.")
 
+    partition_retry_s: float = Field(
+        5.0, gt=0, le=3_600, description="Pause before a GPU that was in use is asked again to be cut into slices."
+    )
+
     host_power: Literal["auto", "rapl", "modelled"] = "auto"
     cpu_power_curve: Annotated[list[tuple[float, float]], NoDecode] = Field(
         default=[(0.0, 60.0), (0.5, 170.0), (1.0, 240.0)],

@@ -91,9 +91,10 @@ class Driver(Protocol):
         ...
 
     def cut(self, gpu: int, places: Cut) -> None:
-        """Cut a GPU anew: destroy the slices that it has and create these, or make it whole.
+        """Cut a GPU anew: destroy the slices that are not wanted and create those that are missing, or make it whole.
 
-        What was done until an error stays done; the caller restores what was before.
+        A slice that is there already, at its place, is left alone. What was done until an error stays done; the caller
+        restores what was before.
 
         Raises:
             DeviceBusyError: Something runs on it.

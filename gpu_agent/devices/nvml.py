@@ -78,7 +78,7 @@ class NvmlDriver:
         raise DeviceLostError(f"there is no slice {index}")
 
     def cut(self, gpu: int, places: Cut) -> None:
-        """Destroy a GPU's instances and create these, each with one compute instance that has all of it."""
+        """Cut a GPU into instances, each with one compute instance that has all of it."""
         mig = self._mig[gpu]
         if mig is None:
             raise NotSupportedError("this GPU cannot be cut")

@@ -90,7 +90,7 @@ class NvmlMig:
         return SliceSample(activity, None if used is None else used / GIB)
 
     def cut(self, places: Cut) -> None:
-        """Destroy all instances, switch MIG mode if that is needed, and create the slices.
+        """Destroy what is not wanted, switch MIG mode if that is needed, and create what is missing.
 
         Raises:
             DeviceError: As in ``Driver.cut``; ``slices`` is what there is then.
@@ -103,14 +103,19 @@ class NvmlMig:
     @named
     def _cut(self, places: Cut) -> None:
         self._forget_samples()
+        there = {each.number: SlicePlace(each.info.sevenths, each.info.start or 0) for each in self._instances.values()}
+        kept = {number for number, place in there.items() if place in (places or ())}
         for instance in list(self._gpu_instances()):
+            if nvml.nvmlGpuInstanceGetInfo(instance).id in kept:
+                continue
             for compute in self._compute_instances(instance):
                 nvml.nvmlComputeInstanceDestroy(compute)
             nvml.nvmlGpuInstanceDestroy(instance)
         if self._mode() != (places is not None):
             self._switch(enabled=places is not None)
         for place in places or ():
-            self._create(place)
+            if place not in [there[number] for number in kept]:
+                self._create(place)
 
     def _switch(self, *, enabled: bool) -> None:
         """Switch MIG mode, at once or not at all: what waits for a reset would surprise a later process."""

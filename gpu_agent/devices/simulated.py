@@ -176,7 +176,8 @@ class SimulatedDriver:
             raise NotSupportedError(f"{self._model.name} cannot be cut")
         if not fits(places or ()):
             raise NotSupportedError("Insufficient Resources: the slices overlap, or one may not begin where it is to")
-        for each in list(device.slices or ()):
+        kept = set(places or ())
+        for each in [each for each in device.slices or () if each.place not in kept]:
             if self._is_held(slice_index(gpu, each.place.start)):
                 raise DeviceBusyError(f"In use by another client: the slice at {each.place.start}")
             self._faults.check("destroy")
@@ -186,9 +187,10 @@ class SimulatedDriver:
                 raise DeviceBusyError("In use by another client: MIG mode cannot be switched")
             self._faults.check("mode")
             self._recut(device, None if places is None else [])
-        for place in places or ():
+        there = {each.place for each in device.slices or ()}
+        for place in [place for place in places or () if place not in there]:
             self._faults.check("create")
-            self._recut(device, [*(device.slices or ()), _Slice(place)])
+            self._recut(device, sorted([*(device.slices or ()), _Slice(place)], key=lambda each: each.place.start))
 
     def _recut(self, device: _Device, slices: list[_Slice] | None) -> None:
         self._advance(save=False)

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 
 from services.contracts.commands import AnyCommand, SetDevices, StartGang, command_document
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import DeviceControls
+from services.contracts.nodes import DeviceControls, DeviceInfo
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.standalone.ports import Ports
@@ -37,6 +37,14 @@ async def eventually(condition: Callable[[], Any], within_s: float = 60.0) -> No
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  what a test waits for happens in another process
             await asyncio.sleep(0.01)
+
+
+def gpus(count: int) -> list[DeviceInfo]:
+    """Return GPUs, numbered from 0."""
+    return [
+        DeviceInfo(index=index, uuid=f"GPU-{index}", model="X", memory_gib=1, power_limit_w=300)
+        for index in range(count)
+    ]
 
 
 class Node:
@@ -144,7 +152,7 @@ class Node:
         job = job or f"job_{next(_numbers)}"
         generation = options.pop("generation", 1)
         devices = options.pop("devices", [0])
-        fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset", "account")
+        fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset", "account", "uuids")
         whole = {"node_rank": 0, "rank_offset": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)}
         placed: dict[str, Any] = whole | {name: options.pop(name) for name in fields if name in options}
         spec: dict[str, Any] = {"name": "test", "command": list(argv), "grace_s": 1.0, **options}

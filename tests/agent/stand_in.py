@@ -19,6 +19,7 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeRegistration,
     RankStatus,
+    WantedPartition,
 )
 from services.contracts.secrets import OpenedSecret, OpenedSecrets, SecretsWanted
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, ChunkWanted, OpenedChunk
@@ -31,6 +32,8 @@ class StandIn:
 
     Attributes:
         named: The allocations that a heartbeat's answer names.
+        partitions: How GPUs are to be cut, which it names too.
+        registered: How often the node had registered, by heartbeat.
         is_away: Answer 503 to everything.
         refuses_energy: Answer 422 to energy reports that this returns True for.
         secrets: Values by name, given to every gang that asks.
@@ -45,6 +48,8 @@ class StandIn:
         self.lease_ttl_s = lease_ttl_s
         self.heartbeat_interval_s = heartbeat_interval_s
         self.named: set[str] = set()
+        self.partitions: list[WantedPartition] = []
+        self.registered: list[int] = []
         self.is_away = False
         self.refused_sequences: set[int] = set()
         self.secrets: dict[str, str] = {}
@@ -131,7 +136,12 @@ class StandIn:
         if not self._knows(request):
             return _unauthenticated()
         self.heartbeats.append(Heartbeat.model_validate_json(await request.read()))
-        return _answer(HeartbeatReply(lease_ttl_s=self.lease_ttl_s, allocations=sorted(self.named)))
+        self.registered.append(len(self.registrations))
+        return _answer(
+            HeartbeatReply(
+                lease_ttl_s=self.lease_ttl_s, allocations=sorted(self.named), partitions=list(self.partitions)
+            )
+        )
 
     async def _energy(self, request: web.Request) -> web.Response:
         if not self._knows(request):

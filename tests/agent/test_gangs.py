@@ -12,6 +12,7 @@ from gpu_agent.launch import Launcher
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import RankState
+from tests.agent.conftest import gpus
 
 LEASE_S = 30.0
 
@@ -54,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def gangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gangs:
     """The gangs of a node of four devices; those that would start only hold their devices."""
     launcher = Launcher(
-        checkpoint_folders=[tmp_path], agent_url="http://x", pass_environment=[], engine=None, device_count=4
+        checkpoint_folders=[tmp_path], agent_url="http://x", pass_environment=[], engine=None, devices=gpus(4)
     )
     gangs = Gangs(tmp_path, launcher)
 

@@ -17,6 +17,9 @@ from gpu_agent.meter import Meter
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceInfo, EnergyInterval, EnergySource
 from services.kit.ids import utc_now
+from tests.agent.conftest import gpus
+
+TWO_GPUS = gpus(2)
 
 
 class World:
@@ -65,15 +68,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-WHOLE = [DeviceInfo(index=index, uuid=f"GPU-{index}", model="X", memory_gib=1, power_limit_w=300) for index in (0, 1)]
-
-
 async def a_meter(
     world: World,
     folder: Path,
     owners: dict[int, str] | None = None,
     ended: Any = None,
-    devices: Sequence[DeviceInfo] = WHOLE,
+    devices: Sequence[DeviceInfo] = TWO_GPUS,
 ) -> Meter:
     made: Any = world
     measuring = Meter(

@@ -16,7 +16,7 @@ from gpu_agent.ranks import RankFolder
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankStatus
-from tests.agent.conftest import Node, eventually
+from tests.agent.conftest import Node, eventually, gpus
 
 PATHS = RankPaths("/c", "/p", "http://127.0.0.1:1", "/d")
 
@@ -145,10 +145,10 @@ async def test_a_run_that_ignores_its_time_limit_is_killed_after_the_grace(node:
 
 
 def test_one_process_with_one_device_is_a_rank_and_one_with_several_is_none() -> None:
-    assert job_variables(a_start(devices=(2,)), PATHS)["RANK"] == "1"
-    assert job_variables(a_start(devices=(2,)), PATHS)["LOCAL_RANK"] == "0"
-    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(), PATHS))
-    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(processes="per_gpu"), PATHS))
+    assert job_variables(a_start(devices=(2,)), PATHS, ["2"])["RANK"] == "1"
+    assert job_variables(a_start(devices=(2,)), PATHS, ["2"])["LOCAL_RANK"] == "0"
+    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(), PATHS, []))
+    assert not {"RANK", "LOCAL_RANK"} & set(job_variables(a_start(processes="per_gpu"), PATHS, []))
 
 
 def test_torchrun_finds_its_options_in_its_variables() -> None:
@@ -211,7 +211,7 @@ def test_in_containers_each_gpu_has_a_container(tmp_path: Path) -> None:
         agent_url="http://127.0.0.1:1",
         pass_environment=[],
         engine=Engine("docker", "docker", "nvidia"),
-        device_count=4,
+        devices=gpus(4),
     )
     folder = RankFolder(tmp_path / "rank")
     folder.path.mkdir()

@@ -150,6 +150,8 @@ def test_work_on_a_device_keeps_it_as_it_is(host: Host) -> None:
     with pytest.raises(DeviceBusyError, match="slice at 4"):
         host.driver.cut(0, None)
     assert host.cut() == (SlicePlace(3, 4),), "what was free is gone: the caller restores it"
+    host.driver.cut(0, HALVES)
+    assert host.cut() == HALVES, "without touching the slice in use"
     host.driver.cut(1, HALVES)
 
 

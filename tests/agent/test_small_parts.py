@@ -47,7 +47,7 @@ def a_start(**spec: object) -> StartGang:
 def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() -> None:
     start = a_start(command=["python", "train.py"], working_dir="/work", environment={"A": "1", "DOCKER_HOST": "x"})
     variables = containers.container_variables(start, {"WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2,3", "N": "a\nb"})
-    argv = containers.run_argv(DOCKER, start, variables, "/r/env", ["/ckpt", "/r"])
+    argv = containers.run_argv(DOCKER, start, ["2", "3"], variables, "/r/env", ["/ckpt", "/r"])
     assert argv == [
         *("/usr/bin/docker", "run", "--rm", "--init", "--name", "wattshift-job_1.2-1"),
         *("--network", "host", "--ipc", "host", "--gpus", '"device=2,3"', "--env-file", "/r/env", "--env", "N=a\nb"),
@@ -73,21 +73,21 @@ def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
 def test_a_standing_service_is_told_its_port() -> None:
     paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json")
 
-    assert job_variables(a_start(service={}), paths)["WATTSHIFT_PORT"] == "29500"
-    assert "WATTSHIFT_PORT" not in job_variables(a_start(), paths)
+    assert job_variables(a_start(service={}), paths, ["2", "3"])["WATTSHIFT_PORT"] == "29500"
+    assert "WATTSHIFT_PORT" not in job_variables(a_start(), paths, ["2", "3"])
 
 
 def test_a_container_runs_as_the_jobs_user() -> None:
     account = Account("jobs", 1001, 1002, (1002,), "/home/jobs", "/bin/sh")
-    argv = containers.run_argv(DOCKER, a_start(), {}, "/e", [], account)
+    argv = containers.run_argv(DOCKER, a_start(), ["2", "3"], {}, "/e", [], account)
     assert argv[argv.index("--user") + 1] == "1001:1002"
 
 
 def test_podman_names_devices_its_own_way_and_simulated_nodes_have_none() -> None:
-    podman = containers.run_argv(Engine("podman", "podman", "nvidia"), a_start(), {}, "/e", [])
+    podman = containers.run_argv(Engine("podman", "podman", "nvidia"), a_start(), ["2", "3"], {}, "/e", [])
     assert podman[10:14] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
     assert podman[-1] == "example.org/train:1"
-    simulated = containers.run_argv(Engine("docker", "docker", "none"), a_start(), {}, "/e", [])
+    simulated = containers.run_argv(Engine("docker", "docker", "none"), a_start(), ["2", "3"], {}, "/e", [])
     assert not {"--gpus", "--device"} & set(simulated)
 
 

@@ -1,0 +1,293 @@
+"""Cuts this node's GPUs into the slices that the control plane wants, one GPU at a time and never under a job.
+
+What is to be done, and how the GPU was cut before, is on disk before the driver is asked; a cut that was interrupted by
+the agent's end is finished or undone by the next agent. If the driver refuses, the GPU is cut as it was before. A
+driver that says that the GPU is in use, by a process that is none of ours, is asked again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gpu_agent import files
+from gpu_agent.devices.driver import Cut, DeviceBusyError, DeviceError, Driver, cut_of
+from gpu_agent.shim import clock
+from services.contracts.nodes import PartitionState, PartitionStatus, WantedPartition
+from services.core.domain.errors import DomainError
+from services.core.domain.mig import SlicePlace, parent_of, placed
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+
+@dataclass
+class _Record:
+    """What is known of a GPU's wanted partition.
+
+    Attributes:
+        is_open: Whether the driver was asked, and neither the wanted cut nor the one before is known to be reached.
+        before: How the GPU was cut before; counts while it is open.
+        confirmed: Whether a control plane has named it since this agent started. Only what is open is touched without.
+        retry_at: Not before then, on the clock of leases.
+    """
+
+    revision: int
+    sizes: list[int]
+    state: PartitionState = PartitionState.PENDING
+    detail: str = ""
+    is_open: bool = False
+    before: Cut = None
+    confirmed: bool = field(default=False, compare=False)
+    retry_at: float = field(default=0.0, compare=False)
+
+    @property
+    def wanted(self) -> Cut:
+        """The cut that is wanted.
+
+        Raises:
+            DomainError: There is none with these slices.
+        """
+        return placed(self.sizes) if self.sizes else None
+
+
+class Partitions:
+    """Reconciles the GPUs of one node with what is wanted of them.
+
+    Args:
+        driver: Asked only by one thread at a time.
+        state_file: What is wanted and how far it is, for the next agent.
+        lock: Held while the driver is used.
+        held_by: Names the allocations that hold a GPU, or slices of it.
+        on_cut: Called when a GPU may have other slices, before that is reported as done.
+        retry_s: Pause before a driver that said busy, or that failed to restore a cut, is asked again.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        state_file: Path,
+        lock: asyncio.Lock,
+        *,
+        held_by: Callable[[int], list[str]],
+        on_cut: Callable[[], Awaitable[None]],
+        retry_s: float,
+    ) -> None:
+        self._driver = driver
+        self._file = state_file
+        self._lock = lock
+        self._held_by = held_by
+        self._on_cut = on_cut
+        self._retry_s = retry_s
+        self._task: asyncio.Task[None] | None = None
+        self._cutting: int | None = None
+        self._records: dict[int, _Record] = {}
+        self._cuts: dict[int, Cut] = {}
+        self._can_be_cut: frozenset[int] = frozenset()
+        self._look()
+        self.problem = ""
+        """Why what is wanted cannot be written down; empty if it can."""
+        self._load()
+
+    def want(self, wanted: Iterable[WantedPartition]) -> None:
+        """Take what the control plane wants; GPUs that it does not name stay as they are."""
+        named = {each.gpu: each for each in wanted}
+        before = {gpu: record.revision for gpu, record in self._records.items()}
+        for gpu, each in named.items():
+            record = self._records.get(gpu)
+            if record is None or record.revision != each.revision:
+                is_open = record is not None and record.is_open
+                cut = record.before if record is not None else None
+                record = self._records[gpu] = _Record(each.revision, each.sizes, is_open=is_open, before=cut)
+            elif record.state is PartitionState.APPLIED and not self._is_reached(gpu, record):
+                record.state = PartitionState.PENDING  # somebody else has cut it, or the host has restarted
+            record.confirmed = True
+        for gpu in [gpu for gpu, record in self._records.items() if gpu not in named and not record.is_open]:
+            del self._records[gpu]
+        if before != {gpu: record.revision for gpu, record in self._records.items()}:
+            self._save()
+
+    def statuses(self) -> list[PartitionStatus] | None:
+        """Return how every GPU is cut that can be, and how far what is wanted is; None if no GPU can be cut."""
+        known = sorted(gpu for gpu in self._cuts if gpu in self._can_be_cut or gpu in self._records)
+        return [self._status(gpu) for gpu in known] if known else None
+
+    def is_open(self, devices: Iterable[int]) -> bool:
+        """Whether a device is, or is a slice of, a GPU that is being cut: nothing may start on it."""
+        gpus = {index if (parent := parent_of(index)) is None else parent for index in devices}
+        return any(gpu == self._cutting or (gpu in self._records and self._records[gpu].is_open) for gpu in gpus)
+
+    def step(self) -> None:
+        """Begin the next cut that can be made now, if none is under way."""
+        if self._cutting is not None:
+            return
+        for gpu, record in sorted(self._records.items()):
+            if self._is_due(gpu, record):
+                self._cutting = gpu
+                self._task = asyncio.create_task(self._run(gpu, record), name=f"cut GPU {gpu}")
+                return
+
+    async def finish(self, within_s: float) -> None:
+        """Wait for the cut that is under way, because the agent ends."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=within_s)
+
+    async def _run(self, gpu: int, record: _Record) -> None:
+        try:
+            await self._settle(gpu, record)
+        except Exception:  # a fault here must not end the cutting of other GPUs
+            record.retry_at = clock() + self._retry_s
+            log.exception("partition.interrupted", gpu=gpu)
+        finally:
+            self._cutting = None
+
+    def _is_due(self, gpu: int, record: _Record) -> bool:
+        if gpu not in self._cuts:
+            record.state, record.detail = PartitionState.FAILED, "this node has no such GPU"
+            return False
+        if not (record.is_open or record.confirmed) or clock() < record.retry_at:
+            return False
+        if record.state in (PartitionState.APPLIED, PartitionState.FAILED) and not record.is_open:
+            return False
+        holders = self._held_by(gpu)
+        if holders and not self._is_reached(gpu, record):
+            record.state, record.detail = PartitionState.PENDING, f"still used by {', '.join(holders[:5])}"
+            return False
+        return True
+
+    async def _settle(self, gpu: int, record: _Record) -> None:
+        """Bring a GPU to the wanted cut, or back to the one before."""
+        async with self._lock:
+            if self._is_reached(gpu, record):
+                state, detail = PartitionState.APPLIED, ""
+            elif record.is_open and record.state is PartitionState.FAILED:
+                state, detail = record.state, record.detail
+                if not await self._restore(gpu, record):
+                    return
+            else:
+                if not self._open(gpu, record):
+                    return
+                state, detail = await self._cut(gpu, record)
+        await self._on_cut()
+        record.state, record.detail = state, detail
+        if state is PartitionState.APPLIED:
+            record.is_open = False
+        self._save()
+        log.info("partition.settled", gpu=gpu, revision=record.revision, state=state.value, detail=detail)
+
+    def _open(self, gpu: int, record: _Record) -> bool:
+        """Write down how the GPU is cut before the driver is asked; False if that is not possible."""
+        if record.is_open:
+            return True
+        record.is_open, record.before = True, self._cuts.get(gpu)
+        if self._save():
+            return True
+        record.is_open = False
+        record.retry_at = clock() + self._retry_s
+        return False
+
+    async def _cut(self, gpu: int, record: _Record) -> tuple[PartitionState, str]:
+        """Ask the driver; after an error restore what was before."""
+        try:
+            await self._ask(gpu, record.wanted)
+            return PartitionState.APPLIED, ""
+        except DeviceBusyError as error:
+            record.state, record.detail = PartitionState.BUSY, str(error)
+        except (DeviceError, DomainError) as error:
+            record.state, record.detail = PartitionState.FAILED, str(error)
+        log.warning("partition.refused", gpu=gpu, sizes=record.sizes, state=record.state.value, error=record.detail)
+        record.retry_at = clock() + self._retry_s
+        self._save()
+        await self._restore(gpu, record)
+        return record.state, record.detail
+
+    async def _restore(self, gpu: int, record: _Record) -> bool:
+        """Cut a GPU as it was before; return whether that was possible."""
+        try:
+            if self._cuts.get(gpu) != record.before:
+                await self._ask(gpu, record.before)
+        except DeviceError as error:
+            record.retry_at = clock() + self._retry_s
+            note = f"and it could not be cut as before: {error}"
+            if note not in record.detail:
+                record.detail = f"{record.detail}; {note}"
+                log.error("partition.not_restored", gpu=gpu, error=str(error))
+            return False
+        record.is_open = False
+        return True
+
+    async def _ask(self, gpu: int, cut: Cut) -> None:
+        """Ask the driver, and look at what there is then."""
+        try:
+            await asyncio.to_thread(self._driver.cut, gpu, cut)
+        finally:
+            self._look()
+
+    def _look(self) -> None:
+        devices = self._driver.devices()
+        self._cuts = {each.index: cut_of(devices, each.index) for each in devices if each.parent is None}
+        self._can_be_cut = frozenset(each.index for each in devices if each.can_partition)
+
+    def _is_reached(self, gpu: int, record: _Record) -> bool:
+        """Whether the GPU has the wanted slices, wherever they are on it."""
+        cut = self._cuts.get(gpu)
+        if not record.sizes or cut is None:
+            return not record.sizes and cut is None
+        return sorted(record.sizes) == sorted(place.sevenths for place in cut)
+
+    def _status(self, gpu: int) -> PartitionStatus:
+        record = self._records.get(gpu) or _Record(0, [], PartitionState.APPLIED)
+        is_waiting = record.is_open and record.state is PartitionState.FAILED  # to be cut as before
+        return PartitionStatus(
+            gpu=gpu,
+            revision=record.revision,
+            state=PartitionState.BUSY if is_waiting else record.state,
+            detail=record.detail[:2_000],
+            sizes=[place.sevenths for place in self._cuts.get(gpu) or ()],
+        )
+
+    def _save(self) -> bool:
+        state = [
+            {
+                "gpu": gpu,
+                "revision": record.revision,
+                "sizes": record.sizes,
+                "state": record.state.value,
+                "detail": record.detail,
+                "is_open": record.is_open,
+                "before": None if record.before is None else [list(place) for place in record.before],
+            }
+            for gpu, record in sorted(self._records.items())
+        ]
+        try:
+            files.replace(self._file, orjson.dumps(state))
+        except OSError as error:
+            self.problem = f"the state folder cannot be written: {error}"
+            return False
+        self.problem = ""
+        return True
+
+    def _load(self) -> None:
+        try:
+            for entry in orjson.loads(self._file.read_bytes()):
+                self._records[int(entry["gpu"])] = _Record(
+                    int(entry["revision"]),
+                    [int(size) for size in entry["sizes"]],
+                    PartitionState(entry["state"]),
+                    str(entry["detail"]),
+                    is_open=bool(entry["is_open"]),
+                    before=_read_cut(entry["before"]),
+                )
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("partitions.unreadable", error=str(error))
+
+
+def _read_cut(places: Sequence[Sequence[Any]] | None) -> Cut:
+    return None if places is None else tuple(SlicePlace(int(sevenths), int(start)) for sevenths, start in places)
