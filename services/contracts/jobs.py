@@ -270,6 +270,8 @@ class JobSpec(Message):
 
     @model_validator(mode="after")
     def _services_have_one_size(self) -> Self:
+        if self.service is not None and self.service.fleet is not None and self.gpus.slice is None:
+            raise ValueError("an instance of a fleet runs on a slice: gpus.slice is missing")
         if self.service is not None and self.gpus.largest != self.gpus.min:
             raise ValueError("a service instance has a fixed size: gpus.max must equal gpus.min")
         if self.service is not None and self.processes is Processes.PER_GPU:

@@ -23,6 +23,8 @@ LOG_EOF_HEADER = "x-wattshift-log-eof"
 LOG_GENERATION_HEADER = "x-wattshift-log-generation"
 LOG_NODE_HEADER = "x-wattshift-log-node"
 """Which gang and which node the output comes from; in the public API only."""
+SLICE_GONE = "Its MIG slice is gone"
+"""How the detail begins of a rank that was refused because a device is no longer the slice that the gang was given."""
 
 
 Joules = Annotated[float, Field(ge=0, le=1e12)]

@@ -42,6 +42,7 @@ MAX_GPUS = f"coalesce({spec_field('gpus.max', 'int')}, {MIN_GPUS})"
 """As ``GpuRequest.largest``: a job that names no largest gang is of fixed size."""
 STEP_GPUS = spec_field("gpus.step", "int")
 GPU_MODEL = spec_field("gpus.model", "text")
+SLICE = spec_field("gpus.slice", "text")
 GPU_MEMORY_GIB = spec_field("gpus.memory_gib", "float8")
 WORK_TOTAL = spec_field("work.total", "float8")
 PREEMPTIBLE = spec_field("preemptible", "bool")

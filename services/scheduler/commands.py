@@ -9,6 +9,7 @@ from services.contracts.commands import SetDevices, StartGang, StopGang, command
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
 from services.contracts.streams import command_stream
+from services.core.domain.mig import is_gpu
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.outbox import Outgoing
 
@@ -27,8 +28,13 @@ def start_commands(
     master_addr: str,
     master_port: int,
     account: str | None = None,
+    uuids: Mapping[tuple[str, int], str] | None = None,
 ) -> list[Outgoing]:
-    """Return one start command per share of a gang; the order of the shares is the order of the node ranks."""
+    """Return one start command per share of a gang; the order of the shares is the order of the node ranks.
+
+    Only a share with a slice names UUIDs, taken from ``uuids`` by node and device: agents of the previous release know
+    no such field, and have no slices.
+    """
     runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
     offset = 0
@@ -41,6 +47,9 @@ def start_commands(
             tenant_id=tenant_id,
             spec=runs,
             devices=share["devices"],
+            uuids=[]
+            if all(map(is_gpu, share["devices"]))
+            else [(uuids or {}).get((share["node_id"], device), "") for device in share["devices"]],
             node_rank=node_rank,
             nnodes=len(shares),
             world_size=world_size,

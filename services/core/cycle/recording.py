@@ -9,7 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.core.cycle.plan import ACTION_NAMES, Action, Plan, ProfileControls, SetClock, SetPowerLimit, Start
-from services.core.cycle.snapshot import Curves, Gangs, JobTable, NodeTable, ServiceInstance, Snapshot, Trigger
+from services.core.cycle.snapshot import (
+    Curves,
+    Gangs,
+    JobTable,
+    NodeTable,
+    ServiceInstance,
+    SliceJob,
+    SliceUnit,
+    Snapshot,
+    Trigger,
+)
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
@@ -49,6 +59,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "services": [[each.job_id, each.gpus, each.nodes.tolist()] for each in snapshot.services],
         "services_gpus": snapshot.services_gpus,
         "services_w": snapshot.services_w,
+        "slice_units": [asdict(unit) for unit in snapshot.slice_units],
+        "slice_jobs": [[each.job_id, each.sevenths, each.units.tolist()] for each in snapshot.slice_jobs],
     }
 
 
@@ -83,6 +95,11 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         ),
         services_gpus=stored.get("services_gpus", 0),
         services_w=stored.get("services_w", 0.0),
+        slice_units=tuple(SliceUnit(**unit) for unit in stored.get("slice_units", [])),
+        slice_jobs=tuple(
+            SliceJob(JobId(job_id), sevenths, np.array(units, dtype=np.bool_))
+            for job_id, sevenths, units in stored.get("slice_jobs", [])
+        ),
     )
 
 

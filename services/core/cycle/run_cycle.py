@@ -8,6 +8,7 @@ from typing import Generic
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.services import place_services
+from services.core.cycle.slices import place_slices
 from services.core.cycle.snapshot import Snapshot
 from services.core.cycle.validate import check_plan
 
@@ -21,18 +22,19 @@ class CycleResult(Generic[Memory]):
 
 
 def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
-    """Return the policy's plan for the snapshot, after the starts and stops that service instances need.
+    """Return the policy's plan for the snapshot, after the starts and stops of service instances and jobs on slices.
 
     Raises:
         PlanError: the plan breaks an invariant of the cluster; nothing may be applied, and ``memory`` stays the old
         one.
     """
-    if not snapshot.services:
+    if not snapshot.services and not snapshot.slice_jobs:
         plan, following = policy.decide(snapshot, memory)
     else:
-        first, shown = place_services(snapshot)
+        on_slices, shown = place_slices(snapshot) if snapshot.slice_jobs else ((), snapshot)
+        first, shown = place_services(shown) if shown.services else ((), shown)
         plan, following = policy.decide(shown, memory)
         check_plan(shown, plan)
-        plan = replace(plan, actions=(*first, *plan.actions))
+        plan = replace(plan, actions=(*on_slices, *first, *plan.actions))
     check_plan(snapshot, plan)
     return CycleResult(plan, following)

@@ -17,9 +17,7 @@ training jobs. Reservations are not stored: the next round finds them again, as 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
-from itertools import compress
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -218,11 +216,7 @@ class _Placing:
             gpus[job] -= len(devices)
         trains = np.ones(len(jobs), dtype=np.bool_)
         trains[[jobs.index[service.job_id] for service in self._snapshot.services]] = False
-        columns: dict[str, Any] = {field.name: getattr(jobs, field.name) for field in fields(jobs)}
-        columns |= {"phase": phase, "gpus": gpus, "placements": placements}
-        for name, column in columns.items():
-            columns[name] = column[trains] if isinstance(column, np.ndarray) else tuple(compress(column, trains))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        return JobTable(**columns)
+        return replace(jobs, phase=phase, gpus=gpus, placements=placements).rows(trains)
 
     def _expected_w(self) -> float:
         """Return the assumed power of a device that a service is about to get: the highest known of any, watts."""

@@ -8,9 +8,10 @@ spent in ranking them: an expression over a column is fifty times cheaper than a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,13 @@ class JobTable:
     def __len__(self) -> int:
         return self.phase.size
 
+    def rows(self, keep: Bools) -> JobTable:
+        """Return the table of some of the jobs: (n_jobs,) which."""
+        columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, column in columns.items():
+            columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return JobTable(**columns)
+
     def control_value(self, kind: ControlKind) -> Floats:
         """Return the present control value of each job, NaN at the default: (n_jobs,) watts or MHz."""
         return self.power_limit_w if kind is ControlKind.POWER_LIMIT else self.clock_mhz
@@ -231,6 +239,42 @@ class ServiceInstance:
 
 
 @dataclass(frozen=True)
+class SliceUnit:
+    """A MIG slice that jobs on slices may run on, or a whole GPU that is kept for such jobs and counts as one.
+
+    Attributes:
+        node: Index of its node.
+        device: Its number there.
+        gpu: The GPU that it is a slice of, or is.
+        sevenths: Its size.
+        free: Whether no gang holds it.
+        uuid: Which slice it is: one that takes its place later has the same number and another UUID.
+    """
+
+    node: int
+    device: int
+    gpu: int
+    sevenths: int
+    free: bool
+    uuid: str = ""
+
+
+@dataclass(frozen=True)
+class SliceJob:
+    """A job that waits for a slice: one device, which no policy places.
+
+    Attributes:
+        job_id: Its row in the job table has the rest.
+        sevenths: The size of the slice.
+        units: (n_slice_units,) where it may run, free or not: slices of its size, on nodes that take work.
+    """
+
+    job_id: JobId
+    sevenths: int
+    units: Bools
+
+
+@dataclass(frozen=True)
 class RoundHints:
     """What a round may leave out if its caller does not need it: a simulation holds millions of rounds.
 
@@ -288,8 +332,12 @@ class Snapshot:
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
             that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
-        services_gpus: Devices that service instances hold or have reserved, on nodes that the table has.
+        services_gpus: Devices that service instances hold or have reserved, on nodes that the table has, and GPUs that
+            are cut or kept for others; neither is among the devices of the table.
         services_w: What those draw with their share of the host, watts; not in ``measured_w``.
+        slice_units: The slices that jobs may run on; never devices of the table of nodes.
+        slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
+            sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is less by them.
         hints: What the round may leave out.
     """
 
@@ -317,6 +365,8 @@ class Snapshot:
     services: tuple[ServiceInstance, ...] = ()
     services_gpus: int = 0
     services_w: float = 0.0
+    slice_units: tuple[SliceUnit, ...] = ()
+    slice_jobs: tuple[SliceJob, ...] = ()
     hints: RoundHints = NO_HINTS
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from services.core.cycle.plan import Control, Hold, Plan, PowerNode, Preempt, ProfileControls, Start
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, SliceJob, Snapshot
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
@@ -29,7 +29,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     that take them); that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a
     size on the job's grid and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes
     may be powered down or up, and down only where nothing runs or starts; that a service instance starts on one node,
-    where it may run.
+    where it may run, and a job on a slice on one free slice of its size.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -67,8 +67,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         else:
             _check_preempt(snapshot, job, action)
     if starts:
-        _check_devices(snapshot, index, starts)
+        on_slices = {each.job_id: each for each in snapshot.slice_jobs}
+        _check_devices(snapshot, index, [start for start in starts if start.job_id not in on_slices])
         _check_quotas(snapshot, index, starts)
+        if on_slices:
+            _check_slices(snapshot, on_slices, starts)
         if snapshot.services:
             _check_services(snapshot, starts)
     if controls:
@@ -153,6 +156,23 @@ def _check_quotas(snapshot: Snapshot, index: Mapping[JobId, int], starts: list[S
         held[tenant] = held.get(tenant, 0) + start.gpus
         if tenant in quotas and held[tenant] > quotas[tenant]:
             raise PlanError(f"tenant {tenant} would hold {held[tenant]} GPUs of its {quotas[tenant]}")
+
+
+def _check_slices(snapshot: Snapshot, on_slices: Mapping[JobId, SliceJob], starts: list[Start]) -> None:
+    ids, units = snapshot.nodes.ids, snapshot.slice_units
+    where = {(ids[unit.node], unit.device): at for at, unit in enumerate(units)}
+    taken: set[int] = set()
+    for start in starts:
+        job = on_slices.get(start.job_id)
+        if job is None:
+            continue
+        share = start.placement.shares[0]  # of one device: its size was checked
+        at = where.get((share.node_id, share.devices[0]))
+        if at is None or not job.units[at]:
+            raise PlanError(f"job {start.job_id} may not run on device {share.devices[0]} of {share.node_id}")
+        if not units[at].free or at in taken:
+            raise PlanError(f"slice {share.devices[0]} of {share.node_id} is not free for job {start.job_id}")
+        taken.add(at)
 
 
 def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:

@@ -93,7 +93,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     nowhere = 0
     for at, job_id in enumerate(snapshot.jobs.ids):
         row = rows[job_id]
-        if row.service is not None or row.leaves:
+        if row.service is not None or row.slice is not None or row.leaves:
             continue
         profile = profiles.of(at)
         if profile is None:

@@ -21,6 +21,7 @@ ENDINGS: dict[str, str] = {
     EndReason.NODE_LOST: "A node it ran on was lost; it continues from its checkpoint.",
     EndReason.START_FAILED: "Its processes did not start.",
     EndReason.TIME_LIMIT: "It reached its time limit.",
+    EndReason.SLICE_LOST: "Its node no longer had its MIG slice; it continues from its checkpoint.",
 }
 OTHERS = {
     "budget_exceeded": "The budget of its project or tenant is used up.",

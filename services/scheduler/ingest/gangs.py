@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.contracts.nodes import EndedBy, RankState
+from services.contracts.nodes import SLICE_GONE, EndedBy, RankState
 from services.core.domain.jobs import JobState
 
 
@@ -30,6 +30,7 @@ class EndReason(StrEnum):
     NODE_LOST = "node_lost"
     START_FAILED = "start_failed"
     TIME_LIMIT = "time_limit"
+    SLICE_LOST = "slice_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class ShareReport:
             return None
         match self.ended_by:
             case EndedBy.REFUSED:
-                return EndReason.START_FAILED
+                is_gone = (self.detail or "").startswith(SLICE_GONE)
+                return EndReason.SLICE_LOST if is_gone else EndReason.START_FAILED
             case EndedBy.TIME_LIMIT:
                 return EndReason.TIME_LIMIT
             case EndedBy.LEASE | EndedBy.AGENT | EndedBy.HOST:
@@ -78,6 +80,7 @@ class Gang:
         cancel_requested, hold_requested: What the user wants.
         restarts, max_restarts: Of the job, after failures.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
+        slice_lost: A node no longer has the slice that the gang holds.
     """
 
     state: GangState
@@ -91,6 +94,7 @@ class Gang:
     max_restarts: int = 0
     failed_starts: int = 0
     start_attempts: int = 1
+    slice_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ def fate_of(gang: Gang) -> Fate | None:
     if gang.state is GangState.STOPPING:
         return None
     broken = [share.broke_off for share in gang.shares if share.broke_off]
+    if gang.slice_lost:
+        return Stop(EndReason.SLICE_LOST)
     if broken:
         return Stop(_worst(broken))
     if gang.cancel_requested:
@@ -144,7 +150,8 @@ def fate_of(gang: Gang) -> Fate | None:
 def _worst(reasons: Sequence[EndReason]) -> EndReason:
     # A share that failed by itself takes its peers with it, and they may be reported as killed: it is the cause. But
     # what fails on one node when the time limit has ended the gang on another did not fail by itself.
-    for reason in (EndReason.TIME_LIMIT, EndReason.FAILED, EndReason.START_FAILED, EndReason.NODE_LOST):
+    order = EndReason.TIME_LIMIT, EndReason.FAILED, EndReason.START_FAILED, EndReason.SLICE_LOST, EndReason.NODE_LOST
+    for reason in order:
         if reason in reasons:
             return reason
     return reasons[0]
@@ -160,7 +167,10 @@ def _end_of(gang: Gang) -> End:
     if any(share.broke_off is EndReason.TIME_LIMIT for share in gang.shares):
         detail = _detail(gang, EndReason.TIME_LIMIT) or "It reached its time limit."
         return End(JobState.FAILED, EndReason.TIME_LIMIT, detail, _exit_code(gang))
-    match gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares]):
+    match _reason(gang):
+        case EndReason.SLICE_LOST as reason:
+            detail = "Its node no longer has its MIG slice; it will continue from its checkpoint."
+            return _paused(gang, reason, detail, preempted=False)
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
             return _paused(
                 gang, reason, "Stopped with its grace period; it will continue from its checkpoint.", preempted=True
@@ -176,6 +186,13 @@ def _end_of(gang: Gang) -> End:
             return End(JobState.FAILED, reason, f"{detail} Tried {gang.start_attempts} times.", _exit_code(gang))
         case _:
             return _failure(gang)
+
+
+def _reason(gang: Gang) -> EndReason:
+    reason = gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares])
+    if gang.slice_lost and reason in (EndReason.FAILED, EndReason.START_FAILED):
+        return EndReason.SLICE_LOST  # a process whose device goes away fails, which is no fault of the job
+    return reason
 
 
 def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> End:

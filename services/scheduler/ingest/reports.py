@@ -72,9 +72,10 @@ class Ingest:
             reports = share_reports(await gangs.reports(connection), await gangs.lost_shares(connection))
             unsent = await outbox.unsent_gangs(connection)
             controls = await gangs.controls(connection)
+            lost_slices = await gangs.lost_slices(connection)
         counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
         for gang in live:
-            match fate_of(self._gang(gang, reports)):
+            match fate_of(self._gang(gang, reports, slice_lost=gang.id in lost_slices)):
                 case Run():
                     counts["running"] += await self._run(gang)
                 case Stop(reason):
@@ -93,7 +94,7 @@ class Ingest:
         self._unacknowledged_since_s = {name: at for name, at in self._unacknowledged_since_s.items() if name in names}
         return Ingested(lost, **counts)
 
-    def _gang(self, gang: LiveGang, reports: ShareReports, failed_starts: int = 0) -> Gang:
+    def _gang(self, gang: LiveGang, reports: ShareReports, failed_starts: int = 0, *, slice_lost: bool) -> Gang:
         return Gang(
             state=GangState(gang.state),
             stop_reason=EndReason(gang.stop_reason) if gang.stop_reason else None,
@@ -106,6 +107,7 @@ class Ingest:
             max_restarts=gang.max_restarts,
             failed_starts=failed_starts,
             start_attempts=self._settings.start_attempts,
+            slice_lost=slice_lost,
         )
 
     async def _lose_nodes(self) -> int:
@@ -147,7 +149,9 @@ class Ingest:
             reports = share_reports(
                 await gangs.reports_of(connection, gang.id), await gangs.lost_shares_of(connection, gang.id)
             )
-            end = fate_of(self._gang(gang, reports, await gangs.failed_starts(connection, gang.job_id)))
+            failed_starts = await gangs.failed_starts(connection, gang.job_id)
+            slice_lost = gang.id in await gangs.lost_slices(connection)
+            end = fate_of(self._gang(gang, reports, failed_starts, slice_lost=slice_lost))
             if not isinstance(end, End):
                 return False
             attained_gpu_s = await gangs.end(connection, gang.id, end.reason.value)
@@ -232,6 +236,7 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.NODE_LOST: "A node it runs on was lost; the rest is being stopped.",
     EndReason.START_FAILED: "It did not start everywhere; it is being stopped.",
     EndReason.TIME_LIMIT: "It reached its time limit; the rest is being stopped.",
+    EndReason.SLICE_LOST: "Its node no longer has its MIG slice; it is being stopped.",
 }
 
 
@@ -280,6 +285,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         master_addr=await gangs.address(connection, gang.shares[0]["node_id"]),
         master_port=gang.master_port,
         account=await gangs.account(connection, gang.job_id),
+        uuids=await gangs.uuids(connection, gang.id),
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
 

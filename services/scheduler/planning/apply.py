@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -100,7 +100,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             if round_number is None:
                 raise StalePlanError("another plan or another policy came first")
             await _preempt(connection, preempts)
-            await _start(connection, starts, ports)
+            await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
             await _hold(connection, holds)
@@ -114,7 +114,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     return Applied(round_number, len(starts), len(preempts), len(holds), len(controls), len(decided.plan.nodes))
 
 
-async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[int, int]) -> None:
+async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[int, int], seen: Snapshot) -> None:
     if not starts:
         return
     startable = {job.id: job for job in await gangs.startable(connection, [start.job_id for start in starts])}
@@ -124,6 +124,7 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
     hosts = {host.id: host for host in await gangs.hosts(connection, sorted(wanted))}
     if len(hosts) < len(wanted):
         raise StalePlanError("a node no longer accepts work")
+    uuids = _checked_slices(starts, hosts, seen)
     asleep = {host.id for host in hosts.values() if host.power != PowerState.ON}
     await node_power.wake(connection, asleep, *WOKEN)
     taken: dict[str, set[int]] = {}
@@ -152,15 +153,37 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
             master_addr=address,
             master_port=port,
             account=job.account,
+            uuids=uuids,
         )
+    await gangs.insert(connection, made, hosts)
     await _write_starts(connection, starts, made, asleep)
     await outbox.put(connection, commands)
+
+
+def _checked_slices(
+    starts: Sequence[Start], hosts: Mapping[str, gangs.Host], seen: Snapshot
+) -> dict[tuple[str, int], str]:
+    """Return the UUIDs of the slices that starts get, by node and device.
+
+    Raises:
+        StalePlanError: a node has another slice there by now, or none.
+    """
+    ids, found = seen.nodes.ids, dict[tuple[str, int], str]()
+    planned = {(ids[unit.node], unit.device): unit.uuid for unit in seen.slice_units}
+    for share in (share for start in starts for share in start.placement.shares) if planned else ():
+        for device in share.devices:
+            uuid = planned.get((share.node_id, device))
+            if uuid is None:
+                continue
+            if ((hosts[share.node_id].units or {}).get(str(device)) or {}).get("uuid") != uuid:
+                raise StalePlanError(f"device {device} of {share.node_id} is another one now")
+            found[share.node_id, device] = uuid
+    return found
 
 
 async def _write_starts(
     connection: Connection, starts: Sequence[Start], made: Sequence[NewGang], asleep: set[str]
 ) -> None:
-    await gangs.insert(connection, made)
     starting: list[Starting] = []
     for start, gang in zip(starts, made, strict=True):
         waits = any(share.node_id in asleep for share in start.placement.shares)

@@ -14,9 +14,10 @@ from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import NodeId
+from services.core.domain.mig import is_gpu
 from services.core.profiles.priors import board_of
 from services.scheduler.repository.documents import StoredDevice
-from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, NodeRow
+from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, NodeRow, PartitionRow
 
 
 class NodeKind(NamedTuple):
@@ -28,7 +29,7 @@ class NodeKind(NamedTuple):
 
 
 def kind_of(node: NodeRow) -> NodeKind:
-    """Return a node's kind, by its first device."""
+    """Return a node's kind, by its first GPU."""
     first = node.devices[0]
     return NodeKind(first["model"], float(first["memory_gib"]), node.containers)
 
@@ -38,8 +39,10 @@ class Cluster:
     """The nodes that plans may use.
 
     Attributes:
-        nodes: Each with at least one device; none that is off and cannot be woken.
+        nodes: Each with at least one GPU, and GPUs alone; none that is off and cannot be woken.
         claims: The devices that gangs hold.
+        slices: The MIG slices of nodes with GPUs that are cut.
+        partitions: How GPUs are to be cut.
         hosts_w: What hosts draw, by node, watts.
         covers: Whether there is a hook that powers a node.
     """
@@ -48,12 +51,20 @@ class Cluster:
     claims: Sequence[ClaimRow]
     hosts_w: Mapping[str, float]
     covers: Callable[[str], bool]
+    slices: Mapping[str, Sequence[StoredDevice]]
+    partitions: Sequence[PartitionRow]
 
     @classmethod
     def of(cls, rows: ClusterRows, covers: Callable[[str], bool]) -> Cluster:
         """Return the cluster of these rows."""
-        nodes = [node for node in rows.nodes if node.devices and (node.power != PowerState.OFF or covers(node.id))]
-        return cls(nodes, rows.claims, rows.hosts_w, covers)
+        slices = {
+            node.id: [device for device in node.devices if device.get("parent") is not None]
+            for node in rows.nodes
+            if any("mig_enabled" in device for device in node.devices)  # agents say it of GPUs that are cut alone
+        }
+        nodes = [_gpus_of(node) if node.id in slices else node for node in rows.nodes]
+        used = [node for node in nodes if node.devices and (node.power != PowerState.OFF or covers(node.id))]
+        return cls(used, rows.claims, rows.hosts_w, covers, slices, rows.partitions)
 
     @cached_property
     def kinds(self) -> list[NodeKind]:
@@ -64,6 +75,14 @@ class Cluster:
     def widest_node_gpus(self) -> int:
         """The devices of the widest node."""
         return max((len(node.devices) for node in self.nodes), default=1)
+
+
+def _gpus_of(node: NodeRow) -> NodeRow:
+    """Return a node without its slices: what a GPU draws contains what they draw."""
+    return node._replace(
+        devices=[device for device in node.devices if device.get("parent") is None],
+        readings=[each for each in node.readings if is_gpu(each["index"])],
+    )
 
 
 def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
@@ -133,9 +152,14 @@ def host_w(cluster: Cluster) -> Floats:
     return host_power_w / np.maximum(gpus, 1)
 
 
-def idle_w(cluster: Cluster) -> Floats:
-    """Return what a free device of each kind draws now, or its board by what is known of it: (n_gpu_models,) watts."""
-    claimed = set(cluster.claims)
+def idle_w(cluster: Cluster, hidden: Mapping[str, set[int]]) -> Floats:
+    """Return what a free device of each kind draws now, or its board by what is known of it: (n_gpu_models,) watts.
+
+    Args:
+        cluster: The nodes.
+        hidden: GPUs that policies do not see, by node: their slices may be in use.
+    """
+    claimed = {*cluster.claims, *(ClaimRow(node, gpu) for node, gpus in hidden.items() for gpu in gpus)}
     readings_w: dict[NodeKind, list[float]] = {kind: [] for kind in cluster.kinds}
     for node in filter(is_awake, cluster.nodes):
         readings_w[kind_of(node)] += [

@@ -107,6 +107,7 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         step_gpus=spec.gpus.step,
         gpu_model=spec.gpus.model,
         memory_gib=spec.gpus.memory_gib,
+        slice=spec.gpus.slice,
         needs_container=spec.image is not None,
         layout=None if spec.layout is None else spec.layout.model_dump_json(),
         service=None,

@@ -1,4 +1,7 @@
-"""Service instances in a snapshot: those that hold devices are in no table, those that wait are placed before all."""
+"""Service instances in a snapshot: those that hold devices are in no table, those that wait are placed before all.
+
+Jobs on slices that hold theirs are in no table either.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from services.scheduler.repository.snapshots import JobRow, NodeRow
 
 
 def holds_devices(job: JobRow) -> bool:
-    """Return whether a job is a service instance that starts or runs.
+    """Return whether a job holds devices that policies do not see: a slice, or those of a service instance.
 
-    One that waits is in the table of jobs, and so is one that stops: as any gang that is on its way out.
+    An instance that waits is in the table of jobs, and so is one that stops: as any gang that is on its way out. What a
+    job on a slice releases is for no policy.
     """
+    if job.slice is not None:
+        return job.gpus > 0
     return job.service is not None and job.gpus > 0 and phase_of(job) is not Phase.PREEMPTING
 
 
@@ -55,7 +61,9 @@ def waiting_instances(
         table: The nodes as policies see them.
         eligible: (n_jobs, n_gpu_models) where each job may run.
     """
-    waiting = [at for at, job in enumerate(jobs) if job.service is not None and job.state == "queued"]
+    waiting = [
+        at for at, job in enumerate(jobs) if job.service is not None and job.slice is None and job.state == "queued"
+    ]
     waiting.sort(key=lambda at: (jobs[at].submitted_s, jobs[at].id))
     return tuple(
         ServiceInstance(

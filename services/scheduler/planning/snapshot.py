@@ -26,6 +26,7 @@ from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable
 from services.scheduler.planning.job_table import eligible_kinds, job_table
 from services.scheduler.planning.service_instances import held_devices, held_w, holds_devices, waiting_instances
+from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
 from services.scheduler.repository.gates import gates
 from services.scheduler.repository.predictions import Predictions
@@ -122,7 +123,10 @@ def snapshot_of(
     """Return the snapshot that rows make; see ``load`` for the rest."""
     instances = [job for job in rows.jobs if holds_devices(job)]
     jobs = [job for job in rows.jobs if not holds_devices(job)] if instances else rows.jobs
+    cut = cut_gpus(cluster)
     held = held_devices(cluster.nodes, instances)
+    for node_id, gpus in without_held(cut.hidden, jobs).items():
+        held[node_id] = held.get(node_id, set()) | gpus
     instances_w = held_w(cluster, held)
     gpu_models = tuple(kind.gpu_model for kind in cluster.kinds)
     by_host_w, by_kind = host_w(cluster), settable(cluster)
@@ -153,7 +157,7 @@ def snapshot_of(
         control_curves=control_curves,
         settable=by_kind,
         gangs=gangs,
-        idle_w=idle_w(cluster) + by_host_w,
+        idle_w=idle_w(cluster, cut.hidden) + by_host_w,
         next_active_s=_next_active_s(trigger, now_s, rows.state.last_active_s, settings),
         measured_w=drawn_w(cluster) - instances_w + rows.asleep_w if at_rest else float("nan"),
         measures=settings.measures_controls and any(by_kind),
@@ -163,6 +167,8 @@ def snapshot_of(
         services=waiting_instances(jobs, cluster.nodes, nodes, eligible),
         services_gpus=sum(map(len, held.values())),
         services_w=instances_w,
+        slice_units=cut.units,
+        slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
     )
 

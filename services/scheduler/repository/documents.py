@@ -16,9 +16,14 @@ class StoredShare(TypedDict):
 
 
 class StoredDevice(TypedDict):
-    """A GPU of a node: an element of ``nodes.devices``. Agents of earlier releases leave out what they do not know."""
+    """A GPU or a slice: an element of ``nodes.devices``. Agents of earlier releases leave out what they do not know."""
 
     index: int
+    uuid: NotRequired[str]
+    parent: NotRequired[int]
+    start: NotRequired[int]
+    sevenths: NotRequired[int]
+    mig_enabled: NotRequired[bool]
     model: str
     memory_gib: float
     power_limit_w: NotRequired[float]
@@ -26,6 +31,14 @@ class StoredDevice(TypedDict):
     can_set_clock: NotRequired[bool]
     can_set_power_limit: NotRequired[bool]
     clocks_mhz: NotRequired[list[int]]
+
+
+class StoredIdentity(TypedDict, total=False):
+    """What tells a device from another one of the same number."""
+
+    uuid: str | None
+    parent: int | None
+    profile: str | None
 
 
 class StoredReading(TypedDict):
@@ -40,3 +53,4 @@ class StoredServiceTerms(TypedDict, total=False):
 
     zone: str | None
     node_labels: dict[str, str]
+    fleet: str | None

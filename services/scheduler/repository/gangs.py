@@ -11,7 +11,7 @@ from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
-from services.scheduler.repository.documents import Json, StoredShare
+from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
 
 CONTROL_COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: "clock_mhz"}
 """Where an allocation keeps what its devices are set to; commands and events use the same names."""
@@ -58,7 +58,11 @@ SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account
 ACCOUNT = "SELECT u.account FROM jobs j JOIN users u ON u.id = j.user_id WHERE j.id = $1"
 
 HOSTS = """
-SELECT n.id, n.address, coalesce(p.state, 'on') AS power FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+SELECT n.id, n.address, coalesce(p.state, 'on') AS power,
+       (SELECT jsonb_object_agg(d ->> 'index', jsonb_build_object(
+            'uuid', d -> 'uuid', 'parent', d -> 'parent', 'profile', d -> 'profile'))
+          FROM jsonb_array_elements(n.devices) d) AS units
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
  WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining
    AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
 """
@@ -73,7 +77,18 @@ INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_por
 VALUES ($1, $2, $3, 'starting', $4, $5, $6)
 """
 
-CLAIM = "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ($1, $2, $3)"
+CLAIM = """
+INSERT INTO device_claims (node_id, device, allocation_id, uuid, parent, profile) VALUES ($1, $2, $3, $4, $5, $6)
+"""
+
+UUIDS = "SELECT node_id, device, uuid FROM device_claims WHERE allocation_id = $1 AND uuid IS NOT NULL"
+
+# A node that came back with other slices no longer has those that gangs hold, though it may number others as they were.
+LOST_SLICES = """
+SELECT DISTINCT c.allocation_id FROM device_claims c JOIN nodes n ON n.id = c.node_id
+ WHERE c.parent IS NOT NULL
+   AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
+"""
 
 STOPPABLE = f"""
 SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s
@@ -121,7 +136,9 @@ WITH lost AS (
 )
 INSERT INTO webhook_events (type, data)
 SELECT 'node.lost', jsonb_build_object(
-           'node_id', n.id, 'zone', n.zone, 'gpus', jsonb_array_length(n.devices), 'last_heartbeat_at', n.heartbeat_at,
+           'node_id', n.id, 'zone', n.zone, 'gpus',
+           (SELECT count(*) FROM jsonb_array_elements(n.devices) d WHERE d ->> 'parent' IS NULL),
+           'last_heartbeat_at', n.heartbeat_at,
            'job_ids', (SELECT coalesce(jsonb_agg(DISTINCT a.job_id ORDER BY a.job_id), '[]') FROM device_claims c
                          JOIN allocations a ON a.id = c.allocation_id WHERE c.node_id = n.id))
   FROM lost n
@@ -208,11 +225,12 @@ class StartableJob(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A node that takes work, and how it is powered."""
+    """A node that takes work, how it is powered, and what its devices are, by their numbers."""
 
     id: str
     address: str
     power: str
+    units: dict[str, StoredIdentity] | None
 
 
 class PortInUse(NamedTuple):
@@ -324,17 +342,33 @@ async def ports_in_use(connection: Connection) -> list[PortInUse]:
     return await fetch_rows(connection, PortInUse, PORTS)
 
 
-async def insert(connection: Connection, gangs: Sequence[NewGang]) -> None:
-    """Make allocations, and claim their devices.
+async def insert(connection: Connection, gangs: Sequence[NewGang], hosts: Mapping[str, Host]) -> None:
+    """Make allocations, and claim their devices as what they are on these hosts.
 
     Raises:
-        UniqueViolationError: a job has a live allocation, or a device a holder.
+        UniqueViolationError: a job has a live allocation, or a device, or a part of it, a holder.
     """
     await connection.executemany(INSERT, gangs)
     claims = [
-        (share["node_id"], device, gang.id) for gang in gangs for share in gang.shares for device in share["devices"]
+        (share["node_id"], device, gang.id, unit.get("uuid"), unit.get("parent"), unit.get("profile"))
+        for gang in gangs
+        for share in gang.shares
+        for units in [hosts[share["node_id"]].units or {}]
+        for device in share["devices"]
+        for unit in [units.get(str(device), StoredIdentity())]
     ]
     await connection.executemany(CLAIM, claims)
+
+
+async def uuids(connection: Connection, allocation_id: str) -> dict[tuple[str, int], str]:
+    """Return the UUIDs of a gang's devices, by node and device, as far as they were known when it got them."""
+    rows = await connection.fetch(UUIDS, allocation_id)
+    return {(row["node_id"], row["device"]): row["uuid"] for row in rows}
+
+
+async def lost_slices(connection: Connection) -> set[str]:
+    """Return the allocations that hold a slice which their node no longer has."""
+    return {row["allocation_id"] for row in await connection.fetch(LOST_SLICES)}
 
 
 async def stoppable(connection: Connection, job_ids: Sequence[str]) -> list[StoppableGang]:

@@ -29,10 +29,10 @@ FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
           FROM jobs WHERE state = 'queued'),
        (SELECT count(*) FROM device_claims),
-       (SELECT coalesce(string_agg(id || zone || labels || draining || jsonb_array_length(devices), ','
-                                   ORDER BY id), '')
+       (SELECT coalesce(string_agg(id || zone || labels || draining || registered_at, ',' ORDER BY id), '')
           FROM nodes
          WHERE state = 'up' AND lease_until > now()),
+       (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),
        (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
                                    ORDER BY node_id), '') FROM node_power),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),

@@ -15,6 +15,7 @@ from services.db.job_specs import (
     MIN_GPUS,
     PREEMPTIBLE,
     PRIORITY,
+    SLICE,
     STEP_GPUS,
     WORK_TOTAL,
 )
@@ -33,7 +34,7 @@ SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
        {MIN_GPUS} AS min_gpus, {MAX_GPUS} AS max_gpus, {STEP_GPUS} AS step_gpus,
-       {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib,
+       {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib, {SLICE} AS slice,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
        j.cancel_requested OR j.hold_requested AS leaves,
@@ -98,6 +99,8 @@ SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
 
 CLAIMS = "SELECT node_id, device FROM device_claims"
 
+PARTITIONS = "SELECT node_id, gpu, sizes, owner, state FROM gpu_partitions"
+
 QUOTAS = """
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL
 """
@@ -111,6 +114,7 @@ class JobRow(NamedTuple):
     Attributes:
         since_s: When its gang started, or else since when it waits, UTC seconds.
         gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
+        slice: The name of the slice that it needs instead of GPUs, None of all others.
         layout: Its parallel layout, as JSON text.
         service: The terms of a service instance, None of a training job.
         leaves: Whether its user wants it cancelled or on hold.
@@ -131,6 +135,7 @@ class JobRow(NamedTuple):
     step_gpus: int
     gpu_model: str | None
     memory_gib: float | None
+    slice: str | None
     needs_container: bool
     layout: str | None
     service: StoredServiceTerms | None
@@ -206,6 +211,16 @@ class ClaimRow(NamedTuple):
     device: int
 
 
+class PartitionRow(NamedTuple):
+    """How a GPU is to be cut, and how far its node is with it."""
+
+    node_id: str
+    gpu: int
+    sizes: list[int]
+    owner: str | None
+    state: str
+
+
 class QuotaRow(NamedTuple):
     """The most GPUs that a tenant may hold."""
 
@@ -231,6 +246,7 @@ class ClusterRows:
     efficiencies: list[EfficiencyRow]
     nodes: list[NodeRow]
     claims: list[ClaimRow]
+    partitions: list[PartitionRow]
     quotas: list[QuotaRow]
     measured: list[str]
     hosts_w: Mapping[str, float]
@@ -269,6 +285,7 @@ async def cluster(
         efficiencies=await fetch_rows(connection, EfficiencyRow, EFFICIENCIES, min_profile_s),
         nodes=await fetch_rows(connection, NodeRow, NODES, node_min_on_s),
         claims=await fetch_rows(connection, ClaimRow, CLAIMS),
+        partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
         quotas=await fetch_rows(connection, QuotaRow, QUOTAS),
         measured=[record[0] for record in await connection.fetch(MEASURED)],
         hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},

@@ -32,7 +32,12 @@ SELECT jsonb_agg(jsonb_build_array(((extract(epoch FROM start_at) - $2) / {WINDO
 
 CLUSTER = text(f"""
 SELECT
-  (SELECT jsonb_agg(jsonb_build_array(n.id, n.zone, n.labels, n.devices) ORDER BY n.id)
+  (SELECT jsonb_agg(jsonb_build_array(n.id, n.zone, n.labels, (
+            SELECT coalesce(jsonb_agg(d), '[]') FROM jsonb_array_elements(n.devices) d
+             WHERE d ->> 'parent' IS NULL AND NOT coalesce((d ->> 'mig_enabled')::bool, false)
+               AND NOT EXISTS (SELECT FROM gpu_partitions g
+                                WHERE g.node_id = n.id AND g.gpu = (d ->> 'index')::int
+                                  AND (g.owner IS NOT NULL OR g.state IN ('pending', 'busy'))))) ORDER BY n.id)
      FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
     WHERE n.state = 'up' AND NOT n.draining AND coalesce(p.state, 'on') <> 'failed'
       AND (n.lease_until > now() OR p.state IN ('off', 'waking'))) AS nodes,
@@ -57,8 +62,9 @@ SELECT
      FROM (SELECT pool, place, mode, count(*) AS count FROM pool_instances
             WHERE state IN ('wanted', 'starting', 'ready') GROUP BY pool, place, mode) m) AS made
 """)
-"""Everything in one statement, so that it is of one moment. ``held``: devices of jobs that may not be preempted.
-``planned``: what pools are to have, by the newest plan that is or is about to be in force, and by the one in force."""
+"""Everything in one statement, so that it is of one moment. ``nodes``: with their whole GPUs that are kept for nobody.
+``held``: devices of jobs that may not be preempted. ``planned``: what pools are to have, by the newest plan that is or
+is about to be in force, and by the one in force."""
 
 OWN = text("""
 SELECT extract(epoch FROM now())::float8 AS now_s,

@@ -1,0 +1,67 @@
+"""Jobs on MIG slices: each gets one slice of its size before any policy decides, and no policy sees them.
+
+Which jobs come first is the order of ``Snapshot.slice_jobs``. A job takes the free slice whose GPU has the most slices
+in use, so that other GPUs become free and can be cut anew. Nothing is stopped for a job on a slice, and no slice is
+reserved for one: the next that falls free goes to the first job that may have it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from services.core.cycle.plan import Action, Hold, Reason, Start
+from services.core.cycle.ranking import with_holds, without_indices
+from services.core.cycle.snapshot import SliceJob, Snapshot
+from services.core.domain.placement import NodeShare, Placement
+
+
+def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
+    """Return a start or a hold for every job that waits for a slice, and the snapshot without those jobs."""
+    jobs, units = snapshot.jobs, snapshot.slice_units
+    quota = dict(snapshot.tenant_gpu_quota)
+    held: Counter[str] = Counter()
+    for job in np.flatnonzero(jobs.gpus > 0).tolist():
+        held[jobs.tenants[job]] += int(jobs.gpus[job])
+    used = Counter((unit.node, unit.gpu) for unit in units if not unit.free)
+    free = np.fromiter((unit.free for unit in units), np.bool_, len(units))
+    starts: list[Start] = []
+    holds: list[Hold] = []
+    for each in snapshot.slice_jobs:
+        tenant = jobs.tenants[jobs.index[each.job_id]]
+        fits: list[int] = np.flatnonzero(each.units & free).tolist()
+        if not each.units.any():
+            holds.append(Hold(each.job_id, Reason.NO_SUCH_SLICE))
+        elif tenant in quota and held[tenant] + 1 > quota[tenant]:
+            holds.append(Hold(each.job_id, Reason.TENANT_QUOTA))
+        elif not fits:
+            holds.append(Hold(each.job_id, Reason.NOT_ENOUGH_FREE_SLICES))
+        else:
+            at = min(fits, key=lambda at: (-used[units[at].node, units[at].gpu], units[at].node, units[at].device))
+            free[at] = False
+            used[units[at].node, units[at].gpu] += 1
+            if tenant in quota:
+                quota[tenant] -= 1
+            starts.append(_start(snapshot, each, at))
+    return with_holds(snapshot, (*starts, *holds)), _without(snapshot, quota)
+
+
+def _start(snapshot: Snapshot, job: SliceJob, at: int) -> Start:
+    unit = snapshot.slice_units[at]
+    share = NodeShare(snapshot.nodes.ids[unit.node], (unit.device,))
+    return Start(job.job_id, Placement((share,)), Reason.IN_ORDER)
+
+
+def _without(snapshot: Snapshot, quota: dict[str, int]) -> Snapshot:
+    jobs = snapshot.jobs
+    stays = np.ones(len(jobs), dtype=np.bool_)
+    stays[[jobs.index[each.job_id] for each in snapshot.slice_jobs]] = False
+    return replace(
+        snapshot,
+        jobs=jobs.rows(stays),
+        tenant_gpu_quota={tenant: max(gpus, 0) for tenant, gpus in quota.items()},
+        slice_jobs=(),
+        hints=without_indices(snapshot),
+    )

@@ -1,0 +1,145 @@
+"""GPUs that are cut or kept for a fleet, in a snapshot: policies see none of them, and jobs on slices their slices.
+
+While a GPU is being cut, neither it nor its slices are there: what is wanted of it (``gpu_partitions``) and what its
+node registered (``nodes.devices``) must agree before anything is placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.contracts.nodes import PartitionState
+from services.core.cycle.snapshot import NodeTable, SliceJob, SliceUnit
+from services.core.domain.arrays import Bools
+from services.core.domain.ids import JobId
+from services.core.domain.mig import WHOLE, sevenths_of
+from services.scheduler.planning.cluster import Cluster
+from services.scheduler.repository.documents import StoredDevice, StoredServiceTerms
+from services.scheduler.repository.snapshots import JobRow, NodeRow, PartitionRow
+
+
+@dataclass(frozen=True)
+class CutGpus:
+    """The GPUs that are not for policies.
+
+    Attributes:
+        hidden: Those GPUs, by node.
+        units: What jobs on slices may run on.
+        owners: (n_units,) the fleet that each is kept for, None for any job.
+        memory_gib: (n_units,) of each.
+    """
+
+    hidden: dict[str, set[int]]
+    units: tuple[SliceUnit, ...]
+    owners: tuple[str | None, ...]
+    memory_gib: tuple[float, ...]
+
+
+def cut_gpus(cluster: Cluster) -> CutGpus:
+    """Return which GPUs are cut, being cut or kept for a fleet, and the slices that may be used."""
+    wanted = {(row.node_id, row.gpu): row for row in cluster.partitions}
+    special = {*cluster.slices, *(row.node_id for row in cluster.partitions)}
+    claimed = {(claim.node_id, claim.device) for claim in cluster.claims if claim.node_id in special}
+    hidden: dict[str, set[int]] = {}
+    units: list[SliceUnit] = []
+    owners: list[str | None] = []
+    memory_gib: list[float] = []
+    for at, node in enumerate(cluster.nodes if special else ()):
+        for gpu in node.devices if node.id in special else ():
+            row = wanted.get((node.id, gpu["index"]))
+            if row is None and not gpu.get("mig_enabled"):
+                continue
+            slices = _slices_of(cluster, node, gpu)
+            is_settled = row is None or _is_settled(row, slices, is_cut=gpu.get("mig_enabled", False))
+            owner = None if row is None else row.owner
+            if is_settled and owner is None and not gpu.get("mig_enabled"):
+                continue
+            hidden.setdefault(node.id, set()).add(gpu["index"])
+            for device in (slices or ([] if gpu.get("mig_enabled") else [gpu])) if is_settled else ():
+                is_free = (node.id, device["index"]) not in claimed
+                size = device.get("sevenths", WHOLE)
+                units.append(SliceUnit(at, device["index"], gpu["index"], size, is_free, device.get("uuid", "")))
+                owners.append(owner)
+                memory_gib.append(float(device["memory_gib"]))
+    return CutGpus(hidden, tuple(units), tuple(owners), tuple(memory_gib))
+
+
+def _slices_of(cluster: Cluster, node: NodeRow, gpu: StoredDevice) -> list[StoredDevice]:
+    found = [each for each in cluster.slices.get(node.id, ()) if each.get("parent") == gpu["index"]]
+    return sorted(found, key=lambda each: each["index"])
+
+
+def _is_settled(row: PartitionRow, slices: Sequence[StoredDevice], *, is_cut: bool) -> bool:
+    """Whether a GPU is as it is wanted, or stays as it is because it could not be cut."""
+    if row.state == PartitionState.FAILED:
+        return True
+    is_so = [each.get("sevenths", WHOLE) for each in slices] == row.sizes and is_cut == bool(row.sizes)
+    return row.state == PartitionState.APPLIED and is_so
+
+
+def without_held(hidden: dict[str, set[int]], jobs: Sequence[JobRow]) -> dict[str, set[int]]:
+    """Return hidden GPUs without those that jobs of the table hold: until they are released they are those jobs'."""
+    if not hidden:
+        return hidden
+    left = {node: set(gpus) for node, gpus in hidden.items()}
+    for share in (share for job in jobs for share in job.shares or ()):
+        left.get(share["node_id"], set[int]()).difference_update(share["devices"])
+    return {node: gpus for node, gpus in left.items() if gpus}
+
+
+def waiting_slice_jobs(
+    jobs: Sequence[JobRow], nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools, cut: CutGpus
+) -> tuple[SliceJob, ...]:
+    """Return the jobs that wait for a slice: service instances first, then by priority, then the oldest.
+
+    Args:
+        jobs: Of the table of jobs.
+        nodes: In the order of ``table``.
+        table: The nodes as policies see them, with all their GPUs.
+        eligible: (n_jobs, n_gpu_models) where each job may run.
+        cut: The slices.
+    """
+    waiting = [at for at, job in enumerate(jobs) if job.slice is not None and job.state == "queued"]
+    waiting.sort(key=lambda at: (jobs[at].service is None, -jobs[at].priority, jobs[at].submitted_s, jobs[at].id))
+    on_units = _Suitability(nodes, table, cut)
+    return tuple(
+        SliceJob(JobId(jobs[at].id), sevenths_of(jobs[at].slice or ""), on_units.of(jobs[at], eligible[at]))
+        for at in waiting
+    )
+
+
+class _Suitability:
+    """Which units jobs may run on; jobs that ask for the same share one answer."""
+
+    def __init__(self, nodes: Sequence[NodeRow], table: NodeTable, cut: CutGpus) -> None:
+        self._nodes = nodes
+        self._cut = cut
+        on = np.array([unit.node for unit in cut.units], dtype=np.int64)
+        self._sevenths = np.array([unit.sevenths for unit in cut.units], dtype=np.int64)
+        self._memory_gib = np.array(cut.memory_gib, dtype=np.float64)
+        self._model = table.gpu_model[on]
+        self._takes_work = (table.schedulable & ~table.asleep)[on]
+        self._known: dict[tuple[object, ...], Bools] = {}
+
+    def of(self, job: JobRow, eligible: Bools) -> Bools:
+        """Return the units: (n_units,)."""
+        terms = StoredServiceTerms() if job.service is None else job.service
+        fleet, zone, labels = terms.get("fleet"), terms.get("zone"), terms.get("node_labels", dict[str, str]())
+        key = (job.slice, job.memory_gib, eligible.tobytes(), fleet, zone, *sorted(labels.items()))
+        if key not in self._known:
+            nodes = [self._nodes[unit.node] for unit in self._cut.units]
+            allows = [
+                owner == fleet and (zone is None or node.zone == zone) and labels.items() <= node.labels.items()
+                for node, owner in zip(nodes, self._cut.owners, strict=True)
+            ]
+            self._known[key] = (
+                np.array(allows, dtype=np.bool_)
+                & (self._sevenths == sevenths_of(job.slice or ""))
+                & (self._memory_gib >= (job.memory_gib or 0.0))
+                & eligible[self._model]
+                & self._takes_work
+            )
+        return self._known[key]
