@@ -4,8 +4,8 @@
 
 DATA is a folder with ``carbon/freesh/e_instance.csv``, ``llm/freesh_qps_partition_{a,b}.csv`` and
 ``profiles/freesh``, the inputs and the first solutions that FREESH's authors published. In PAGE, what stands between
-``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names published, day and sensitivity, and the plots beside
-the page are redrawn.
+``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names published, day, ties, below-full-load and sensitivity,
+and the plots beside the page are redrawn.
 
 A day is 48 half hours of six five-minute steps, each planned on its own as the paper does, with the day's real demand
 and rates taken as forecast. Demand is the file's divided by ``BETA``, as in the authors' solutions.
@@ -25,6 +25,7 @@ import numpy as np
 
 from reproductions.marked import fill
 from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
+from services.core.domain.gpus import gpu_model
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.solvers.model import SolveStatus
 from services.simulator.report.charts import Line, picture
@@ -33,6 +34,7 @@ HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1
 CLASSES, PARTITIONS = ("SS", "SL", "LS", "LL"), ("a", "b")
 SIZES, LOADS = (0.75, 1.0, 1.5, 2.0), (0.5, 1.0, 1.5, 2.0)
 GAP = 1e-4
+IDLE_W = {"A100": gpu_model("A100-SXM4-80GB").idle_w, "H100": gpu_model("H100-SXM5-80GB").idle_w}
 TIE = 1e-8
 DRAWS = 20
 UNTIED: dict[str, Any] = {"objective": "cost"}
@@ -206,6 +208,28 @@ def ties(inputs: Inputs) -> str:
     )
 
 
+def below_full_load(inputs: Inputs) -> str:
+    """Return the day if power follows the load down to that of idle boards, planned with and without knowing it."""
+    lines = ["| planned with | carbon | energy | carbon | energy |", "|---|---:|---:|---:|---:|"]
+    base: tuple[float, float] | None = None
+    for name, is_known in {"full power": False, "power that follows the load": True}.items():
+        carbon_kg = energy_kwh = 0.0
+        for index in range(HALF_HOURS):
+            request = half_hour(inputs, index)
+            modes = [
+                mode.model_copy(update={"idle_w": sum(n * IDLE_W[of] for of, n in mode.gpus.items())})
+                for mode in request.modes
+            ]
+            real = request.model_copy(update={"modes": modes})
+            problem, known = real.in_core(), (real if is_known else request).in_core()
+            found = pools_result(real, problem, plan_pools(known, relative_gap=GAP))
+            carbon_kg, energy_kwh = carbon_kg + (found.emissions_kg or 0), energy_kwh + (found.energy_kwh or 0)
+        base = base or (carbon_kg, energy_kwh)
+        changes = f"{100 * (carbon_kg / base[0] - 1):+.1f} % | {100 * (energy_kwh / base[1] - 1):+.1f} %"
+        lines.append(f"| {name} | {carbon_kg:.2f} kg | {energy_kwh:.1f} kWh | {changes} |")
+    return "\n".join(lines)
+
+
 def sensitivity(inputs: Inputs) -> str:
     """Return carbon against energy objective by capacity and load."""
     lines = ["| GPUs | " + " | ".join(f"demand x {load:g}" for load in LOADS) + " |", "|---:|" + "---|" * len(LOADS)]
@@ -282,6 +306,7 @@ def main() -> None:
         "published": lambda: published(data, inputs),
         "day": lambda: choices(inputs, page.parent),
         "ties": lambda: ties(inputs),
+        "below-full-load": lambda: below_full_load(inputs),
         "sensitivity": lambda: sensitivity(inputs),
     }
     fill(page, tables)

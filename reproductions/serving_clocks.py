@@ -65,7 +65,7 @@ def the_hour() -> Hour:
     classes = {
         part.name: site.classes_of(part.name, trace.input_tokens, trace.output_tokens) for part in site.spec.partitions
     }
-    return Hour(site, rates, trace, make_plans(site, rates, trace, classes))
+    return Hour(site, rates, trace, make_plans(Site(papers_pools()), rates, trace, classes))  # the paper's plans
 
 
 def with_idle_boards(spec: PoolSpec) -> PoolSpec:

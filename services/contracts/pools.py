@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome
+from services.core.domain.arrays import Bools
 from services.core.domain.units import J_PER_KWH
+from services.core.policies.freesh.coverage import MAX_REGIONS
 from services.core.policies.freesh.miad import TABLE_7, LatencyLimits
 from services.core.policies.freesh.pools import (
     NegativeRates,
@@ -19,6 +21,7 @@ from services.core.policies.freesh.pools import (
     PoolPlan,
     PoolProblem,
     Shortfall,
+    drawn_w,
     energy_j,
     switches,
     switching_j,
@@ -36,6 +39,22 @@ TIE_SHARE = 1e-4
 Objective = Literal["carbon", "energy", "cost"]
 Gpus = Annotated[dict[Name, Annotated[Int, Field(ge=0, le=1_000_000)]], Field(max_length=50)]
 Rates = Annotated[list[Annotated[Real, Field(ge=-1e7, le=1e7)]], Field(min_length=1, max_length=MAX_STEPS)]
+Demand = Annotated[list[Annotated[Real, Field(ge=0, le=1e9)]], Field(min_length=1, max_length=MAX_STEPS)]
+NetworkMs = Annotated[dict[Name, Annotated[Real, Field(ge=0, le=60_000)]], Field(max_length=MAX_LOCATIONS)]
+
+
+class ClientRegion(Message):
+    """Where requests come from, and how far every location is from there."""
+
+    name: Name
+    share: Real = Field(
+        default=1, gt=0, le=1e9, description="Its part of the requests of every class, in proportion to the others'."
+    )
+    network_ms: NetworkMs = Field(
+        default_factory=dict[str, float],
+        description="Milliseconds there and back to each location, in addition to the times in profiles; 0 for "
+        "locations that are not named.",
+    )
 
 
 class PoolLocation(Message):
@@ -58,7 +77,9 @@ class PoolMode(Message):
         default=None,
         ge=0,
         le=1e7,
-        description="Power without requests; by default the lowest power in any of its profiles.",
+        description="Power without requests. If it is stated, an instance draws between this and the power of its "
+        "profile in proportion to its load; if not, it draws its profile's power whatever its load, and the lowest of "
+        "any of its profiles where it is kept without requests.",
     )
     start_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of starting an instance.")
     stop_wh: Real = Field(default=0, ge=0, le=1e6, description="Energy of stopping an instance, including its drain.")
@@ -88,14 +109,19 @@ class ClassTerms(Message):
         max_length=MAX_MODES, description="How modes serve the class; a mode without a profile cannot serve it."
     )
 
-    def admits(self, profile: ModeProfile) -> bool:
-        """Return whether a profile keeps the limits; without a measured value, a limit is not kept."""
+    def admits(self, profile: ModeProfile, network_ms: float = 0.0) -> bool:
+        """Return whether a profile keeps the limits; without a measured value, a limit is not kept.
+
+        Args:
+            profile: How a mode serves the class.
+            network_ms: Between client and instance, there and back; part of the time to the first token and of all.
+        """
         pairs = (
-            (self.max_latency_s, profile.latency_s),
-            (self.max_ttft_ms, profile.ttft_ms),
-            (self.max_tbt_ms, profile.tbt_ms),
+            (self.max_latency_s, profile.latency_s, 1e-3 * network_ms),
+            (self.max_ttft_ms, profile.ttft_ms, network_ms),
+            (self.max_tbt_ms, profile.tbt_ms, 0.0),
         )
-        return all(limit is None or (found is not None and found <= limit) for limit, found in pairs)
+        return all(limit is None or (found is not None and found + more <= limit) for limit, found, more in pairs)
 
     def latency_limits(self) -> LatencyLimits:
         """Return the thresholds for clocks: the stated limits, and where there is none that of FREESH's Table 7."""
@@ -110,7 +136,12 @@ class ClassTerms(Message):
 class RequestClass(ClassTerms):
     """A class of requests with the demand to plan for."""
 
-    demand_qps: list[Annotated[Real, Field(ge=0, le=1e9)]] = Field(min_length=1, max_length=MAX_STEPS)
+    demand_qps: Demand = Field(description="Peak rate in each step, for which there must be capacity.")
+    mean_qps: Demand | None = Field(
+        default=None,
+        description="Mean rate in each step, from which the power of modes with `idle_w` follows; by default "
+        "the peaks.",
+    )
 
 
 class RequestPartition(Message):
@@ -138,7 +169,7 @@ class PlannedInstances(Message):
     request_class: Name | None = Field(description="Null for instances that are kept running without requests.")
     mode: Name
     count: Int = Field(ge=0, le=1_000_000)
-    power_w: Real = Field(description="Power of each instance.")
+    power_w: Real = Field(description="Power of each instance, on average.")
 
 
 class Incumbent(Message):
@@ -180,6 +211,12 @@ class PoolsRequest(SolveOptions):
     )
     partition: Name | None = Field(default=None, description="Plan for this partition only; null to choose the best.")
     locations: list[PoolLocation] = Field(min_length=1, max_length=MAX_LOCATIONS)
+    regions: list[ClientRegion] = Field(
+        default_factory=list[ClientRegion],
+        max_length=MAX_REGIONS,
+        description="Regions of clients. Requests are planned only for locations where the limits of their class hold "
+        "with the network's time on top.",
+    )
     modes: list[PoolMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[RequestPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     running: list[RunningInstances] = Field(default_factory=list[RunningInstances], max_length=MAX_COLUMNS)
@@ -202,6 +239,10 @@ class PoolsRequest(SolveOptions):
                 raise ValueError(f"location {location.name} does not have {steps} steps as the first one has")
             if self.objective == "cost" and location.price_per_kwh is None:
                 raise ValueError(f"the objective is cost, and location {location.name} has no price_per_kwh")
+        _once("regions", (each.name for each in self.regions))
+        locations = {each.name for each in self.locations}
+        for region in self.regions:
+            _known(f"network_ms of region {region.name}", region.network_ms, locations, "location")
         for mode in self.modes:
             if not any(mode.gpus.values()):
                 raise ValueError(f"mode {mode.name} takes no GPU")
@@ -211,6 +252,8 @@ class PoolsRequest(SolveOptions):
                 where = f"class {each.name} of partition {part.name}"
                 if len(each.demand_qps) != steps:
                     raise ValueError(f"{where} has {len(each.demand_qps)} steps of demand, not {steps}")
+                if each.mean_qps is not None and len(each.mean_qps) != steps:
+                    raise ValueError(f"{where} has {len(each.mean_qps)} steps of mean_qps, not {steps}")
                 _once(f"the profiles of {where}", (profile.mode for profile in each.profiles))
                 _known(where, (profile.mode for profile in each.profiles), modes, "mode")
             if len(self.locations) * len(part.classes) * len(modes) > MAX_COLUMNS:
@@ -239,7 +282,7 @@ class PoolsRequest(SolveOptions):
             rates=self._rates(),
             gpus=_counts([each.gpus for each in self.locations], types),
             mode_gpus=_counts([each.gpus for each in self.modes], types),
-            partitions=tuple(_partition(part, self.modes) for part in self.chosen),
+            partitions=tuple(self._partition(part) for part in self.chosen),
             head_room=self.head_room,
             running=running,
             locked=locked,
@@ -247,6 +290,8 @@ class PoolsRequest(SolveOptions):
             start_j=np.array([3_600 * mode.start_wh for mode in self.modes]),
             stop_j=np.array([3_600 * mode.stop_wh for mode in self.modes]),
             negative_rates=self.negative_rates,
+            region_shares=self._region_shares(),
+            follows_load=np.array([mode.idle_w is not None for mode in self.modes]),
         )
 
     def incumbent_in_core(self) -> PoolPlan | None:
@@ -301,6 +346,29 @@ class PoolsRequest(SolveOptions):
                 locked[place] += each.instances
         return running, locked
 
+    def _region_shares(self) -> np.ndarray:
+        shares = np.array([region.share for region in self.regions] or [1.0])
+        return shares / shares.sum()
+
+    def _partition(self, part: RequestPartition) -> Partition:
+        at_mode = {mode.name: index for index, mode in enumerate(self.modes)}
+        shape = (len(part.classes), len(self.modes))
+        max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
+        network_ms = np.array(
+            [[region.network_ms.get(place.name, 0.0) for place in self.locations] for region in self.regions]
+        )
+        reach = np.ones((*network_ms.shape, *shape), np.bool_) if self.regions else None
+        for index, each in enumerate(part.classes):
+            for profile in each.profiles:
+                place = index, at_mode[profile.mode]
+                max_qps[place], power_w[place], eligible[place] = profile.max_qps, profile.power_w, each.admits(profile)
+                if reach is not None:
+                    within = [[each.admits(profile, far_ms) for far_ms in row] for row in network_ms.tolist()]
+                    reach[:, :, *place] = np.array(within)
+        means = [each.mean_qps or each.demand_qps for each in part.classes]
+        demand = np.array([each.demand_qps for each in part.classes])
+        return Partition(demand, max_qps, power_w, eligible, reach, np.array(means))
+
     def _idle_w(self, mode: PoolMode) -> float:
         if mode.idle_w is not None:
             return mode.idle_w
@@ -329,7 +397,8 @@ class UnservedDemand(Message):
     request_class: str
     qps: float = Field(description="Requests per second that are not served, of the peak demand with head-room.")
     reason: Literal["no_mode", "gpus", "gpus_shared", "gpus_held", "no_gpus"] = Field(
-        description="`no_mode`: no mode keeps the latency limits; `gpus`: all GPUs together could not serve it; "
+        description="`no_mode`: no mode keeps the latency limits, or none for the clients of some region; `gpus`: all "
+        "GPUs together could not serve it; "
         "`gpus_shared`: the GPUs do not suffice for it and the other classes. For pools that run also `gpus_held`: "
         "other pools, or jobs that may not be preempted, hold GPUs that it could use; `no_gpus`: no node in the pool's "
         "places has GPUs of a model that it may use."
@@ -400,15 +469,14 @@ def _weighed(problem: PoolProblem, plan: PoolPlan, rates: np.ndarray) -> float:
 def _instances(
     request: PoolsRequest, part: RequestPartition, problem: PoolProblem, plan: PoolPlan
 ) -> list[PlannedInstances]:
-    assert plan.partition is not None
-    power_w = problem.partitions[plan.partition].power_w
+    power_w = drawn_w(problem, plan)
     serving = [
         PlannedInstances(
             location=request.locations[location].name,
             request_class=part.classes[pool].name,
             mode=request.modes[mode].name,
             count=int(plan.instances[location, pool, mode]),
-            power_w=float(power_w[pool, mode]),
+            power_w=float(power_w[location, pool, mode]),
         )
         for location, pool, mode in np.argwhere(plan.instances).tolist()
     ]
@@ -436,7 +504,8 @@ def _changes(request: PoolsRequest, counts: np.ndarray) -> list[InstanceChange]:
 
 def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall) -> list[UnservedDemand]:
     assert plan.partition is not None
-    servable = problem.partitions[plan.partition].usable.sum(axis=1) > 0
+    reach = problem.reach_of(plan.partition) & problem.partitions[plan.partition].usable
+    servable: Bools = np.all(reach.any(axis=(1, 3)), axis=0)
     return [
         UnservedDemand(
             request_class=part.classes[index].name,
@@ -453,17 +522,6 @@ def _full(request: PoolsRequest, found: Shortfall) -> list[FullGpus]:
         FullGpus(location=request.locations[location].name, gpu_type=types[gpu_type])
         for location, gpu_type in np.argwhere(found.full).tolist()
     ]
-
-
-def _partition(part: RequestPartition, modes: list[PoolMode]) -> Partition:
-    at_mode = {mode.name: index for index, mode in enumerate(modes)}
-    shape = (len(part.classes), len(modes))
-    max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
-    for index, each in enumerate(part.classes):
-        for profile in each.profiles:
-            place = index, at_mode[profile.mode]
-            max_qps[place], power_w[place], eligible[place] = profile.max_qps, profile.power_w, each.admits(profile)
-    return Partition(np.array([each.demand_qps for each in part.classes]), max_qps, power_w, eligible)
 
 
 def _counts(gpus: list[dict[str, int]], types: list[str]) -> np.ndarray:

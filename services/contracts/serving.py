@@ -26,6 +26,7 @@ from services.contracts.pools import (
     MAX_MODES,
     MAX_PARTITIONS,
     ClassTerms,
+    ClientRegion,
     Objective,
     PoolsResult,
 )
@@ -36,6 +37,7 @@ from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
 from services.core.domain.signal import Signal
 from services.core.policies.freesh.classes import CLASSES
+from services.core.policies.freesh.coverage import MAX_REGIONS
 from services.core.policies.freesh.miad import LatencyLimits
 from services.core.policies.freesh.pools import NegativeRates
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD, WINDOW_S
@@ -98,7 +100,8 @@ class ServerMode(Message):
         default=None,
         ge=0,
         le=1e7,
-        description="Power without requests; by default the lowest power in any of its profiles.",
+        description="Power without requests. If it is stated, an instance is planned to draw between this and the "
+        "power of its profile in proportion to its load; if not, its profile's power whatever its load.",
     )
     start_s: Real = Field(
         default=120, ge=0, le=86_400, description="Time from the start of an instance until it serves requests."
@@ -245,6 +248,12 @@ class PoolSpec(SolveOptions):
         default=0, ge=0, le=1e7, description="Minimum time that an instance runs before it may be stopped."
     )
     places: list[PoolPlace] = Field(min_length=1, max_length=MAX_LOCATIONS)
+    regions: list[ClientRegion] = Field(
+        default_factory=list[ClientRegion],
+        max_length=MAX_REGIONS,
+        description="Regions of clients. Requests are planned only for places where the limits of their class hold "
+        "with the network's time on top; none if the network does not matter.",
+    )
     modes: list[ServerMode] = Field(min_length=1, max_length=MAX_MODES)
     partitions: list[PoolPartition] = Field(min_length=1, max_length=MAX_PARTITIONS)
     probes: ServerProbes = ServerProbes()
@@ -280,10 +289,14 @@ class PoolSpec(SolveOptions):
             raise ValueError(f"models name {twice[0]} twice")
         if own := sorted(set(self.models) & set(self.fallback)):
             raise ValueError(f"fallback names {own[0]}, which is a model of the pool itself")
-        for what in ("places", "modes", "partitions"):
+        for what in ("places", "modes", "partitions", "regions"):
             names = [each.name for each in getattr(self, what)]
             if len(set(names)) < len(names):
                 raise ValueError(f"{what} name {next(name for name in names if names.count(name) > 1)} twice")
+        places = {place.name for place in self.places}
+        for region in self.regions:
+            if unknown := sorted(region.network_ms.keys() - places):
+                raise ValueError(f"network_ms of region {region.name} names no place: {unknown[0]}")
         modes = {mode.name for mode in self.modes}
         for part in self.partitions:
             if len(self.places) * len(part.classes) * len(modes) > MAX_COLUMNS:
@@ -494,6 +507,11 @@ class DemandForecast(Message):
     )
     history_s: float = Field(description="Length of the traffic history that was known.")
     peaks_qps: dict[str, list[float]] = Field(description="Peak rates of each step, by class.")
+    mean_shares: dict[str, float] = Field(
+        default_factory=dict[str, float],
+        description="Mean rates of the last day as a share of the peaks of its steps, by class, from which the power "
+        "of modes with `idle_w` follows; 1 where they are unknown.",
+    )
     left_out: dict[str, str] = Field(
         default_factory=dict[str, str], description="Forecasting methods that were not used, and why."
     )

@@ -124,3 +124,9 @@ def test_a_higher_quantile_is_never_less_and_a_plan_has_the_steps_it_is_for() ->
     low, high = (predicted(a_log(counts), quantile=share, steps=2).peaks_qps["all"] for share in (0.5, 0.95))
     assert (len(low), len(high)) == (2, 2)
     assert sum(high) > sum(low)
+
+
+def test_the_mean_load_is_a_share_of_the_peaks() -> None:
+    found = predicted(a_log(([10] * 30 + [20] * 30) * 3))
+    assert found.mean_shares == {"all": pytest.approx(0.75)}
+    assert predicted(a_log([0] * 120)).mean_shares == {}

@@ -263,6 +263,52 @@ def test_starts_and_stops_are_priced_at_full_power_unless_stated() -> None:
     ]
 
 
+PLACES = [{"name": "west", "zone": ZONE}, {"name": "east", "zone": "DE"}]
+
+
+def placed(regions: list[dict[str, Any]], qps: float = 4.0) -> PoolsResult:
+    """Plan for two places, the first the cleaner, with a TTFT of 100 ms of 200 ms allowed."""
+    return solve(asked(a_spec(places=PLACES, regions=regions), [a_node(), a_node(zone="DE")], qps=qps))
+
+
+def test_requests_are_planned_for_where_the_network_leaves_them_time() -> None:
+    near = {"name": "west-coast", "network_ms": {"west": 20, "east": 150}}
+    far = {"name": "europe", "network_ms": {"west": 150, "east": 20}}
+    assert {each.location for each in placed([]).instances} == {"west"}
+    assert {each.location for each in placed([near]).instances} == {"west"}
+    assert {each.location for each in placed([far]).instances} == {"east"}
+    shared = placed([near | {"share": 3}, far])
+    served = {each.location: each.count * {"small": 2, "large": 5}[each.mode] for each in shared.instances}
+    assert served["west"] >= 0.75 * 4.4
+    assert served["east"] >= 0.25 * 4.4
+
+
+def test_clients_too_far_from_every_place_are_named_in_the_shortfall() -> None:
+    result = placed([{"name": "moon", "network_ms": {"west": 1_300, "east": 1_300}}])
+    assert [each.reason for each in result.shortfall] == ["no_mode"]
+
+
+def test_a_region_that_names_an_unknown_place_is_refused() -> None:
+    with pytest.raises(ValidationError, match="network_ms of region eu names no place: north"):
+        a_spec(regions=[{"name": "eu", "network_ms": {"north": 3}}])
+    with pytest.raises(ValidationError, match="regions name eu twice"):
+        a_spec(regions=[{"name": "eu"}, {"name": "eu"}])
+
+
+def test_the_power_of_a_mode_with_idle_power_follows_the_mean_load() -> None:
+    spec = a_spec()
+    modes = [spec.modes[0].model_copy(update={"idle_w": 100.0, "start_wh": 0.0})]
+    classes = spec.partitions[0].classes[0]
+    part = spec.partitions[0].model_copy(
+        update={"classes": [classes.model_copy(update={"profiles": classes.profiles[:1]})]}
+    )
+    spec = spec.model_copy(update={"modes": modes, "partitions": [part]})
+    demand = {"one": demand_of(spec, 1.0)["one"].model_copy(update={"mean_shares": {"all": 0.5}})}
+    request = problem_of(spec, demand, intensities_of(spec), gpus_by_place(spec, [a_node()]), [], 5.0)
+    (planned,) = solve(PoolsProblem.model_validate(request.model_dump())).instances
+    assert planned.power_w == pytest.approx(100 + 200 * 0.5 / 2), "half a request a second of two"
+
+
 @pytest.mark.parametrize("field", ["plan_every_min", "demand_quantile"])
 @pytest.mark.parametrize("value", [0, 4, 7, 35, 1.5])
 def test_an_interval_or_quantile_out_of_bounds_is_refused(field: str, value: float) -> None:

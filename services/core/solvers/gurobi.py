@@ -75,7 +75,10 @@ def _optimised(
     _fill(gurobipy, problem, model)
     if start is not None:
         problem.update()
-        problem.setAttr("Start", problem.getVars(), start.tolist())
+        whole = [
+            variable for variable, is_whole in zip(problem.getVars(), model.integer.tolist(), strict=True) if is_whole
+        ]
+        problem.setAttr("Start", whole, start[model.integer].tolist())  # what follows from these it finds by itself
     if patience is not None:
         problem.setParam("WorkLimit", patience.checks / CHECKS_A_WORK_UNIT)
     problem.optimize()

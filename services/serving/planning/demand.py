@@ -87,6 +87,7 @@ def predict_demand(
         is_assumed=is_assumed,
         history_s=len(counts) * WINDOW_S,
         peaks_qps={name: peaks[:steps, index].tolist() for index, name in enumerate(names)},
+        mean_shares=_mean_shares(names, traffic),
         left_out=left_out,
     )
 
@@ -109,6 +110,18 @@ def _history(log: RequestLog, max_age_s: float, now_s: float) -> tuple[Ints, flo
         else:
             first = stop
     return counts[first:], now_s - (log.end_s - (len(log.is_known) - end) * WINDOW_S)
+
+
+def _mean_shares(names: list[str], traffic: Traffic) -> dict[str, float]:
+    """Return the mean rates of the last day as a share of the peaks of its steps, of classes that had requests."""
+    known = traffic.since(max(0, len(traffic) - DAY_STEPS))
+    assert known.counts is not None
+    peaks, means = known.peaks_qps.sum(axis=0), known.counts.mean(axis=1).sum(axis=0) / WINDOW_S
+    return {
+        name: float(mean / peak)
+        for name, peak, mean in zip(names, peaks.tolist(), means.tolist(), strict=True)
+        if peak > 0
+    }
 
 
 def _assumed(counts: Ints, assumed: Floats | None) -> tuple[Floats, str]:

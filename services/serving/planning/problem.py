@@ -110,7 +110,7 @@ def problem_of(
         for place, has in gpus.items()
     }
     modes = [_mode(spec, mode, stand_ins) for mode in spec.modes]
-    steps = spec.plan_steps
+    steps, follows_load = spec.plan_steps, any(mode.idle_w is not None for mode in spec.modes)
     return PoolsRequest(
         solver=spec.solver,
         time_limit_s=min(spec.time_limit_s, time_limit_s),
@@ -128,8 +128,9 @@ def problem_of(
             )
             for place in spec.places
         ],
+        regions=spec.regions,
         modes=modes,
-        partitions=[_partition(part, demand[part.name], steps) for part in spec.partitions],
+        partitions=[_partition(part, demand[part.name], steps, follows_load) for part in spec.partitions],
         running=_running(spec, modes, types, instances),
         min_up_s=spec.min_up_s,
         incumbent=None
@@ -207,14 +208,17 @@ def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], 
     return PoolMode(name=mode.name, gpus=gpus, idle_w=mode.idle_w, start_wh=start_wh, stop_wh=stop_wh)
 
 
-def _partition(part: PoolPartition, demand: DemandForecast, steps: int) -> RequestPartition:
+def _partition(part: PoolPartition, demand: DemandForecast, steps: int, follows_load: bool) -> RequestPartition:
     return RequestPartition(
         name=part.name,
         classes=[
-            RequestClass(
-                **dict(each), demand_qps=demand.peaks_qps[each.name][:steps]
-            )  # a class's terms, and how much of it
+            RequestClass(  # a class's terms, and how much of it
+                **dict(each),
+                demand_qps=peaks,
+                mean_qps=[demand.mean_shares.get(each.name, 1.0) * qps for qps in peaks] if follows_load else None,
+            )
             for each in part.classes
+            for peaks in [demand.peaks_qps[each.name][:steps]]
         ],
     )
 

@@ -172,6 +172,7 @@ def _problem(site: Site, intensity: Floats, demand: Mapping[str, Floats], before
             }
             for part in partitions
         ],
+        "regions": [region.model_dump() for region in spec.regions],
         "running": [] if before is None else _running(before),
     }
     return PoolsRequest.model_validate(document)

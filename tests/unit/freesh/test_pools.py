@@ -17,9 +17,9 @@ from services.contracts.pools import PoolsRequest, pools_result
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
 from services.core.policies.freesh import pool_planning
-from services.core.policies.freesh.pool_planning import objective_of, plan_pools
-from services.core.policies.freesh.pools import NegativeRates, Partition, PoolPlan, PoolProblem, switches
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus
+from services.core.policies.freesh.pool_planning import objective_of, plan_pools, without_needless
+from services.core.policies.freesh.pools import NegativeRates, Partition, PoolPlan, PoolProblem, drawn_w, switches
+from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
 from tests.benchmarks.bench_pools import a_site
 
@@ -156,6 +156,8 @@ def small_problems(draw: st.DrawFn) -> PoolProblem:
         )
         for _ in range(draw(st.integers(1, 2)))
     )
+    parts = tuple(replace(part, mean_qps=part.demand_qps * rng.uniform(0, 1, (2, 1))) for part in parts)
+    follows = rng.random(2) < draw(st.sampled_from([0.0, 0.7]))
     gpus, sizes = rng.integers(0, 4, (2, 2)), np.array([[1, 0], [draw(st.integers(0, 1)), 2]])
     rates = rng.normal(1, 1.5, (2, 2))
     none = np.zeros((2, 2), np.int64)
@@ -172,6 +174,7 @@ def small_problems(draw: st.DrawFn) -> PoolProblem:
         start_j=np.zeros(2),
         stop_j=np.zeros(2),
         negative_rates=draw(st.sampled_from(NegativeRates)),
+        follows_load=follows,
     )
     running = np.minimum(rng.integers(0, 2, (2, 2)), problem.most)
     running[:, 1] *= running[:, 0] == 0
@@ -193,7 +196,7 @@ def best_of_all(problem: PoolProblem) -> float | None:
             instances = np.array(counts).reshape(2, 2, 2)
             served = np.einsum("nrm,rm->r", instances, part.max_qps)
             wanted = problem.wanted_qps(index)
-            if (served < wanted - 1e-9).any():
+            if (served < wanted - 1e-9).any() or not _reaches(problem, index, instances, wanted):
                 continue
             gains = np.broadcast_to((problem.rate_sums < 0)[:, None, None], (2, 2, 2))
             needless = (instances > 0) & (part.max_qps <= (served - wanted)[:, None])[None]
@@ -206,6 +209,24 @@ def best_of_all(problem: PoolProblem) -> float | None:
                 found = objective_of(problem, plan)
                 best = found if best is None else min(best, found)
     return best
+
+
+def _reaches(problem: PoolProblem, index: int, instances: np.ndarray, wanted: np.ndarray) -> bool:
+    """Return whether the demand of each region can be divided among the instances that it reaches."""
+    part = problem.partitions[index]
+    if part.reach is None:
+        return True
+    builder = ModelBuilder()
+    for request_class, qps in enumerate(wanted.tolist()):
+        capacity = instances[:, request_class, :] * part.max_qps[request_class]
+        flows = [
+            builder.add_variables(4, upper=np.where(reach[:, request_class, :], capacity, 0.0).ravel())
+            for reach in part.reach
+        ]
+        for flow, share in zip(flows, problem.region_shares.tolist(), strict=True):
+            builder.add_rows(1, np.zeros(4), flow, 1.0, lower=share * qps - 1e-9)
+        builder.add_rows(4, np.tile(range(4), len(flows)), np.concatenate(flows), 1.0, upper=capacity.ravel())
+    return solve(builder.build()).status is SolveStatus.OPTIMAL
 
 
 def _kept(problem: PoolProblem, *, frugal: bool) -> list[np.ndarray]:
@@ -226,6 +247,77 @@ def test_no_plan_at_all_is_better(problem: PoolProblem) -> None:
     assert plan.status is SolveStatus.OPTIMAL
     assert plan.objective == pytest.approx(best, rel=1e-6, abs=1e-3)
     assert plan.objective == pytest.approx(objective_of(problem, plan))
+
+
+@settings(max_examples=20, deadline=None)
+@given(problem=small_problems(), seed=st.integers(0, 2**32 - 1), negative=st.booleans())
+def test_regions_are_served_from_where_they_are_in_time(problem: PoolProblem, seed: int, negative: bool) -> None:
+    """With rates that are not negative no plan is better; with negative ones no instance is needless."""
+    rng = np.random.default_rng(seed)
+    if problem.gpus.sum() > 9 or (problem.locked @ problem.mode_gpus > problem.gpus).any():
+        return
+    shares = rng.dirichlet(np.ones(3))
+    parts = tuple(replace(part, reach=rng.random((3, 2, 2, 2)) < 0.7) for part in problem.partitions)
+    rates = problem.rates if negative else np.abs(problem.rates)
+    problem = replace(problem, rates=rates, region_shares=shares, partitions=parts)
+    best, plan = best_of_all(problem), plan_pools(problem, relative_gap=0.0)
+    if best is None and not (rates < 0).any():
+        assert plan.status is SolveStatus.INFEASIBLE
+    if plan.status is SolveStatus.INFEASIBLE:
+        return
+    assert plan.partition is not None
+    assert _reaches(problem, plan.partition, plan.instances, problem.wanted_qps(plan.partition))
+    if not (rates < 0).any():
+        assert plan.objective == pytest.approx(best, rel=1e-6, abs=1e-3)
+    elif problem.negative_rates is NegativeRates.FRUGAL:
+        again = without_needless(problem, plan, problem.wanted_qps(plan.partition))
+        assert (again.instances == plan.instances).all()
+
+
+def test_power_below_full_load_is_planned_with() -> None:
+    """Two instances half loaded: one of little idle power in the dirtier place beats one of much in the cleaner."""
+    part = Partition(
+        np.array([[1.0]]),
+        np.ones((1, 2)),
+        np.array([[300.0, 310.0]]),
+        np.ones((1, 2), np.bool_),
+        mean_qps=np.array([[0.5]]),
+    )
+    none = np.zeros((1, 2), np.int64)
+    problem = a_problem(
+        rates=np.array([[1.0]]),
+        gpus=np.array([[2]]),
+        mode_gpus=np.array([[1], [1]]),
+        partitions=(part,),
+        running=none,
+        locked=none,
+        idle_w=np.array([250.0, 100.0]),
+        start_j=np.zeros(2),
+        stop_j=np.zeros(2),
+    )
+    assert plan_pools(problem).instances[0, 0].tolist() == [1, 0], "at full power the first mode draws less"
+    follows = replace(problem, follows_load=np.ones(2, np.bool_))
+    plan = plan_pools(follows)
+    assert plan.instances[0, 0].tolist() == [0, 1]
+    assert plan.objective == pytest.approx(300 * (100 + 0.5 * 210))
+    assert drawn_w(follows, plan)[0, 0, 1] == pytest.approx(205)
+
+
+def test_what_follows_the_load_gets_what_the_others_leave_where_it_costs_least() -> None:
+    part = Partition(np.array([[3.0]]), np.ones((1, 2)), np.full((1, 2), 200.0), np.ones((1, 2), np.bool_))
+    problem = a_problem(
+        mode_gpus=np.array([[1], [1]]),
+        partitions=(part,),
+        running=np.zeros((2, 2), np.int64),
+        locked=np.zeros((2, 2), np.int64),
+        idle_w=np.array([50.0, 50.0]),
+        start_j=np.zeros(2),
+        stop_j=np.zeros(2),
+        follows_load=np.array([True, False]),
+    )
+    plan = PoolPlan(SolveStatus.OPTIMAL, Backend.HIGHS, 0, np.array([[[1, 1]], [[2, 0]]]), np.zeros((2, 2), np.int64))
+    # Three a second: one by the instance that draws 200 W anyway, one in the cleaner place, one by two in the other.
+    assert drawn_w(problem, plan)[:, 0].tolist() == [[200.0, 200.0], [125.0, 200.0]]
 
 
 @pytest.mark.parametrize("reading", NegativeRates)

@@ -8,22 +8,30 @@ Variables: whole numbers of instances ``x`` by location, class and mode, of thos
 
     minimise    sum of rate x power x step x (x, kept) + price x (starts, stops)
     subject to  sum of max_qps x over a class        >= head_room * greatest demand     (1b)
+                the same over the instances that some regions reach, for their demand (``coverage``)
                 sum of GPUs of (x, kept)             <= GPUs of a location and type     (1c)
                 instances of a location and mode     >= those that may not be stopped
                 starts >= instances - running,  stops >= running - instances
 
+Where power follows the load, an instance costs its idle power, and each class's mean load ``y`` is divided among its
+instances, ``y <= max_qps x``, at what it draws beyond.
+
 Frugal where rates are negative: with an instance of throughput ``L`` in use at a negative rate its class is served at
 less than its demand plus ``L``, so that it could not be dropped. A binary variable for each class and mode says
-"in use". The reading is ours; ``tests/unit/freesh/test_pools.py`` shows its effect.
+"in use". The reading is ours; ``tests/unit/freesh/test_pools.py`` shows its effect. Which instances could be dropped
+is less simple where regions reach different ones: there a negative rate counts as 0, and what is needless is dropped
+afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.policies.freesh.coverage import Coverage, coverages
 from services.core.policies.freesh.pools import NegativeRates, PoolProblem
 from services.core.solvers.model import LinearModel, ModelBuilder
 
@@ -40,6 +48,7 @@ class PoolModel:
         location, request_class, mode: (n_columns,) of the first variables, the instances.
         kept_location, kept_mode: (n_kept,) of the variables after those.
         lacking_qps: (n_classes,) variables of demand that is not served, in a model of shortfall; else empty.
+        is_clipped: Whether a negative rate was counted as 0, so that its bound is none for the objective.
     """
 
     model: LinearModel
@@ -49,6 +58,7 @@ class PoolModel:
     kept_location: Ints
     kept_mode: Ints
     lacking_qps: Ints
+    is_clipped: bool = False
 
     def instances(self, values: Floats, shape: tuple[int, int, int]) -> Ints:
         """Return the instances of a solution: ``shape`` is (n_locations, n_classes, n_modes)."""
@@ -81,16 +91,25 @@ def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shor
     """
     part, most = problem.partitions[partition], problem.most
     frugal = problem.negative_rates is NegativeRates.FRUGAL
-    usable = part.usable & ((wanted_qps > 0) | (not frugal))[:, None]
-    location, request_class, mode = np.nonzero(usable[None, :, :] & (most > 0)[:, None, :])
+    needs = coverages(problem, partition, wanted_qps)
+    served = np.zeros((most.shape[0], wanted_qps.size, most.shape[1]), np.bool_)
+    for need in needs:
+        served[:, need.request_class, :] |= need.reached
+    served &= ((wanted_qps > 0) | (not frugal))[None, :, None]
+    location, request_class, mode = np.nonzero(served & (most > 0)[:, None, :])
     kept_location, kept_mode = np.nonzero(_may_be_kept(problem) & (most > 0))
     qps, rate = part.max_qps[request_class, mode], problem.rate_sums[location]
+    is_split = np.bincount([need.request_class for need in needs], minlength=wanted_qps.size) > 1
+    clipped = frugal & is_split[request_class] & (rate < 0)
+    rate = np.where(clipped, 0.0, rate)
+    by_load_w = problem.by_load_w(partition)[request_class, mode]
 
     builder = ModelBuilder()
     upper = most[location, mode].astype(np.float64)
-    if frugal:  # more could be dropped
+    if frugal and not is_split.any():  # more could be dropped
         upper = np.minimum(upper, np.ceil(wanted_qps[request_class] / qps))
-    cost = np.zeros(qps.size) if shortfall else problem.step_s * rate * part.power_w[request_class, mode]
+    always_w = part.power_w[request_class, mode] - by_load_w
+    cost = np.zeros(qps.size) if shortfall else problem.step_s * rate * always_w
     x = builder.add_variables(location.size, upper=upper, cost=cost, integer=True)
     kept = _add_kept(builder, problem, kept_location, kept_mode, free=shortfall)
     held = (np.concatenate([location, kept_location]), np.concatenate([mode, kept_mode]), np.concatenate([x, kept]))
@@ -99,16 +118,69 @@ def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shor
     lacking = x[:0]
     if shortfall:
         lacking = builder.add_variables(wanted_qps.size, upper=wanted_qps, cost=1 / np.maximum(wanted_qps, 1e-9))
+    else:
+        load_qps = np.minimum(part.load_qps, wanted_qps)
+        _add_loads(builder, load_qps, x, request_class, qps, upper, problem.step_s * rate * by_load_w)
     if frugal and not shortfall:
-        _add_frugality(builder, wanted_qps, x, request_class, mode, qps, upper, rate < 0)
+        gains = (rate < 0) & ~is_split[request_class]
+        _add_frugality(builder, wanted_qps, x, request_class, mode, qps, upper, gains)
+    _add_needs(builder, needs, x, location, request_class, mode, qps, lacking)
+    is_clipped = bool(clipped.any()) and not shortfall
+    return PoolModel(builder.build(), location, request_class, mode, kept_location, kept_mode, lacking, is_clipped)
+
+
+def _add_needs(
+    builder: ModelBuilder,
+    needs: Sequence[Coverage],
+    x: Ints,
+    location: Ints,
+    request_class: Ints,
+    mode: Ints,
+    qps: Floats,
+    lacking: Ints,
+) -> None:
+    """Add equation 1b: the throughput of those instances that a class's requests reach."""
+    for need in needs:
+        at = np.flatnonzero((request_class == need.request_class) & need.reached[location, mode])
+        short = lacking[need.request_class : need.request_class + 1]
+        columns = np.concatenate([x[at], short])
+        coefficients = np.concatenate([qps[at], np.ones(short.size)])
+        builder.add_rows(1, np.zeros(columns.size), columns, coefficients, lower=need.needed_qps)
+
+
+def _add_loads(
+    builder: ModelBuilder, load_qps: Floats, x: Ints, request_class: Ints, qps: Floats, upper: Floats, cost: Floats
+) -> None:
+    """Divide each class's mean load among its instances whose power follows it; the others take theirs for nothing.
+
+    Args:
+        builder: Of the model.
+        load_qps: (n_classes,).
+        x, request_class, qps, upper: (n_columns,) the variables, their class, throughput and bound.
+        cost: (n_columns,) of a full load; 0 where power does not follow it.
+    """
+    follows = np.flatnonzero(cost)
+    if not follows.size:
+        return
+    y = builder.add_variables(follows.size, upper=qps[follows] * upper[follows], cost=cost[follows] / qps[follows])
+    rows = np.arange(follows.size)
     builder.add_rows(
-        wanted_qps.size,
-        np.concatenate([request_class, np.arange(lacking.size)]),
-        np.concatenate([x, lacking]),
-        np.concatenate([qps, np.ones(lacking.size)]),
-        lower=wanted_qps,
+        rows.size,
+        np.concatenate([rows, rows]),
+        np.concatenate([y, x[follows]]),
+        np.concatenate([np.ones(rows.size), -qps[follows]]),
+        upper=0.0,
     )
-    return PoolModel(builder.build(), location, request_class, mode, kept_location, kept_mode, lacking)
+    others = np.flatnonzero(cost == 0)
+    n_classes = load_qps.size
+    builder.add_rows(n_classes, request_class[follows], y, 1.0, upper=load_qps)
+    builder.add_rows(
+        n_classes,
+        np.concatenate([request_class[follows], request_class[others]]),
+        np.concatenate([y, x[others]]),
+        np.concatenate([np.ones(follows.size), qps[others]]),
+        lower=load_qps,
+    )
 
 
 def switch_price(problem: PoolProblem) -> Floats:

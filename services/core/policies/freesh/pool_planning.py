@@ -16,6 +16,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.progress import Progress, Report, unreported
+from services.core.policies.freesh.coverage import coverages
 from services.core.policies.freesh.pool_model import PoolModel, pool_model, switch_price
 from services.core.policies.freesh.pools import NegativeRates, PoolPlan, PoolProblem, Shortfall, energy_j, switching_j
 from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus
@@ -262,7 +263,7 @@ def _plan_of(
     if problem.negative_rates is NegativeRates.FRUGAL:
         plan = without_needless(problem, plan, wanted[best.partition])
     objective = objective_of(problem, plan)
-    bound = min(bound, objective)
+    bound = -np.inf if any(each.model.is_clipped for each in candidates) else min(bound, objective)
     proven = _gap(objective, bound) <= 1.001 * max(budget.gap or 0.0, EXACT_GAP)  # a solver's bound is rounded
     status = SolveStatus.OPTIMAL if proven else SolveStatus.FEASIBLE
     return replace(plan, status=status, objective=objective, bound=None if np.isinf(bound) else bound)
@@ -271,16 +272,24 @@ def _plan_of(
 def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -> PoolPlan:
     """Return the plan without instances whose requests the others of their class serve, the costliest first.
 
-    Only what a solver leaves within its tolerances is found here. One that may not be stopped is kept without requests.
+    Only what a solver leaves within its tolerances is found here, and what negative rates counted as 0 leave. Where
+    power follows the load and rates are not negative, one more instance may save energy, and none is dropped. One that
+    may not be stopped is kept without requests.
     """
     assert plan.partition is not None
     part = problem.partitions[plan.partition]
     instances, kept = plan.instances.copy(), plan.kept.copy()
-    for request_class, wanted in enumerate(wanted_qps.tolist()):
+    needs = coverages(problem, plan.partition, wanted_qps)
+    by_load_w, costs_power = problem.by_load_w(plan.partition), (problem.rate_sums >= 0)[:, None]
+    for request_class in range(wanted_qps.size):
+        own = [need for need in needs if need.request_class == request_class]
         while True:
             there = instances[:, request_class, :]
-            spare_qps = float((there @ part.max_qps[request_class]).sum()) - wanted
-            needless = (there > 0) & (part.max_qps[request_class] <= spare_qps + EPSILON_QPS)[None, :]
+            needless = (there > 0) & ~(costs_power & bool(by_load_w[request_class].any()))
+            for need in own:
+                capacity = there * part.max_qps[request_class]
+                spare_qps = float(capacity[need.reached].sum()) - need.needed_qps
+                needless &= ~need.reached | (part.max_qps[request_class] <= spare_qps + EPSILON_QPS)[None, :]
             if not needless.any():
                 break
             costs = np.outer(problem.rate_sums, part.power_w[request_class])

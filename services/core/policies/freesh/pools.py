@@ -36,12 +36,22 @@ class Partition:
         max_qps: (n_classes, n_modes) what one instance serves; 0 where it cannot.
         power_w: (n_classes, n_modes) of the whole instance at that load.
         eligible: (n_classes, n_modes) whether the class's limits on latency hold (equation 1e, a filter).
+        reach: (n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region with the
+            network on top; None where every region reaches every location.
+        mean_qps: (n_classes, n_steps) mean requests per second, for power below full load; None for ``demand_qps``.
     """
 
     demand_qps: Floats
     max_qps: Floats
     power_w: Floats
     eligible: Bools
+    reach: Bools | None = None
+    mean_qps: Floats | None = None
+
+    @property
+    def load_qps(self) -> Floats:
+        """(n_classes,) mean requests per second over the steps."""
+        return (self.demand_qps if self.mean_qps is None else self.mean_qps).mean(axis=1)
 
     @property
     def usable(self) -> Bools:
@@ -65,6 +75,9 @@ class PoolProblem:
         idle_w: (n_modes,) watts of an instance that is kept without requests.
         start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 for free.
         negative_rates: How negative rates are read.
+        region_shares: (n_regions,) share of each class's requests that comes from a region; they sum to 1.
+        follows_load: (n_modes,) whether an instance draws ``idle_w`` without requests and in between as much more as it
+            serves; None where all draw their full power whatever they serve.
     """
 
     step_s: float
@@ -79,6 +92,8 @@ class PoolProblem:
     start_j: Floats
     stop_j: Floats
     negative_rates: NegativeRates = NegativeRates.FRUGAL
+    region_shares: Floats = field(default_factory=lambda: np.ones(1))
+    follows_load: Bools | None = None
 
     def __post_init__(self) -> None:
         n_locations, n_steps = self.rates.shape
@@ -105,7 +120,12 @@ class PoolProblem:
             shapes = {part.max_qps.shape, part.power_w.shape, part.eligible.shape}
             if part.demand_qps.shape != (n_classes, n_steps) or shapes != {(n_classes, n_modes)}:
                 raise DomainError("a partition needs a demand for each class and step, and a profile for each mode")
-            numbers = (part.demand_qps, part.max_qps, part.power_w)
+            n_regions = self.region_shares.size
+            if part.reach is not None and part.reach.shape != (n_regions, n_locations, n_classes, n_modes):
+                raise DomainError("what regions reach is stated by region, location, class and mode")
+            if part.mean_qps is not None and part.mean_qps.shape != part.demand_qps.shape:
+                raise DomainError("mean rates are stated for each class and step")
+            numbers = (part.demand_qps, part.max_qps, part.power_w, part.load_qps)
             if not all(np.isfinite(each).all() and (each >= 0).all() for each in numbers):
                 raise DomainError("demand, throughput and power are finite and not negative")
         of_modes = (self.idle_w, self.start_j, self.stop_j)
@@ -125,6 +145,21 @@ class PoolProblem:
         needs = self.mode_gpus[None, :, :]
         fits = np.where(needs > 0, self.gpus[:, None, :] // np.maximum(needs, 1), np.iinfo(np.int64).max)
         return fits.min(axis=2)
+
+    def reach_of(self, partition: int) -> Bools:
+        """Return (n_regions, n_locations, n_classes, n_modes) whether requests from a region are served in time."""
+        part = self.partitions[partition]
+        if part.reach is not None:
+            return part.reach
+        n_locations, n_modes = self.running.shape
+        return np.ones((self.region_shares.size, n_locations, part.demand_qps.shape[0], n_modes), np.bool_)
+
+    def by_load_w(self, partition: int) -> Floats:
+        """Return (n_classes, n_modes) what an instance at full load draws beyond ``idle_w``; 0 where it always does."""
+        power_w = self.partitions[partition].power_w
+        if self.follows_load is None:
+            return np.zeros_like(power_w)
+        return np.where(self.follows_load, np.maximum(power_w - self.idle_w, 0.0), 0.0)
 
     def wanted_qps(self, partition: int) -> Floats:
         """(n_classes,) what a pool must serve: the greatest demand of any step, with head-room (equation 1b).
@@ -188,11 +223,38 @@ class PoolPlan:
         return self.instances.sum(axis=1) + self.kept
 
 
+def drawn_w(problem: PoolProblem, plan: PoolPlan) -> Floats:
+    """Return what each instance draws on average: (n_locations, n_classes, n_modes) watts.
+
+    Where power follows the load, requests go to the instances where another one costs least by the problem's rates.
+    Instances whose power does not follow it take as many as they can for nothing.
+    """
+    assert plan.partition is not None
+    part, by_load_w = problem.partitions[plan.partition], problem.by_load_w(plan.partition)
+    drawn = np.broadcast_to(part.power_w, plan.instances.shape).copy()
+    if not by_load_w.any():
+        return drawn
+    for request_class, load_qps in enumerate(part.load_qps.tolist()):
+        max_qps, slope_w = part.max_qps[request_class], by_load_w[request_class]
+        capacity = plan.instances[:, request_class, :] * max_qps
+        follows = np.broadcast_to(slope_w > 0, capacity.shape)
+        needed = max(0.0, load_qps - float(capacity[~follows].sum()))
+        prices = np.outer(problem.rate_sums, slope_w / np.maximum(max_qps, 1e-9))
+        for at in np.argsort(np.where(follows, prices, np.inf), axis=None, kind="stable").tolist():
+            location, mode = divmod(at, max_qps.size)
+            if not follows[location, mode] or capacity[location, mode] <= 0:
+                continue
+            served = min(capacity[location, mode], load_qps if prices[location, mode] < 0 else needed)
+            load_qps, needed = load_qps - served, max(0.0, needed - served)
+            idle_w = part.power_w[request_class, mode] - slope_w[mode]
+            drawn[location, request_class, mode] = idle_w + slope_w[mode] * served / capacity[location, mode]
+    return drawn
+
+
 def energy_j(problem: PoolProblem, plan: PoolPlan) -> Floats:
     """Return what each location's instances draw in one step, joules: (n_locations,). Starts and stops not counted."""
-    assert plan.partition is not None
-    power_w = problem.partitions[plan.partition].power_w
-    return problem.step_s * (np.einsum("nrm,rm->n", plan.instances, power_w) + plan.kept @ problem.idle_w)
+    serving_w = (plan.instances * drawn_w(problem, plan)).sum(axis=(1, 2))
+    return problem.step_s * (serving_w + plan.kept @ problem.idle_w)
 
 
 def switches(problem: PoolProblem, plan: PoolPlan) -> tuple[Ints, Ints]:

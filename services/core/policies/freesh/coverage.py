@@ -1,0 +1,76 @@
+"""Which instances may serve the requests of which regions, and the throughput that this asks for.
+
+Requests of a class come from *regions*, each with its share, and a region reaches the instances whose latency, with the
+network's on top, keeps the class's limits. Demand can be divided among the instances so that every region is served if
+and only if, for every set of regions, the instances that any of them reaches have the throughput for all of them (max
+flow, min cut: Gale, 1957; Hall's condition for fractions). That says it in a row for each set, without a variable for
+each region and instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from services.core.domain.arrays import Bools, Floats
+from services.core.policies.freesh.pools import PoolProblem
+
+MAX_REGIONS = 6
+"""More would be more than 63 rows for each class."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Instances that together must have a throughput.
+
+    Attributes:
+        request_class: Their class.
+        reached: (n_locations, n_modes) of the instances.
+        needed_qps: Requests per second with head-room, of the regions that reach no others.
+    """
+
+    request_class: int
+    reached: Bools
+    needed_qps: float
+
+
+def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[Coverage]:
+    """Return what the instances of a partition must serve together; for each class first all of its demand.
+
+    Args:
+        problem: The problem.
+        partition: Index of the partition.
+        wanted_qps: (n_classes,) of all regions, with head-room.
+    """
+    part = problem.partitions[partition]
+    reach, found = problem.reach_of(partition), list[Coverage]()
+    for request_class, wanted in enumerate(wanted_qps.tolist()):
+        usable = part.usable[request_class][None, :]
+        regions = {
+            region: reach[region, :, request_class, :] & usable
+            for region, share in enumerate(problem.region_shares.tolist())
+            if share > 0
+        }
+        found += _of_class(request_class, wanted, regions, problem.region_shares.tolist())
+    return found
+
+
+def _of_class(
+    request_class: int, wanted_qps: float, regions: dict[int, Bools], shares: Sequence[float]
+) -> list[Coverage]:
+    """Return one row for each set of instances that some set of regions reaches: that of the most demand."""
+    alike: dict[bytes, tuple[Bools, float]] = {}
+    for region, reached in regions.items():
+        _, share = alike.get(reached.tobytes(), (reached, 0.0))
+        alike[reached.tobytes()] = reached, share + shares[region]
+    most: dict[bytes, tuple[Bools, float]] = {}
+    for size in range(len(alike), 0, -1):
+        for some in combinations(alike.values(), size):
+            union = np.logical_or.reduce([reached for reached, _ in some])
+            share = sum(each for _, each in some)
+            if share > most.get(union.tobytes(), (union, 0.0))[1]:
+                most[union.tobytes()] = union, share
+    return [Coverage(request_class, reached, share * wanted_qps) for reached, share in most.values()]
