@@ -25,6 +25,7 @@ from services.serving.controller.server_jobs import ServerJobs
 from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
+from services.serving.fleets.search import search_by
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
@@ -84,7 +85,9 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 traffic,
                 Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
-                FleetPlanner(repository, intensities, Baselines(carbon), optimizer, settings),
+                FleetPlanner(
+                    repository, intensities, Baselines(carbon), search_by(optimizer, settings.fleet_solve_s), settings
+                ),
                 Controller(repository, ServerJobs(admission), prober, settings, held=routing.held),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]

@@ -18,17 +18,14 @@ from datetime import UTC, datetime, timedelta
 from pydantic import ValidationError
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
-from services.contracts.background import WorkState
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.partition import PartitionRequest, PartitionResult
 from services.contracts.serving import InstanceState, PlanMode
 from services.core.domain.gpus import can_be_sliced
 from services.core.solvers.model import SolveStatus
-from services.kit.http import ServiceClient
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.problems import ProblemError
-from services.kit.tasks import end_tasks, repeat
+from services.kit.tasks import repeat
 from services.serving.controller.backoff import failures
 from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign, base, layout_of
 from services.serving.fleets.intensity import Baselines
@@ -42,6 +39,7 @@ from services.serving.fleets.problem import (
     partition_request,
     wanted_of,
 )
+from services.serving.fleets.search import Answer, Search
 from services.serving.fleets.steps import Limits, NextStep, Outcome, Progress, at_rest, carry_out
 from services.serving.fleets.triggers import Basis, Present, Service, trigger_of
 from services.serving.repository import Queries, ServingRepository
@@ -49,7 +47,6 @@ from services.serving.repository.apps import AppRecord, Seen
 from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
 from services.serving.routing import Intensities
 from services.serving.settings import ServingSettings
-from services.serving.solver import NotSolvedError, PlanSolver
 
 log = Log(__name__)
 
@@ -59,9 +56,6 @@ LEAST_ARRIVALS = 20
 """With fewer, the rate is the application's own estimate."""
 LONGEST_RETRY_S = 3_600.0
 DELETE_EVERY = timedelta(hours=1)
-
-Answer = PartitionResult | str
-"""What a search found, or why it found nothing."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +91,15 @@ class FleetPlanner:
         repository: ServingRepository,
         intensities: Intensities,
         baselines: Baselines,
-        optimizer: ServiceClient,
+        search: Search,
         settings: ServingSettings,
     ) -> None:
         self._repository = repository
         self._intensities = intensities
         self._baselines = baselines
-        self._optimizer = optimizer
+        self._search = search
         self._settings = settings
-        self._solving: dict[str, asyncio.Task[Answer]] = {}
+        self._solving: dict[str, asyncio.Future[Answer]] = {}
         self._delete_at = datetime.min.replace(tzinfo=UTC)
 
     async def run(self) -> None:
@@ -113,7 +107,8 @@ class FleetPlanner:
         try:
             await repeat(self.look, self._settings.instance_look_s, failed="fleets.not_looked")
         finally:
-            await end_tasks(self._solving.values())
+            for search in self._solving.values():
+                search.cancel()
 
     async def look(self) -> None:
         """Bring every fleet a step further."""
@@ -311,28 +306,14 @@ class FleetPlanner:
         task = self._solving.get(plan.id)
         if task is None:
             assert plan.problem is not None, "only BASE has none, and it is never solved"
-            within_s = self._settings.fleet_solve_s
             request = PartitionRequest.model_validate(plan.problem)
-            self._solving[plan.id] = asyncio.create_task(self._solve(plan.id, request, within_s))
+            self._solving[plan.id] = asyncio.ensure_future(self._search(plan.id, request))
             return None
         if not task.done():
             return None
         del self._solving[plan.id]
         error = task.exception()
         return task.result() if error is None else str(error) or type(error).__name__
-
-    async def _solve(self, plan_id: str, request: PartitionRequest, within_s: float) -> Answer:
-        try:
-            solve = await PlanSolver(self._optimizer).solve(plan_id, request, within_s, "partition")
-        except NotSolvedError:
-            return f"There was no answer within {within_s:.0f} s of solving."
-        except ProblemError as error:
-            return error.detail
-        if solve.failure is not None:
-            return solve.failure.detail
-        if solve.state is WorkState.CANCELLED or not isinstance(solve.result, PartitionResult):
-            return f"The solve {solve.id} was cancelled."
-        return solve.result
 
     async def _decide(
         self, queries: Queries, fleet: _Fleet, plan: PlanRecord, answer: Answer, only_proposes: str | None

@@ -169,7 +169,8 @@ def carry_out(
     if not changing:
         return _finish(progress, present, gpus, instances, now_s, limits)
     held: str | None = None
-    for gpu in sorted(changing, key=lambda gpu: (len(on(gpu, instances)), gpu)):  # the empty ones serve first
+    # The empty ones serve first, and those on which nothing runs in the end give up theirs last.
+    for gpu in sorted(changing, key=lambda gpu: (not progress.after[gpu], len(on(gpu, instances)), gpu)):
         without = _counted({each: kinds for each, kinds in present.items() if each != gpu})
         held = keeps_sla(without) if on(gpu, instances) else None
         if held is None:

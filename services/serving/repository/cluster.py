@@ -15,7 +15,7 @@ from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.profiles.traffic import WINDOW_S
 from services.db.database import connect
 from services.db.job_specs import PREEMPTIBLE
-from services.serving.instances import InstanceTerms
+from services.serving.instances import APP_PREFIX, InstanceTerms
 from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
 from services.serving.planning.demand import HISTORY_S, RequestLog
 from services.serving.planning.problem import Running
@@ -47,7 +47,7 @@ SELECT
     WHERE NOT {PREEMPTIBLE}) AS held,
   (SELECT jsonb_agg(jsonb_build_array(i.pool, i.terms) ORDER BY i.id)
      FROM pool_instances i LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state <> 'ended'
-    WHERE i.state IN ('wanted', 'starting') AND a.id IS NULL) AS awaited,
+    WHERE i.state IN ('wanted', 'starting') AND a.id IS NULL AND NOT starts_with(i.pool, '{APP_PREFIX}')) AS awaited,
   (SELECT jsonb_agg(jsonb_build_array(q.name, q.spec, p.instances, f.instances))
      FROM pools q
      JOIN LATERAL (

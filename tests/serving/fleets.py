@@ -1,0 +1,294 @@
+"""A fleet's planner on a real database, and a hand in place of scheduler, agents, controller and optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.contracts.apps import AppObservation, AppObservations, AppServerObservation, AppSpec, FleetSpec
+from services.contracts.identity import Identity, Role
+from services.contracts.partition import PartitionProblem, PartitionRequest, solve_partition
+from services.core.domain.mig import parent_of, placed, slice_index
+from services.db.database import connect
+from services.db.engine import create_engine
+from services.kit.ids import new_id
+from services.serving.fleets.assignment import slots_of
+from services.serving.fleets.intensity import Baselines
+from services.serving.fleets.observations import Observations, bucket_of
+from services.serving.fleets.planner import FleetPlanner
+from services.serving.fleets.search import Answer
+from services.serving.fleets.service import Apps, Fleets
+from services.serving.repository import ServingRepository
+from services.serving.settings import ServingSettings
+from tests.serving.world import Grid
+
+OPERATOR = Identity(tenant_id="ops", role=Role.OPERATOR, key_id="key_ops")
+ACME = Identity(tenant_id="acme", role=Role.USER, key_id="key_acme")
+MODEL = "H200-SXM-141GB"
+ZONE = "GB"
+
+
+def a_fleet(**changes: Any) -> FleetSpec:
+    return FleetSpec.model_validate(
+        {"gpus": 2, "gpu_model": MODEL, "zone": ZONE, "baseline_gco2_per_kwh": 200, **changes}
+    )
+
+
+def an_app(**changes: Any) -> AppSpec:
+    def variant(name: str, accuracy_pct: float, *figures: tuple[str, float, float]) -> dict[str, Any]:
+        profiles = [{"slice": size, "service_ms": ms, "busy_w": watts} for size, ms, watts in figures]
+        return {"name": name, "accuracy_pct": accuracy_pct, "command": ["serve", name], "profiles": profiles}
+
+    spec: dict[str, Any] = {
+        "fleet": "edge",
+        "variants": [
+            variant("small", 78, ("1g", 25, 17), ("2g", 21, 24), ("3g", 20, 36), ("7g", 15, 60)),
+            variant("big", 84, ("3g", 97, 95), ("4g", 87, 127), ("7g", 61, 138)),
+        ],
+        "sla_p95_ms": 400,
+        "requests_per_s": 12,
+        "min_interval_s": 1,
+    }
+    return AppSpec.model_validate({**spec, **changes})
+
+
+@dataclass
+class FleetWorld:
+    """A planner, its database, and what obeys it."""
+
+    engine: AsyncEngine
+    database: Any
+    repository: ServingRepository
+    grid: Grid
+    settings: ServingSettings
+    asked: list[str] = field(default_factory=list[str])
+    refusing: set[int] = field(default_factory=set[int])
+    crashing: set[str] = field(default_factory=set[str])
+    fails: str | None = None
+
+    def __post_init__(self) -> None:
+        self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository)  # type: ignore[arg-type]
+        self.observations = Observations(self.repository)
+        self.planner = self.another()
+
+    def another(self) -> FleetPlanner:
+        """Return a planner that remembers nothing: that of another process, or after a kill."""
+        baselines = Baselines(None)  # type: ignore[arg-type]  # fleets have a baseline of their own
+        return FleetPlanner(self.repository, self.grid, baselines, self._search, self.settings)
+
+    async def _search(self, plan_id: str, request: PartitionRequest) -> Answer:
+        self.asked.append(plan_id)
+        return self.fails or solve_partition(PartitionProblem.model_validate(request.model_dump()))
+
+    async def node(self, name: str, gpus: int, model: str = MODEL) -> None:
+        devices = [
+            {"index": index, "model": model, "memory_gib": 141.0, "uuid": f"GPU-{index}"} for index in range(gpus)
+        ]
+        await self.database.execute(
+            "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, "
+            "lease_until) VALUES ($1, '', '10.0.0.1', '', $2, 'simulated', false, 'modelled', $3, now() + '1 day')",
+            *(name, ZONE, devices),
+        )
+
+    async def lose(self, node: str, *, back: bool = False) -> None:
+        await self.database.execute("UPDATE nodes SET state = $2 WHERE id = $1", node, "up" if back else "down")
+
+    async def turn(self, times: int = 1) -> None:
+        """Have the planner look, and do a little of what it says, so often."""
+        for _ in range(times):
+            await self.planner.look()
+            await self._agents()
+            await self._controller()
+            await self._scheduler()
+
+    async def settle(self, state: str = "applied", turns: int = 60) -> dict[str, Any]:
+        """Take turns until the newest plan is in this state; return it."""
+        for _ in range(turns):
+            await self.turn()
+            plan = await self.plan()
+            if plan is not None and plan["state"] == state:
+                await self.turn()
+                return plan
+        raise AssertionError(f"the newest plan is {await self.plan()}")
+
+    async def plan(self) -> Any:
+        return await self.database.fetchrow("SELECT * FROM fleet_plans ORDER BY id DESC LIMIT 1")
+
+    async def plans(self) -> list[tuple[str, str]]:
+        rows = await self.database.fetch("SELECT trigger, state FROM fleet_plans ORDER BY id")
+        return [(row["trigger"], row["state"]) for row in rows]
+
+    async def later(self, seconds: float) -> None:
+        """Have all that happened have happened so much earlier."""
+        await self.database.execute(
+            "UPDATE fleet_plans SET made_at = made_at - make_interval(secs => $1), "
+            "ended_at = ended_at - make_interval(secs => $1)",
+            seconds,
+        )
+        await self.database.execute("UPDATE fleets SET retry_at = retry_at - make_interval(secs => $1)", seconds)
+
+    async def running(self) -> Counter[str]:
+        """Return the instances that are ready: application, variant and slice."""
+        rows = await self.database.fetch("SELECT pool, mode FROM pool_instances WHERE state = 'ready'")
+        return Counter(f"{row['pool'].removeprefix('app:')} {row['mode']}" for row in rows)
+
+    async def cuts(self) -> dict[tuple[str, int], list[int]]:
+        """Return how GPUs are cut, by their nodes' devices."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for row in await self.database.fetch("SELECT id, devices FROM nodes ORDER BY id"):
+            for device in row["devices"]:
+                if device.get("parent") is None:
+                    found.setdefault((row["id"], device["index"]), [])
+                else:
+                    found.setdefault((row["id"], device["parent"]), []).append(device["sevenths"])
+        return found
+
+    async def see(self, app: str, *, answers: int, latency_ms: float, arrivals: int | None = None) -> None:
+        """Report requests of the last seconds, answered by the first instance that is ready."""
+        row = await self.database.fetchrow(
+            "SELECT id FROM pool_instances WHERE pool = $1 AND state = 'ready' ORDER BY id", f"app:{app}"
+        )
+        latency = [0] * bucket_of(latency_ms) + [answers]
+        servers = [AppServerObservation(server=row["id"], answered=answers, mean_service_ms=latency_ms)]
+        seen = AppObservation(app=app, arrivals=arrivals or answers, answered=answers, latency=latency, servers=servers)
+        at = datetime.now(UTC).replace(microsecond=0)
+        at -= timedelta(seconds=at.second % 5)
+        await self.observations.report(AppObservations(router="r", start_at=at, apps=[seen]))
+
+    async def _agents(self) -> None:
+        for row in await self.database.fetch("SELECT * FROM gpu_partitions WHERE state = 'pending'"):
+            node, gpu, sizes = row["node_id"], row["gpu"], row["sizes"]
+            held = await self.database.fetch("SELECT device FROM device_claims WHERE node_id = $1", node)
+            if any(gpu in (each["device"], parent_of(each["device"])) for each in held):
+                continue
+            cut = sorted((await self.cuts())[node, gpu])
+            if gpu in self.refusing and cut != sorted(sizes):
+                await self._answer(node, gpu, "failed", "the driver says no")
+                continue
+            devices = await self.database.fetchval("SELECT devices FROM nodes WHERE id = $1", node)
+            others = [each for each in devices if each.get("parent") != gpu]
+            for each in others:
+                if each["index"] == gpu:
+                    each["mig_enabled"] = bool(sizes)
+            slices = [
+                {"index": slice_index(gpu, place.start), "parent": gpu, "sevenths": place.sevenths, "model": MODEL}
+                for place in placed(sizes)
+            ]
+            await self.database.execute("UPDATE nodes SET devices = $2 WHERE id = $1", node, others + slices)
+            await self._answer(node, gpu, "applied", "")
+
+    async def _answer(self, node: str, gpu: int, state: str, detail: str) -> None:
+        await self.database.execute(
+            "UPDATE gpu_partitions SET state = $3, detail = $4 WHERE node_id = $1 AND gpu = $2",
+            *(node, gpu, state, detail),
+        )
+
+    async def _controller(self) -> None:
+        for app in await self.database.fetch("SELECT name, target, deleted_at FROM apps"):
+            key = f"app:{app['name']}"
+            wanted = {f"{variant}.{size}": count for variant, size, count in app["target"]["wanted"]}
+            if app["deleted_at"] is not None:
+                wanted = {}
+            there = await self.database.fetch(
+                "SELECT id, mode, job_id FROM pool_instances WHERE pool = $1 AND state <> 'ended' ORDER BY id", key
+            )
+            leave = set(app["target"]["leave"])
+            for mode in {*wanted, *(row["mode"] for row in there)}:
+                mine = sorted((row for row in there if row["mode"] == mode), key=lambda row: row["id"] in leave)
+                for row in mine[wanted.get(mode, 0) :]:
+                    await self.end(row["id"])
+                for _ in range(wanted.get(mode, 0) - len(mine)):
+                    await self.database.execute(
+                        "INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, job_id) "
+                        "VALUES ($1, $2, 'acme', 'edge', $3, '{}', 'starting', $4)",
+                        *(new_id("instance"), key, mode, new_id("job")),
+                    )
+            if app["deleted_at"] is not None and not there:
+                await self.database.execute("DELETE FROM apps WHERE name = $1", app["name"])
+
+    async def end(self, instance: str) -> None:
+        await self.database.execute(
+            "DELETE FROM device_claims c USING allocations a, pool_instances i "
+            "WHERE c.allocation_id = a.id AND a.job_id = i.job_id AND i.id = $1",
+            instance,
+        )
+        await self.database.execute("UPDATE pool_instances SET state = 'ended' WHERE id = $1", instance)
+
+    async def _scheduler(self) -> None:
+        rows = await self.database.fetch(
+            "SELECT i.id, i.mode, i.job_id, a.id AS allocation FROM pool_instances i "
+            "LEFT JOIN allocations a ON a.job_id = i.job_id WHERE i.state = 'starting' ORDER BY i.id"
+        )
+        for row in rows:
+            if row["allocation"] is None:
+                await self._place(row["job_id"], row["mode"].rpartition(".")[2])
+            elif row["mode"] not in self.crashing:
+                await self.database.execute("UPDATE pool_instances SET state = 'ready' WHERE id = $1", row["id"])
+
+    async def _place(self, job: str, size: str) -> None:
+        held = {(row["node_id"], row["device"]) for row in await self.database.fetch("SELECT * FROM device_claims")}
+        partitions = await self.database.fetch(
+            "SELECT p.node_id, p.gpu, p.sizes, n.devices FROM gpu_partitions p JOIN nodes n ON n.id = p.node_id "
+            "WHERE owner = 'edge' AND p.state = 'applied' AND n.state = 'up' ORDER BY 1, 2"
+        )
+        for row in partitions:
+            node, gpu = row["node_id"], row["gpu"]
+            if not slots_of(tuple(row["sizes"]))[size]:
+                continue
+            device = next(
+                (
+                    each["index"]
+                    for each in row["devices"]
+                    if (node, each["index"]) not in held
+                    and (each["index"] == gpu if not row["sizes"] else each.get("parent") == gpu)
+                    and each.get("sevenths", 7) == int(size[0])
+                ),
+                None,
+            )
+            if device is None:
+                continue
+            allocation = new_id("allocation")
+            await self.database.execute(
+                "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
+                "VALUES ($1, $2, 1, 'running', 1, $3, 1)",
+                *(allocation, job, [{"node_id": node, "devices": [device]}]),
+            )
+            await self.database.execute(
+                "INSERT INTO device_claims (node_id, device, allocation_id, parent) VALUES ($1, $2, $3, $4)",
+                *(node, device, allocation, parent_of(device)),
+            )
+            return
+
+
+class _Zones:
+    async def signals(self) -> dict[str, set[str]]:
+        return {ZONE: {"average_direct"}}
+
+
+@asynccontextmanager
+async def a_fleet_world(database_url: str, **changes: Any) -> AsyncIterator[FleetWorld]:
+    """Yield a world with a node of four GPUs, and no fleet."""
+    made = {"database_url": database_url, "fleet_retry_s": 10, **changes}
+    settings = ServingSettings(WATTSHIFT_SERVICE_TOKEN="x" * 16, **made)  # type: ignore[arg-type]
+    engine = create_engine(database_url, pool_size=10)
+    database = await connect(database_url, application_name="test")
+    await database.execute("SET session_replication_role = replica")  # rows stand for jobs that are not there
+    await database.execute(
+        "TRUNCATE fleets, apps, fleet_plans, app_observations, pool_instances, gpu_partitions, device_claims, "
+        "allocations, nodes, audit_log CASCADE"
+    )
+    world = FleetWorld(engine, database, ServingRepository(engine), Grid(), settings)
+    world.grid.gco2_per_kwh[ZONE] = 200
+    await world.node("n0", 4)
+    try:
+        yield world
+    finally:
+        await database.execute("TRUNCATE nodes, allocations, gpu_partitions, fleets, apps CASCADE")
+        await database.close()
+        await engine.dispose()

@@ -1,0 +1,287 @@
+"""Fleets and applications on a real database: planned, carried out, and whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.contracts.apps import AppReportQuery
+from services.contracts.queries import PageQuery
+from services.kit.problems import ProblemError
+from services.serving.repository.cluster import read_cluster
+from tests.serving.fleets import ACME, OPERATOR, FleetWorld, a_fleet, a_fleet_world, an_app
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[FleetWorld]:
+    async with a_fleet_world(database_url) as made:
+        yield made
+
+
+async def test_base_runs_first_and_then_what_the_search_found(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    assert await world.plans() == [("first", "applied")]
+    assert await world.running() == {"photos big.7g": 2}
+    assert not world.asked
+
+    world.grid.gco2_per_kwh["GB"] = 260
+    await world.later(10)
+    plan = await world.settle()
+
+    assert await world.plans() == [("first", "applied"), ("intensity", "applied")]
+    assert world.asked == [plan["id"]]
+    (found,) = plan["result"]["applications"]
+    assert found["keeps_limits"]
+    assert await world.running() == {
+        f"photos {each['variant']}.{each['slice']}": each["count"] for each in found["instances"]
+    }
+    shown = await world.apps.find("photos", ACME)
+    assert {f"photos {each.variant}.{each.slice}": each.count for each in shown.running} == await world.running()
+    assert len((await world.fleets.find("edge", ACME)).gpus) == 2
+    assert (await world.database.fetchval("SELECT planned_revision FROM apps")) == 1
+
+
+async def test_two_applications_share_the_fleet_and_one_that_is_deleted_leaves_it(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.apps.put("streets", an_app(requests_per_s=20), ACME)
+    await world.later(10)
+    await world.settle()
+    running = await world.running()
+    assert {each.partition(" ")[0] for each in running} == {"photos", "streets"}
+
+    await world.apps.delete("streets", ACME)
+    await world.turn(3)
+    assert {each.partition(" ")[0] for each in await world.running()} == {"photos"}
+    with pytest.raises(ProblemError, match="photos"):
+        await world.fleets.delete("edge", OPERATOR)
+    await world.apps.delete("photos", ACME)
+    await world.turn(3)
+    await world.fleets.delete("edge", OPERATOR)
+    await world.turn(3)
+    assert all(not sizes for sizes in (await world.cuts()).values())
+    assert await world.database.fetchval("SELECT count(*) FROM fleets") == 0
+    assert {row["owner"] for row in await world.database.fetch("SELECT owner FROM gpu_partitions")} == {None}
+
+
+async def cut_by_plan(world: FleetWorld, **changes: Any) -> None:
+    """Bring a fleet of two GPUs to BASE, and begin a plan that cuts them."""
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(carbon_weight=0.9, **changes), ACME)
+    await world.settle()
+    world.grid.gco2_per_kwh["GB"] = 400
+    await world.later(10)
+
+
+async def test_a_planner_that_is_killed_at_any_turn_ends_with_the_same(world: FleetWorld) -> None:
+    await cut_by_plan(world)
+    for _ in range(60):
+        is_solving = (await world.plan())["state"] == "solving"
+        await world.turn(2 if is_solving else 1)  # whoever is killed before the answer asks again
+        world.planner = world.another()
+        plan = await world.plan()
+        if plan["state"] == "applied" and plan["trigger"] == "intensity":
+            break
+    await world.turn()
+    (found,) = plan["result"]["applications"]
+    assert await world.running() == {
+        f"photos {each['variant']}.{each['slice']}": each["count"] for each in found["instances"]
+    }
+    assert set(world.asked) == {plan["id"]}, "a search that is asked for again is the same"
+
+
+async def test_a_driver_that_refuses_ends_the_plan_and_everything_runs_on(world: FleetWorld) -> None:
+    await cut_by_plan(world)
+    world.refusing = {0, 1}
+    plan = await world.settle("failed")
+    assert "could not be cut into" in plan["detail"]
+    assert "the driver says no" in plan["detail"]
+    await world.turn(3)
+    assert await world.running() == {"photos big.7g": 2}
+    assert all(not sizes for sizes in (await world.cuts()).values())
+
+    world.refusing = set()
+    assert (await world.plans())[-1] == ("intensity", "failed"), "it is not tried again at once"
+    await world.later(11)
+    await world.settle()
+    assert (await world.plans())[-1] == ("intensity", "applied")
+
+
+async def test_a_search_without_an_answer_is_a_failure_that_is_tried_again_ever_later(world: FleetWorld) -> None:
+    await cut_by_plan(world)
+    world.fails = "The optimizer is full."
+    waits: list[float] = []
+    for _ in range(3):
+        await world.settle("failed")
+        waits.append(await world.database.fetchval("SELECT extract(epoch FROM retry_at - now())::float8 FROM fleets"))
+        await world.later(3_600)
+    assert [round(wait, -1) for wait in waits] == [10, 20, 40]
+    assert await world.running() == {"photos big.7g": 2}
+    world.fails = None
+    await world.settle()
+    assert await world.database.fetchval("SELECT failures FROM fleets") == 0
+
+
+async def test_an_instance_that_does_not_come_up_is_left_out_of_the_next_plan(world: FleetWorld) -> None:
+    await cut_by_plan(world)
+    plan = await world.settle()
+    crashing = {each.partition(" ")[2] for each in await world.running()}
+    await world.database.execute(
+        "UPDATE pool_instances SET state = 'ended', reason = 'failed', ended_at = now() WHERE mode = ANY($1)",
+        [*crashing],
+    )
+    await world.later(10)
+    world.grid.gco2_per_kwh["GB"] = 300
+    await world.turn(2)
+    asked = (await world.plan())["problem"]["applications"][0]["variants"]
+    left = {f"{variant['name']}.{each['slice']}" for variant in asked for each in variant["profiles"]}
+    assert plan["id"] != (await world.plan())["id"]
+    assert left & crashing <= {"big.7g"}
+
+
+async def test_gpus_that_are_lost_and_come_back_are_planned_for(world: FleetWorld) -> None:
+    await world.node("n1", 1)
+    await world.fleets.put("edge", a_fleet(gpus=5), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.later(10)
+    await world.lose("n1")
+    await world.settle()
+    assert (await world.plans())[-1] == ("gpus", "applied")
+    assert (await world.fleets.find("edge", OPERATOR)).missing_gpus == 1
+    await world.later(10)
+    await world.lose("n1", back=True)
+    await world.settle()
+    assert (await world.fleets.find("edge", OPERATOR)).missing_gpus == 0
+
+
+async def test_a_latency_above_the_sla_is_planned_against(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.see("photos", answers=19, latency_ms=900)
+    await world.later(60)
+    await world.turn()
+    assert await world.plans() == [("first", "applied")], "19 answers say nothing"
+    await world.see("photos", answers=600, latency_ms=900)
+    await world.turn()
+    plan = await world.plan()
+    assert (plan["trigger"], plan["problem"]["applications"][0]["requests_per_s"]) == ("sla", 10)
+    traffic = (await world.apps.find("photos", ACME)).traffic
+    assert (traffic.answered, traffic.p95_ms, traffic.accuracy_pct) == (600, pytest.approx(900, rel=0.06), 84)
+
+
+async def test_an_application_whose_mode_is_fixed_gets_proposals_that_an_operator_carries_out(
+    world: FleetWorld,
+) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(mode="fixed", carbon_weight=0.9), ACME)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 2}
+    await world.later(10)
+    world.grid.gco2_per_kwh["GB"] = 400
+    plan = await world.settle("proposed")
+    shown = await world.apps.find("photos", ACME)
+    assert shown.only_proposes == "The mode of application photos is fixed."
+    assert shown.plan is not None
+    assert shown.plan.applications[0].instances
+    await world.turn(3)
+    assert await world.running() == {"photos big.7g": 2}
+
+    await world.fleets.apply("edge", plan["id"], OPERATOR)
+    await world.settle()
+    assert await world.running() != {"photos big.7g": 2}
+    assert (await world.fleets.apply("edge", plan["id"], OPERATOR)).state == "applied"
+
+
+async def test_gpus_that_cannot_be_cut_run_base_and_get_proposals(world: FleetWorld) -> None:
+    await world.node("n1", 2, model="V100-SXM2-32GB")
+    await world.fleets.put("edge", a_fleet(gpu_model="V100-SXM2-32GB"), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.later(10)
+    world.grid.gco2_per_kwh["GB"] = 400
+    plan = await world.settle("proposed")
+    assert "cannot be cut into MIG slices" in plan["detail"]
+    with pytest.raises(ProblemError, match="cannot be cut"):
+        await world.fleets.apply("edge", plan["id"], OPERATOR)
+
+    await world.apps.put("streets", an_app(), ACME)
+    await world.later(10)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 1, "streets big.7g": 1}
+
+
+async def test_a_fleet_takes_and_gives_back_gpus_as_its_spec_says(world: FleetWorld) -> None:
+    await world.database.execute(
+        "INSERT INTO gpu_partitions (node_id, gpu, revision, sizes) VALUES ('n0', 0, 1, '[3, 3]')"
+    )
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.turn()
+    taken = await world.database.fetch("SELECT gpu FROM gpu_partitions WHERE owner = 'edge' ORDER BY gpu")
+    assert [row["gpu"] for row in taken] == [1, 2, 3], "an operator cut the first one"
+    assert (await world.fleets.find("edge", OPERATOR)).missing_gpus == 1
+    _, is_new = await world.fleets.put("edge", a_fleet(gpus=1), OPERATOR)
+    assert not is_new
+    await world.turn(2)
+    assert await world.database.fetchval("SELECT count(*) FROM gpu_partitions WHERE owner = 'edge'") == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"fleet": "nowhere"}, "There is no fleet nowhere"),
+        ({"fleet": "closed"}, "There is no fleet closed"),
+        ({"fleet": "small"}, "none is left for photos"),
+    ],
+)
+async def test_an_application_needs_a_fleet_with_room(world: FleetWorld, spec: dict[str, Any], said: str) -> None:
+    await world.fleets.put("closed", a_fleet(tenants=["other"]), OPERATOR)
+    await world.fleets.put("small", a_fleet(gpus=1), OPERATOR)
+    await world.apps.put("first", an_app(fleet="small"), ACME)
+    with pytest.raises(ProblemError, match=said):
+        await world.apps.put("photos", an_app(**spec), ACME)
+    assert [app.name for app in (await world.apps.page(PageQuery(), ACME)).items] == ["first"]
+    assert [fleet.name for fleet in (await world.fleets.page(PageQuery(), ACME)).items] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zone": "XX"}, "There is no zone XX"),
+        ({"gpu_model": "Abacus"}, "give idle_w"),
+        ({"signal": "marginal"}, "not marginal"),
+    ],
+)
+async def test_a_fleet_that_makes_no_sense_is_refused(world: FleetWorld, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProblemError, match=said):
+        await world.fleets.put("edge", a_fleet(**changes), OPERATOR)
+
+
+async def test_a_report_adds_up(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    await world.database.execute("UPDATE apps SET created_at = now() - interval '1 hour'")
+    await world.see("photos", answers=500, latency_ms=80)
+    await world.see("photos", answers=1_000, latency_ms=80)  # the same window again
+    report = await world.apps.report("photos", AppReportQuery(hours=1, step_s=60), ACME)
+    assert (report.requests, sum(sum(step.by_variant.values()) for step in report.mix)) == (1_000, 1_000)
+    assert (report.accuracy_pct, report.accuracy_loss_pct, report.sla_ok_share) == (84, 0, 1)
+    assert report.base_gco2_per_1000 is None, "the ledger has no intensity yet"
+
+
+async def test_pools_are_planned_without_the_gpus_of_fleets(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.turn(2)
+    async with world.repository.reading() as queries:
+        cluster = await read_cluster(queries.connection)
+    (node,) = cluster.nodes
+    assert sorted(node.devices) == [2, 3]
+    assert "app:photos" not in cluster.needs
