@@ -14,11 +14,15 @@ from datetime import UTC, datetime
 import uvloop
 
 MODEL = "llama-70b"
+APP = "images"
+APP_INSTANCES = 64
 GAP_S = 0.005
 _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
 _USAGE = {"prompt_tokens": 12, "completion_tokens": 1, "total_tokens": 13}
 ANSWER = json.dumps({"id": "chatcmpl-0123456789", "object": "chat.completion", "created": 1, "model": MODEL,
                      "choices": [_CHOICE], "usage": _USAGE}, separators=(",", ":")).encode()  # fmt: skip
+_LABEL = {"name": "label", "shape": [1], "datatype": "BYTES", "data": ["dam"]}
+LABEL = json.dumps({"model_name": APP, "outputs": [_LABEL]}, separators=(",", ":")).encode()
 TOKEN = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
 
 
@@ -71,6 +75,8 @@ class Server(asyncio.Protocol):
                 asyncio.get_running_loop().create_task(self._stream())
             else:
                 write(_whole(ANSWER))
+        elif path in (b"/label", b"/v2/models/%s/infer" % APP.encode()):
+            write(_whole(LABEL))
         elif path == b"/internal/routing":
             write(_whole(table(self.port)))
         elif path == b"/internal/keys/resolve":
@@ -94,7 +100,7 @@ class Server(asyncio.Protocol):
 
 
 def table(port: int) -> bytes:
-    """Return a routing table: a pool of four classes with two servers each, in two places."""
+    """Return a routing table: a pool of four classes with two servers each, in two places, and an application."""
     classes = [{"name": name, "max_latency_s": 30.0} for name in ("SS", "SL", "LS", "LL")]
     pool = {"name": "chat", "tenant_id": "acme", "models": [MODEL], "partition": "a"}
     pool |= {"input_tokens": 184, "output_tokens": 444, "classes": classes}
@@ -115,7 +121,27 @@ def table(port: int) -> bytes:
         for name in ("SS", "SL", "LS", "LL")
         for place, gco2 in (("here", 300.0), ("there", 450.0))
     ]
-    return json.dumps({"made_at": datetime.now(UTC).isoformat(), "pools": [pool], "servers": servers}).encode()
+    instances = [
+        {
+            "id": f"instance_{number}",
+            "app": APP,
+            "variant": "b1",
+            "accuracy_pct": 78.4,
+            "slice": "1g",
+            "url": f"http://127.0.0.1:{port}",
+            "state": "ready",
+            "service_ms": 2.5,
+            "busy_w": 17.1,
+            "idle_w": 12.0,
+            "gco2_per_kwh": 300.0,
+            "job_id": f"job_{number}",
+            "location": "here",
+        }
+        for number in range(APP_INSTANCES)
+    ]
+    table = {"made_at": datetime.now(UTC).isoformat(), "pools": [pool], "servers": servers}
+    table |= {"apps": [{"name": APP, "tenant_id": "acme"}], "app_servers": instances}
+    return json.dumps(table).encode()
 
 
 async def serve(port: int) -> None:
