@@ -49,6 +49,7 @@ from services.core.domain.controls import ControlKind
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
@@ -58,7 +59,6 @@ _BACKLOG_INTERVAL_S = 30.0
 """Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
 _HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-_CANCEL_AGAIN_S = 1.0
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -475,12 +475,7 @@ class Agent:
         )
 
     async def _cancel(self, *names: str) -> None:
-        tasks = {self._tasks.pop(name) for name in names if name in self._tasks}
-        while tasks:
-            for task in tasks:
-                task.cancel()
-            # Python 3.11's wait_for, which the Redis client uses, loses a cancellation that comes with its result.
-            _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S)
+        await end_tasks([self._tasks.pop(name) for name in names if name in self._tasks])
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

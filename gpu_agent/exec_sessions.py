@@ -197,7 +197,8 @@ class ExecSession:
                     if notice := self._notice():
                         yield ExecEvent(type="notice", detail=notice).message()
                 try:
-                    piece = await asyncio.wait_for(self._pieces.get(), _TICK_S)
+                    async with asyncio.timeout(_TICK_S):
+                        piece = await self._pieces.get()
                 except TimeoutError:
                     if now - beat_at > BEAT_S:
                         beat_at = now

@@ -70,7 +70,8 @@ class EventFeed:
                     continue
                 left_s = silent_since_s + keep_alive_s - loop.time()
                 try:
-                    await asyncio.wait_for(moved.wait(), max(left_s, 0.001))
+                    async with asyncio.timeout(max(left_s, 0.001)):
+                        await moved.wait()
                 except TimeoutError:
                     silent_since_s = loop.time()
                     yield None
@@ -99,7 +100,7 @@ class EventFeed:
 
     async def _tail(self) -> None:
         started = False
-        while True:
+        while self._task is asyncio.current_task():  # a cancellation can be lost on its way: see kit.tasks
             try:
                 if not started:
                     self._begins_after = self._head = await self.now()

@@ -103,6 +103,7 @@ class Database:
     async def close(self) -> None:
         """Close every connection; one still in use after three seconds is terminated."""
         try:
-            await asyncio.wait_for(self._connections.close(), 3)
+            async with asyncio.timeout(3):
+                await self._connections.close()
         except TimeoutError:
             self._connections.terminate()

@@ -44,7 +44,8 @@ class Relay:
             except (RedisError, TimeoutError, *CONNECTION_ERRORS) as error:
                 log.warning("relay.waiting", error=str(error) or type(error).__name__)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._look_every_s)
+                async with asyncio.timeout(self._look_every_s):
+                    await self._wake.wait()
 
     async def publish(self) -> int:
         """Publish one batch and return how many commands it held."""

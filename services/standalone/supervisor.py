@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from services.kit.tasks import end_tasks
 from services.standalone.data_folder import ProcessStatus, State
 from services.standalone.process import Process, StackError
 
@@ -161,14 +162,14 @@ class _Child:
 
     async def stop(self) -> None:
         if self._running_task:
-            self._running_task.cancel()
-            await asyncio.wait([self._running_task])
+            await end_tasks([self._running_task])
         self._become("stopping")
         if self._running:
             with contextlib.suppress(ProcessLookupError):
                 self._running.send_signal(self._process.stop_signal)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._running.wait(), self._process.stop_within_s)
+                async with asyncio.timeout(self._process.stop_within_s):
+                    await self._running.wait()
         await self.end()
         if self.ready.done():
             self.ready.exception()  # asked for, lest asyncio complains that nobody did

@@ -1,9 +1,11 @@
 """Events: in one order for everybody, none missed, resumable."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
@@ -152,3 +154,31 @@ async def test_a_feed_rides_out_a_lost_database(admission: Admission, database_u
         )
         await _tell(admission.database, "after", "job.n")
         assert [event.job_id for event in await reading] == ["after"]
+
+
+async def test_the_reader_ends_with_its_last_client_even_if_a_cancellation_is_lost(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_feed(database_url) as feed:
+        begin = await feed.now()
+        tail: list[asyncio.Task[Any]] = []
+        is_read, read = asyncio.Event(), feed._read
+
+        async def swallowing(scope: Scope, after: Position) -> Any:
+            """Return what was read although the reader was cancelled meanwhile."""
+            task = asyncio.current_task()
+            if not tail and task is not None and task.get_name() == "event-tail":
+                tail.append(task)
+                is_read.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            return await read(scope, after)
+
+        monkeypatch.setattr(feed, "_read", swallowing)
+        following = feed.follow(Scope(), begin, keep_alive_s=0.001)
+        async with asyncio.timeout(20):
+            assert await anext(following) is None
+            await is_read.wait()
+            await following.aclose()
+            await asyncio.wait(tail)
+    assert len(tail) == 1

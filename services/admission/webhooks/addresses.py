@@ -114,7 +114,8 @@ async def fault_of(url: str, rules: AddressRules) -> str | None:
     host = parts.hostname or ""
     resolver = CheckedResolver(rules, encrypted=encrypted)
     try:
-        await asyncio.wait_for(resolver.resolve(host), 5)
+        async with asyncio.timeout(5):
+            await resolver.resolve(host)
     except ForbiddenAddressError:
         return forbidden(encrypted)
     except (OSError, UnicodeError, TimeoutError):

@@ -33,8 +33,8 @@ class TaskQueue:
         """
         try:
             # Celery publishes synchronously.
-            sending = asyncio.to_thread(self._publish, self._task, args=[work_id])
-            await asyncio.wait_for(sending, PUBLISH_WITHIN_S)
+            async with asyncio.timeout(PUBLISH_WITHIN_S):
+                await asyncio.to_thread(self._publish, self._task, args=[work_id])
         except Exception as error:
             log.warning("work.not_enqueued", id=work_id, error=str(error) or type(error).__name__)
             return False

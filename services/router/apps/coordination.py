@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from services.contracts.routing import RouterState
 from services.kit.logging import Log
+from services.kit.tasks import end_tasks
 from services.router.apps.assignment import Assigner
 from services.router.apps.fleet import AppFleet
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
@@ -64,8 +65,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Close all connections; the others assign without this process from now on."""
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting])
+            await end_tasks([self._connecting])
         link, self._link = self._link, None
         if link is not None:
             link.close()

@@ -136,7 +136,8 @@ class NodePower:
                 except Exception:  # a fault over one node must not leave the others asleep for ever
                     log.exception("node_power.failed")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._due.wait(), LOOK_EVERY_S)
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._due.wait()
         finally:
             await end_tasks(list(self._running.values()))
 
