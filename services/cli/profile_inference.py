@@ -150,17 +150,18 @@ class Bench:
             raise CliError(f"node {node} has no GPU {gpu}", EXIT_NOT_FOUND)
         self.gpu_name = gpu_name(self.node(), self.device)
 
-    def node(self) -> dict[str, Any]:
-        """Return what the control plane knows of the node.
+    def node(self, node_id: str | None = None) -> dict[str, Any]:
+        """Return what the control plane knows of a node, by default of the GPU's.
 
         Raises:
             CliError: there is no such node.
         """
+        node_id = node_id or self.node_id
         nodes: list[dict[str, Any]] = self._gateway.get("/v1/nodes")["items"]
-        found = next((each for each in nodes if each["id"] == self.node_id), None)
+        found = next((each for each in nodes if each["id"] == node_id), None)
         if found is None:
             known = ", ".join(each["id"] for each in nodes) or "none"
-            raise CliError(f"there is no node {self.node_id!r}; nodes are {known}", EXIT_NOT_FOUND)
+            raise CliError(f"there is no node {node_id!r}; nodes are {known}", EXIT_NOT_FOUND)
         return found
 
     def sizes(self, node: dict[str, Any]) -> list[int]:
@@ -215,7 +216,8 @@ class Bench:
                 raise CliError(f"GPU {self.gpu} of {self.node_id} is not cut: {row['detail']}", EXIT_FAILED)
             if row["state"] == "applied" and sorted(self.sizes(node)) == sorted(sizes):
                 return
-            said = self._say(said, f"GPU {self.gpu} of {self.node_id} is to be cut: {row['detail'] or row['state']}")
+            if row["detail"]:
+                said = self._say(said, f"GPU {self.gpu} of {self.node_id} is to be cut: {row['detail']}")
             time.sleep(POLL_S)
 
     def measure(self, family: Family, variant: Variant, size: int) -> Row:
@@ -232,9 +234,9 @@ class Bench:
         while (job := self._gateway.get(f"/v1/jobs/{self.job}"))["state"] not in FINAL:
             if job["state"] == "queued" and job.get("detail"):
                 said = self._say(said, f"{what}: {job['detail']}")
-            self._check_place(job, what)
-            if (reading := reading_of(self.node(), self.gpu)) is not None:
-                readings[reading.at_s] = reading
+            for node, gpu in self._places(job, size, what):
+                if (reading := reading_of(self.node(node), gpu)) is not None:
+                    readings[reading.at_s] = reading
             time.sleep(POLL_S)
         measured = self._result(job, what)
         self.job = ""
@@ -273,16 +275,26 @@ class Bench:
             time_limit_s=settings.ready_timeout_s + settings.warmup_s + settings.seconds + 6 * _GRACE_S,
         )
 
-    def _check_place(self, job: dict[str, Any], what: str) -> None:
-        """Raise CliError if a job was placed on another GPU than this one: then nothing is known of its energy."""
-        for share in job["placement"]:
-            gpus = {index if (parent := parent_of(index)) is None else parent for index in share["devices"]}
-            if (share["node_id"], gpus) != (self.node_id, {self.gpu}):
-                raise CliError(
-                    f"{what}: the job was placed on GPU {min(gpus)} of {share['node_id']}; drain the other nodes, or "
-                    "keep other GPUs and slices of this size busy, while this one is measured",
-                    EXIT_FAILED,
-                )
+    def _places(self, job: dict[str, Any], size: int, what: str) -> list[tuple[str, int]]:
+        """Return the GPU that a job runs on, with its node; nothing before it starts.
+
+        Raises:
+            CliError: it runs on a slice of another GPU, where it may have neighbours. A whole GPU may be any of the
+                same model.
+        """
+        found = [
+            (share["node_id"], index if (parent := parent_of(index)) is None else parent)
+            for share in job["placement"]
+            for index in share["devices"]
+        ]
+        if found and not (is_whole(size) or self._settings.mps) and found != [(self.node_id, self.gpu)]:
+            ((node, gpu), *_) = found
+            raise CliError(
+                f"{what}: the job was placed on a slice of GPU {gpu} of {node}; drain that node while this GPU is "
+                "measured",
+                EXIT_FAILED,
+            )
+        return found
 
     def _result(self, job: dict[str, Any], what: str) -> dict[str, Any]:
         """Return what the job printed.

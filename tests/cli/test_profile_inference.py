@@ -240,14 +240,17 @@ class Cluster:
             for place in placed(self.sizes)
         ]
         read_at = datetime.fromtimestamp(self.now_s, UTC).isoformat()
-        reading = {"index": 0, "power_w": 70.0, "energy_j": 80 * self.now_s, "clock_mhz": 1_410, "read_at": read_at}
+        readings = [
+            {"index": gpu, "power_w": 70.0, "energy_j": watts * self.now_s, "clock_mhz": 1_410, "read_at": read_at}
+            for gpu, watts in ((0, 80), (1, 160))
+        ]
         row = {"gpu": 0, "state": self.state, "sizes": self.wanted, "detail": "In use by another client"}
         wanted = [] if self.wanted is None else [row]
         return {
             "id": "n1",
             "driver": "simulated",
             "devices": gpus + slices,
-            "readings": [reading],
+            "readings": readings,
             "partitions": wanted,
         }
 
@@ -329,11 +332,17 @@ def test_a_run_that_was_killed_ends_its_job_and_knows_how_the_gpu_was_cut(cluste
 
 
 def test_a_job_that_lands_elsewhere_is_not_measured(cluster: Cluster) -> None:
-    cluster.place = [{"node_id": "n2", "devices": [3]}]
-    with pytest.raises(CliError, match="small on 1g: the job was placed on GPU 3 of n2; drain the other nodes"):
+    cluster.place = [{"node_id": "n2", "devices": [slice_index(3, 4)]}]
+    with pytest.raises(CliError, match="small on 1g: the job was placed on a slice of GPU 3 of n2; drain that node"):
         measure()
     assert cluster.cancelled == ["job_0"]
     assert cluster.sizes == []
+
+
+def test_a_whole_gpu_may_be_any_of_its_model(cluster: Cluster) -> None:
+    cluster.place = [{"node_id": "n1", "devices": [1]}]
+    measure(slices="7g")
+    assert lines()[0].endswith(",160.0,8.0,1410"), "the power of the GPU that it ran on"
 
 
 def test_through_mps_nothing_is_cut(cluster: Cluster) -> None:
