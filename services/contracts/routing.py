@@ -254,6 +254,15 @@ class RouterState(Message):
     address: str | None = Field(default=None, description="`HOST:PORT` at which other router processes reach it.")
 
 
+class LimitsState(Message):
+    """What a router process tells the others of its tenants' limits."""
+
+    at_s: float = Field(description="When it was written, UTC seconds.")
+    started_at_s: float = Field(description="When the process was started, UTC seconds.")
+    taken: dict[str, int] = Field(description="Requests that it has let through since then, by tenant.")
+    open: dict[str, int] = Field(description="Requests that it has not answered yet, by tenant.")
+
+
 class ServerLatency(Message):
     """What one router process saw of a server's requests of one class in one second."""
 

@@ -20,6 +20,10 @@ ROUTERS_HASH = "wattshift:routers"
 """Router processes that are alive: by id, `RouterState` as JSON with the time at which it was written."""
 
 
+ROUTER_LIMITS_HASH = "wattshift:router-limits"
+"""What router processes have let through: by id, `LimitsState` as JSON."""
+
+
 def latency_stream(node_id: str) -> str:
     """Return the stream of what routers saw of the servers on one node: a `LatencyReport` a second as `report`."""
     return f"wattshift:node:{node_id}:latency"

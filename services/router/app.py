@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import aiohttp
 import orjson
@@ -46,13 +47,15 @@ from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
-from services.router.metrics import Metrics
+from services.router.metrics import Gauge, Metrics
 from services.router.openai import JSON, error_body
 from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.peers import Peers
 from services.router.probes import probe
 from services.router.settings import RouterSettings
+from services.router.shared_limits import LIMITS_S, SharedLimits
+from services.router.shared_metrics import MetricsFolder
 from services.router.streams import Footprint
 from services.router.table import TableReader
 from services.router.traffic import TrafficReporter
@@ -64,6 +67,7 @@ from services.router.usage import UsageReporter
 log = Log(__name__)
 
 PEERS_S = 2.0
+METRICS_S = 1.0
 TRAFFIC_S = 5.0
 USAGE_S = 10.0
 BACKLOG = 4_096
@@ -73,8 +77,12 @@ TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 class Router:
     """One router process; an ASGI app."""
 
-    def __init__(self, settings: RouterSettings, name: str | None = None) -> None:
+    def __init__(
+        self, settings: RouterSettings, name: str | None = None, shared_metrics: MetricsFolder | None = None
+    ) -> None:
+        """Take what processes that share the port write their metrics to; None for one that is alone."""
         self.settings = settings
+        self._shared_metrics = shared_metrics
         self.name = name or f"router-{secrets.token_hex(4)}"
         self.metrics = Metrics()
         self.fleet = Fleet(read_networks(settings.endpoint_networks))
@@ -128,6 +136,7 @@ class Router:
             self.limits,
         )
         self.gate = Gate(settings, keys)
+        self.shared_limits = SharedLimits(redis, self.gate, self.name, self.coordinator.started_at_s)
         self.door = Door(settings, self.fleet, self.gate, dispatcher)
         self.app_door = AppDoor(
             settings,
@@ -149,9 +158,11 @@ class Router:
             (self._check, CHECK_S, "connections.not_checked"),
             (self.probe_servers, settings.probe_s, "servers.not_probed"),
             (self.peers.look, PEERS_S, "peers.not_read"),
+            (self._share_limits, LIMITS_S, "limits.not_shared"),
             (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
             (self._send_observations, TRAFFIC_S, "observations.not_reported"),
             (self.usage.send, USAGE_S, "usage.not_reported"),
+            (self._write_metrics, METRICS_S, "metrics.not_written"),
         ]
         self._tasks = [asyncio.create_task(repeat(work, every_s, failed=failed)) for work, every_s, failed in loops]
         self._tasks.append(asyncio.create_task(self._every_second()))
@@ -171,6 +182,7 @@ class Router:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
                 await self.peers.leave()
+                await self.shared_limits.leave()
         await self.coordinator.stop()
         for server in (*self.fleet.every_server(), *self.apps.every_instance()):
             server.origin.close()
@@ -194,6 +206,9 @@ class Router:
 
     async def _renew_keys(self) -> None:
         await self.upstream_keys.renew(self.fleet.servers.values())
+
+    async def _share_limits(self) -> None:
+        await self.shared_limits.look(self.peers.processes)
 
     async def _check(self) -> None:
         now_s = time.monotonic()
@@ -284,8 +299,7 @@ class Router:
             else:
                 await exchange.answer(503, [JSON], b'{"status":"not ready","detail":"no routing table yet"}')
         elif path == "/metrics":
-            text = "\n".join(self.metrics.lines(self._gauges())) + "\n"
-            await exchange.answer(200, [TEXT], text.encode())
+            await self._show_metrics(exchange)
         elif path == "/status":
             await self._status(exchange)
         else:
@@ -362,18 +376,35 @@ class Router:
             ],
         }
 
-    def _gauges(self) -> list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
+    async def _write_metrics(self) -> None:
+        if self._shared_metrics is not None:
+            self._shared_metrics.write(self.name, self.metrics, self._gauges())
+
+    async def _show_metrics(self, exchange: Exchange) -> None:
+        metrics, gauges = self.metrics, self._gauges()
+        if self._shared_metrics is not None:
+            try:
+                await self._write_metrics()
+                metrics, gauges = self._shared_metrics.read(gauges)
+            except OSError as error:
+                detail = f"The metrics of all processes cannot be added up: {error}"
+                await exchange.answer(503, [JSON], error_body(503, "unavailable", detail))
+                return
+        text = "\n".join(metrics.lines(gauges)) + "\n"
+        await exchange.answer(200, [TEXT], text.encode())
+
+    def _gauges(self) -> list[Gauge]:
         now_s = time.monotonic()
         servers = list(self.fleet.every_server())
         lanes = self.lanes.all()
         return [
-            (
+            Gauge(
                 "wattshift_router_held",
                 "Requests held at a server.",
                 ("server", "location"),
                 {(each.id, each.location): float(each.held) for each in servers},
             ),
-            (
+            Gauge(
                 "wattshift_router_server_up",
                 "1 for a server that is given requests.",
                 ("server", "location"),
@@ -381,36 +412,39 @@ class Router:
                     (each.id, each.location): float(each.is_ready and each.breaker.state(now_s) is BreakerState.CLOSED)
                     for each in servers
                 },
+                is_summed=False,
             ),
-            (
+            Gauge(
                 "wattshift_router_waiting",
                 "Requests that wait in a lane.",
                 ("pool", "request_class"),
                 {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in lanes},
             ),
-            (
+            Gauge(
                 "wattshift_router_app_waiting",
                 "Requests that wait in an application's queue, of all processes for which this one assigns instances.",
                 ("app",),
                 {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()},
             ),
-            (
+            Gauge(
                 "wattshift_router_app_instances",
                 "Instances that are ready.",
                 ("app", "variant"),
                 self.apps.ready_by_variant(),
+                is_summed=False,
             ),
-            (
+            Gauge(
                 "wattshift_router_in_flight",
-                "Requests in this process.",
+                "Requests that are not answered yet.",
                 (),
                 {(): float(self.gate.in_flight)},
             ),
-            (
+            Gauge(
                 "wattshift_router_processes",
                 "Router processes alive.",
                 (),
                 {(): float(self.peers.processes)},
+                is_summed=False,
             ),
         ]
 
@@ -428,27 +462,36 @@ def listen(host: str, port: int, *, shared: bool) -> socket.socket:
     return found
 
 
-def run_worker(settings: RouterSettings) -> None:
-    """Run one router process until SIGTERM."""
-    configure_logging("router", log_format=settings.log_format, level=settings.log_level)
-    end_with_parent()
-    listening = listen(settings.host, settings.port, shared=settings.workers > 1)
-    config = uvicorn.Config(
-        Router(settings),
+def server_config(router: Router) -> uvicorn.Config:
+    """Return how a router is served.
+
+    Unused connections are kept for longer than clients keep theirs (httpx: 5 s), so that none is closed under a
+    request.
+    """
+    return uvicorn.Config(
+        router,
         log_config=None,
         access_log=False,
         lifespan="on",
         loop="auto",
         http="auto",
-        timeout_graceful_shutdown=max(1, int(settings.drain_s)),
+        timeout_graceful_shutdown=max(1, int(router.settings.drain_s)),
         timeout_keep_alive=75,
         backlog=BACKLOG,
         server_header=False,
         proxy_headers=False,  # no client's address is read
     )
+
+
+def run_worker(settings: RouterSettings, name: str | None = None, metrics: Path | None = None) -> None:
+    """Run one router process until SIGTERM; with a name and a folder for metrics, one of several on a port."""
+    configure_logging("router", log_format=settings.log_format, level=settings.log_level)
+    end_with_parent()
+    listening = listen(settings.host, settings.port, shared=settings.workers > 1)
+    router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(server_config(router)).run(sockets=[listening])
 
 
 def main() -> None:
@@ -474,8 +517,16 @@ def supervise(settings: RouterSettings) -> None:
             if worker.is_alive():
                 worker.terminate()
 
+    path = settings.data_dir / "router" / f"metrics-{settings.port}"
+    folder = MetricsFolder(path)
+    try:
+        folder.begin()
+    except OSError as error:
+        sys.exit(f"router: {path} cannot be written to, where its processes add up their metrics: {error}")
+
     def begin() -> BaseProcess:
-        worker = context.Process(target=run_worker, args=(settings,), daemon=True)
+        name = f"router-{secrets.token_hex(4)}"
+        worker = context.Process(target=run_worker, args=(settings, name, path), name=name, daemon=True)
         worker.start()
         return worker
 
@@ -488,6 +539,7 @@ def supervise(settings: RouterSettings) -> None:
             worker.join(0.2)
             if not worker.is_alive() and not is_ending:
                 log.error("worker.died", pid=worker.pid, exit_code=worker.exitcode)
+                folder.end(worker.name)
                 time.sleep(0.5)
                 workers[at] = begin()
     for worker in workers:

@@ -1,9 +1,10 @@
-"""What the router counts, in Prometheus' text format. Each process counts its own."""
+"""What the router counts, in Prometheus' text format; ``shared_metrics`` adds up several processes."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -30,6 +31,30 @@ APP_SECONDS = (
 TOKENS_MS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 
 Labels = tuple[str, ...]
+Amounts = tuple[Labels, list[float]]
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """What is so at the moment.
+
+    Attributes:
+        labels: Their names.
+        values: By their values.
+        is_summed: Whether several processes' values are added up; of the others the greatest is taken.
+    """
+
+    name: str
+    help_text: str
+    labels: Labels
+    values: Mapping[Labels, float]
+    is_summed: bool = True
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text format."""
+        yield from _head(self.name, self.help_text, "gauge")
+        for labels, value in self.values.items():
+            yield f"{self.name}{_labels(self.labels, labels)} {value:g}"
 
 
 class Counter:
@@ -42,6 +67,14 @@ class Counter:
     def add(self, labels: Labels, amount: float = 1.0) -> None:
         """Add to one combination."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
+
+    def amounts(self) -> list[Amounts]:
+        """Return all combinations of labels with their numbers."""
+        return [(labels, [value]) for labels, value in self.values.items()]
+
+    def merge(self, labels: Labels, amounts: list[float]) -> None:
+        """Add another process's numbers of one combination."""
+        self.add(labels, amounts[0])
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text format."""
@@ -64,6 +97,15 @@ class Histogram:
             found = self._found[labels] = [0.0] * (len(self._bounds) + 2)
         found[bisect_left(self._bounds, value)] += 1
         found[-1] += value
+
+    def amounts(self) -> list[Amounts]:
+        """Return all combinations of labels with their numbers."""
+        return list(self._found.items())
+
+    def merge(self, labels: Labels, amounts: list[float]) -> None:
+        """Add another process's numbers of one combination."""
+        found = self._found.get(labels, [0.0] * len(amounts))
+        self._found[labels] = [one + other for one, other in zip(found, amounts, strict=True)]
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the text format."""
@@ -122,15 +164,14 @@ class Metrics:
             "wattshift_router_app_carbon_grams_total", "Estimated emissions of applications' answers.", by_variant
         )
 
-    def lines(self, gauges: Iterable[tuple[str, str, Labels, Mapping[Labels, float]]]) -> Iterator[str]:
-        """Yield everything as text: counters, histograms, and gauges given as name, help, labels and values."""
-        for found in vars(self).values():
-            if isinstance(found, Counter | Histogram):
-                yield from found.lines()
-        for name, help_text, labels, values in gauges:
-            yield from _head(name, help_text, "gauge")
-            for each, value in values.items():
-                yield f"{name}{_labels(labels, each)} {value:g}"
+    def all(self) -> dict[str, Counter | Histogram]:
+        """Return counters and histograms by name."""
+        return {found.name: found for found in vars(self).values() if isinstance(found, Counter | Histogram)}
+
+    def lines(self, gauges: Iterable[Gauge]) -> Iterator[str]:
+        """Yield everything as text."""
+        for found in (*self.all().values(), *gauges):
+            yield from found.lines()
 
 
 def _head(name: str, help_text: str, kind: str) -> tuple[str, str]:

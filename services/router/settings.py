@@ -31,7 +31,7 @@ class RouterSettings(EdgeSettings):
     queue_timeout_s: float = Field(default=60, gt=0, description="How long a request waits for a server.")
     preemptions: int = Field(default=1, ge=0, description="How often a request may be preempted; 0 for never.")
     attempts: int = Field(default=3, ge=1, le=20, description="Servers that a request is sent to, one after another.")
-    max_requests_per_tenant: int = Field(default=4_096, ge=1, description="Of a tenant at once, in each process.")
+    max_requests_per_tenant: int = Field(default=4_096, ge=1, description="Of a tenant at once, in all processes.")
 
     connect_timeout_s: float = Field(default=2, gt=0)
     first_byte_timeout_s: float = Field(default=300, gt=0, description="Until a server begins to answer.")

@@ -3,7 +3,7 @@
 import pytest
 
 from services.contracts.identity import TenantLimits
-from services.kit.edge.limits import MOST_ADDRESSES, AddressLimiter, RateLimiter
+from services.kit.edge.limits import MOST_ADDRESSES, AddressLimiter, ConcurrencyLimiter, RateLimiter
 from services.kit.problems import ProblemError
 
 
@@ -37,6 +37,31 @@ def test_a_burst_then_the_rate() -> None:
     assert _taken(limiter, limits, 100) == 5
     clock.now_s += 3_600
     assert _taken(limiter, limits, 100) == 20
+
+
+def test_what_other_processes_let_through_is_charged_and_paid_off() -> None:
+    clock = Clock()
+    limiter, limits = RateLimiter(clock), TenantLimits(requests_per_s=10, burst=20)
+    limiter.charge("t", 15)  # before its first request here: it begins with a full burst
+    assert _taken(limiter, limits, 5) == 5
+    limiter.charge("t", 25)
+    assert (_taken(limiter, limits, 5), limiter.taken(60)) == (0, {"t": 5})
+    clock.now_s += 1.5
+    assert _taken(limiter, limits, 20) == 5
+    assert _taken(limiter, TenantLimits(requests_per_s=20, burst=40), 1) == 0  # a changed limit forgives nothing
+    assert limiter.taken(60) == {"t": 10}
+    clock.now_s += 61
+    assert limiter.taken(60) == {}
+
+
+def test_what_is_open_elsewhere_counts_too() -> None:
+    limiter = ConcurrencyLimiter(3, "requests")
+    limiter.elsewhere = {"t": 2}
+    limiter.enter("t")
+    with pytest.raises(ProblemError, match="3 requests open"):
+        limiter.enter("t")
+    limiter.enter("u")
+    assert limiter.open == {"t": 1, "u": 1}
 
 
 def test_tenants_do_not_share() -> None:

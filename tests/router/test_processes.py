@@ -82,6 +82,25 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage
         assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
 
 
+async def test_metrics_are_of_all_processes_and_a_killed_one_takes_none_along(stage: Stage) -> None:
+    async with running(stage, ROUTER_WORKERS="2") as (process, url):
+        await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics").text)
+        for _ in range(20):
+            async with httpx.AsyncClient(headers=HEADERS) as http:  # a connection of its own, to either process
+                assert (await http.post(f"{url}/v1/chat/completions", json=chat())).status_code == 200
+        await until(lambda: requests_in(url) == 20)
+        first = workers_of(process)
+        os.kill(first[0], signal.SIGKILL)
+        await until(lambda: len(set(workers_of(process)) - set(first)) == 1)
+        await until(lambda: ready(url))
+        assert requests_in(url) == 20
+
+
+def requests_in(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("wattshift_router_requests_total{"))
+
+
 async def test_a_router_that_is_stopped_finishes_what_it_has_and_takes_nothing_new(stage: Stage) -> None:
     stage.one.gate = asyncio.Event()
     async with running(stage) as (process, url), httpx.AsyncClient(headers=HEADERS, timeout=30) as http:

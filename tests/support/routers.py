@@ -34,7 +34,7 @@ from services.contracts.routing import (
     UsageReport,
 )
 from services.contracts.serving import TrafficReport
-from services.router.app import Router, listen
+from services.router.app import Router, listen, server_config
 from services.router.settings import RouterSettings
 from tests.gateway.peer import a_peer
 from tests.support.services import TOKEN
@@ -316,8 +316,7 @@ async def a_router(
     )
     router = Router(made)
     listening = listen("127.0.0.1", 0, shared=False)
-    config = uvicorn.Config(router, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
-    server = _Server(config)
+    server = _Server(server_config(router))
     running = asyncio.create_task(server.serve(sockets=[listening]))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     headers = {"authorization": f"Bearer {a_key()}"}

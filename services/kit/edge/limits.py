@@ -6,7 +6,7 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ class _Bucket:
     tokens: float
     at_s: float
     policy: Header
+    taken: int = 0
 
 
 MOST_ADDRESSES = 10_000
@@ -30,7 +31,10 @@ MOST_ADDRESSES = 10_000
 
 
 class RateLimiter:
-    """Counts requests per tenant in this process; limits that change take effect with the next request."""
+    """Counts requests per tenant in this process; limits that change take effect with the next request.
+
+    Processes that share a limit tell each other what they have ``taken``, and ``charge`` what the others have.
+    """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -60,8 +64,35 @@ class RateLimiter:
                 headers={"retry-after": str(wait_s), "ratelimit": f'"tenant";r=0;t={wait_s}'},
             )
         bucket.tokens = tokens - 1
+        bucket.taken += 1
         full_in_s = math.ceil((bucket.burst - bucket.tokens) / bucket.rate)
         return [bucket.policy, (b"ratelimit", b'"tenant";r=%d;t=%d' % (bucket.tokens, full_in_s))]
+
+    def taken(self, within_s: float) -> dict[str, int]:
+        """Return how many requests were let through so far, by tenant.
+
+        A tenant that sent nothing within that time is left out, and its count begins anew.
+        """
+        oldest_s = self._clock_s() - within_s
+        found: dict[str, int] = {}
+        for tenant, bucket in self._buckets.items():
+            if bucket.at_s < oldest_s:
+                bucket.taken = 0
+            elif bucket.taken:
+                found[tenant] = bucket.taken
+        return found
+
+    def charge(self, tenant_id: str, requests: int) -> None:
+        """Count requests that other processes let through; what is more than there was is paid off by the rate.
+
+        A tenant that has sent this process nothing yet still begins with a full burst.
+        """
+        bucket = self._buckets.get(tenant_id)
+        if bucket is None:
+            return
+        now_s = self._clock_s()
+        bucket.tokens = min(bucket.burst, bucket.tokens + (now_s - bucket.at_s) * bucket.rate) - requests
+        bucket.at_s = now_s
 
     @staticmethod
     def _refit(old: _Bucket | None, limits: TenantLimits, now_s: float) -> _Bucket:
@@ -73,6 +104,7 @@ class RateLimiter:
             tokens=burst if old is None else min(old.tokens, burst),
             at_s=now_s,
             policy=(b"ratelimit-policy", b'"tenant";q=%d;w=%d' % (burst, window_s)),
+            taken=0 if old is None else old.taken,
         )
 
 
@@ -116,13 +148,23 @@ class AddressLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts what each tenant has open at once in this process, such as streams or requests."""
+    """Counts what each tenant has open at once in this process, such as streams or requests.
+
+    Attributes:
+        elsewhere: What other processes that share the limit said they have open, by tenant.
+    """
 
     def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
         self._most = most
         self._what = what
         self._retry_after_s = retry_after_s
         self._open: dict[str, int] = {}
+        self.elsewhere: Mapping[str, int] = {}
+
+    @property
+    def open(self) -> dict[str, int]:
+        """What is open in this process, by tenant."""
+        return dict(self._open)
 
     def enter(self, tenant_id: str) -> None:
         """Count one more; ``leave`` ends it.
@@ -130,7 +172,8 @@ class ConcurrencyLimiter:
         Raises:
             ProblemError: 429 when the tenant has as many open as it may.
         """
-        count = self._open.get(tenant_id, 0)
+        here = self._open.get(tenant_id, 0)
+        count = here + self.elsewhere.get(tenant_id, 0) if self.elsewhere else here
         if count >= self._most:
             raise ProblemError(
                 429,
@@ -138,7 +181,7 @@ class ConcurrencyLimiter:
                 f"Tenant {tenant_id} has {count} {self._what} open, which is the maximum.",
                 headers={"retry-after": str(self._retry_after_s)},
             )
-        self._open[tenant_id] = count + 1
+        self._open[tenant_id] = here + 1
 
     def leave(self, tenant_id: str) -> None:
         """Count one less."""
