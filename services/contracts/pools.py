@@ -17,6 +17,7 @@ from services.core.policies.freesh.coverage import MAX_REGIONS
 from services.core.policies.freesh.miad import TABLE_7, LatencyLimits
 from services.core.policies.freesh.pools import (
     NegativeRates,
+    NodeKind,
     Partition,
     PoolPlan,
     PoolProblem,
@@ -31,6 +32,8 @@ from services.core.solvers.model import SolveStatus
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000
 """Maximum number of combinations of location, class and mode in one partition."""
+MAX_NODE_GPUS = 32
+"""Beyond, there are too many ways to fill a node."""
 GCO2_PER_KWH_OF_LB_PER_MWH = 0.45359237
 
 TIE_SHARE = 1e-4
@@ -57,6 +60,14 @@ class ClientRegion(Message):
     )
 
 
+class LocationNodes(Message):
+    """Nodes that are alike."""
+
+    gpu_type: Name
+    nodes: Int = Field(ge=1, le=1_000_000, description="How many.")
+    gpus: Int = Field(ge=1, le=MAX_NODE_GPUS, description="Number of GPUs of each.")
+
+
 class PoolLocation(Message):
     """A place with GPUs and the carbon intensity of its grid."""
 
@@ -66,6 +77,12 @@ class PoolLocation(Message):
         description="Intensity in each step, in `intensity_unit`; marginal intensities may be negative."
     )
     price_per_kwh: Rates | None = Field(default=None, description="Price in each step, for the objective `cost`.")
+    nodes: list[LocationNodes] = Field(
+        default_factory=list[LocationNodes],
+        max_length=1_000,
+        description="The location's nodes, where every instance must fit on one; if none are given for a type, only "
+        "the number in `gpus` counts.",
+    )
 
 
 class PoolMode(Message):
@@ -292,6 +309,12 @@ class PoolsRequest(SolveOptions):
             negative_rates=self.negative_rates,
             region_shares=self._region_shares(),
             follows_load=np.array([mode.idle_w is not None for mode in self.modes]),
+            node_kinds=tuple(
+                NodeKind(at, types.index(kind.gpu_type), kind.nodes, kind.gpus)
+                for at, location in enumerate(self.locations)
+                for kind in location.nodes
+                if kind.gpu_type in types
+            ),
         )
 
     def incumbent_in_core(self) -> PoolPlan | None:

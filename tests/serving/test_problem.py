@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from optimizer_service.pools import solve
 from services.contracts.carbon import ForecastPoint, IntensityForecast
 from services.contracts.pools import PoolsProblem, PoolsResult
-from services.contracts.serving import DemandForecast, PlaceIntensity, PlanForecasts, PoolSpec
+from services.contracts.serving import DemandForecast, PlaceIntensity, PlanForecasts, PoolPartition, PoolSpec
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 from services.serving.instances import InstanceTerms
@@ -123,6 +123,25 @@ def test_modes_that_share_a_node_fit_on_it_together() -> None:
     assert {each.mode: each.count for each in result.instances} == {"four": 2}
     assert misfits(mixed, result, nodes) == []
     assert [each.qps for each in result.shortfall] == [pytest.approx(24 * 1.1 - 22)]
+
+
+def test_modes_whose_sizes_do_not_divide_each_other_fit_on_whole_nodes() -> None:
+    """Three nodes of 6 hold two instances of 4 and two of 3; by their number of GPUs there would be room for three."""
+    spec = a_spec()
+    modes = [spec.modes[0].model_copy(update={"gpus": 3}), spec.modes[1].model_copy(update={"gpus": 4})]
+    small = {"mode": "small", "max_qps": 3, "power_w": 900, "ttft_ms": 100, "tbt_ms": 20}
+    large = small | {"mode": "large", "max_qps": 4, "power_w": 800}
+    part = PoolPartition.model_validate({"name": "one", "classes": [{"name": "all", "profiles": [small, large]}]})
+    spec = spec.model_copy(update={"modes": modes, "partitions": [part], "head_room": 1.0})
+    nodes = [a_node(6)] * 3
+    result = solve(asked(spec, nodes, qps=14.0))
+    assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
+    assert misfits(spec, result, nodes) == []
+    crowded = solve(asked(spec, nodes, qps=17.0))
+    assert {each.mode: each.count for each in crowded.instances} == {"small": 6}, (
+        "two of 4 and three of 3 would be less"
+    )
+    assert misfits(spec, crowded, nodes) == []
 
 
 def test_without_intensities_a_plan_of_least_energy_is_made() -> None:

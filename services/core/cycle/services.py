@@ -3,7 +3,8 @@
 Each instance that waits, the oldest first,
 
 1. starts where its devices are free: on the node with the fewest that suffice, and on one that is asleep only if no
-   other has them; or
+   other has them. If some would find no room in this way though there is one for all that wait, they are placed
+   together; or
 2. reserves its devices on a node where the free ones, those of gangs that are stopping and those of preemptible gangs
    suffice: there where gangs of the fewest GPUs must stop for it. Of those the ones of lowest priority stop, and of
    these the youngest; or
@@ -17,6 +18,7 @@ training jobs. Reservations are not stored: the next round finds them again, as 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +28,8 @@ from services.core.cycle.placing import FreeDevices, mask_of
 from services.core.cycle.plan import Action, Hold, Preempt, Reason, Start
 from services.core.cycle.ranking import with_holds, without_indices
 from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
+from services.core.domain.ids import JobId
+from services.core.domain.packing import pack
 from services.core.domain.placement import NodeShare, Placement
 
 Device = tuple[int, int]
@@ -85,6 +89,7 @@ class _Placing:
         self._given_up: dict[int, set[Device]] = defaultdict(set)
         self._leaving: dict[int, dict[int, int]] = defaultdict(dict)
         self._on: dict[int, list[int]] = defaultdict(list)
+        self._together = _placed_together(snapshot.services, snapshot.nodes, self._free.count.tolist())
         jobs, where = snapshot.jobs, snapshot.nodes.index
         for job in np.flatnonzero(jobs.gpus > 0).tolist():
             self._held[jobs.tenants[job]] += int(jobs.gpus[job])
@@ -141,7 +146,8 @@ class _Placing:
         fits: list[int] = np.flatnonzero(service.nodes & (count >= service.gpus)).tolist()
         if not fits:
             return False
-        node = min(fits, key=lambda node: (bool(nodes.asleep[node]), int(count[node]), node))
+        if (node := self._together.get(service.job_id, -1)) not in fits:
+            node = min(fits, key=lambda node: (bool(nodes.asleep[node]), int(count[node]), node))
         devices = _block(self._free.on(node), service.gpus)
         self._taken[node].update(devices)
         self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.SERVICE_INSTANCE))
@@ -224,6 +230,25 @@ class _Placing:
         of_jobs = snapshot.jobs.gpu_power_w[np.isfinite(snapshot.jobs.gpu_power_w)]
         known = [*of_jobs.tolist(), *snapshot.idle_w.tolist(), snapshot.services_w / max(snapshot.services_gpus, 1)]
         return max(known)
+
+
+def _placed_together(services: Sequence[ServiceInstance], nodes: NodeTable, free: Sequence[int]) -> dict[JobId, int]:
+    """Return a node for each service that waits, if all fit and one after another some would not; else nothing."""
+    waiting = [service for service in services if service.nodes.any()]
+    sizes = [service.gpus for service in waiting]
+    if len(waiting) < 2 or sum(sizes) > sum(free):
+        return {}
+    left, is_room = list(free), True
+    for service in waiting:  # as ``_start`` would
+        fits = [node for node in np.flatnonzero(service.nodes).tolist() if left[node] >= service.gpus]
+        if not fits:
+            is_room = False
+            break
+        left[min(fits, key=lambda node: (bool(nodes.asleep[node]), left[node], node))] -= service.gpus
+    if is_room:
+        return {}
+    found = pack(sizes, np.stack([service.nodes for service in waiting]), free)
+    return {} if found is None else {service.job_id: node for service, node in zip(waiting, found, strict=True)}
 
 
 def _block(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:

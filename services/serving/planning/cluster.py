@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPlace, PoolSpec
+from services.core.domain.packing import pack
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ class PlaceGpus:
     Attributes:
         models: GPUs by model, of those models that a mode takes.
         fits: How many instances of a mode fit on its nodes if alone there: each needs its GPUs on one node.
+        nodes: The GPUs that each node has of a model, without nodes that have none.
     """
 
     models: Mapping[str, int] = field(default_factory=dict[str, int])
     fits: Mapping[str, int] = field(default_factory=dict[str, int])
+    nodes: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
 
 def without_needs(nodes: Sequence[Node], needs: Iterable[Need]) -> list[Node]:
@@ -148,28 +153,22 @@ def installed_by_place(spec: PoolSpec, nodes: Iterable[Node]) -> dict[str, dict[
 
 
 def misfits(spec: PoolSpec, plan: PoolsResult, nodes: Iterable[Node]) -> list[str]:
-    """Return the places where a plan's instances do not fit, the largest placed first on the fullest node that holds
-    them. That finds a way wherever there is one if the sizes of modes divide each other, as powers of two do."""
+    """Return the places where a plan's instances do not fit on whole nodes, however they are placed."""
     of_place = _nodes_by_place(spec, nodes)
     modes = {mode.name: mode for mode in spec.modes}
     found: list[str] = []
     for place in spec.places:
-        planned = [
-            modes[each.mode]
-            for each in plan.instances
-            if each.location == place.name and each.mode in modes
-            for _ in range(each.count)
-        ]
-        free = [Counter(node.gpus) for node in of_place[place.name]]
-        taken = Counter[str]()
-        for mode in sorted(planned, key=lambda mode: -mode.gpus):
-            taken[mode.gpu_model] += mode.gpus
-            most = None if place.gpus is None else place.gpus.get(mode.gpu_model, 0)
-            roomy = [left for left in free if left[mode.gpu_model] >= mode.gpus]
-            if not roomy or (most is not None and taken[mode.gpu_model] > most):
+        planned: dict[str, list[int]] = defaultdict(list)
+        for each in plan.instances:
+            if each.location == place.name and each.mode in modes:
+                planned[modes[each.mode].gpu_model] += [modes[each.mode].gpus] * each.count
+        for model, sizes in planned.items():
+            most = sum(sizes) if place.gpus is None else place.gpus.get(model, 0)
+            free = [node.gpus.get(model, 0) for node in of_place[place.name]]
+            anywhere = np.ones((len(sizes), len(free)), np.bool_)
+            if sum(sizes) > min(most, sum(free)) or pack(sizes, anywhere, free) is None:
                 found.append(place.name)
                 break
-            min(roomy, key=lambda left: left[mode.gpu_model])[mode.gpu_model] -= mode.gpus
     return found
 
 
@@ -188,4 +187,5 @@ def _place_gpus(place: PoolPlace, spec: PoolSpec, nodes: Sequence[Node]) -> Plac
         there = sum(node.gpus.get(model, 0) for node in nodes)
         models[model] = there if place.gpus is None else min(there, place.gpus.get(model, 0))
     fits = {mode.name: sum(node.gpus.get(mode.gpu_model, 0) // mode.gpus for node in nodes) for mode in spec.modes}
-    return PlaceGpus(models, fits)
+    each = {model: [node.gpus[model] for node in nodes if node.gpus.get(model)] for model in models}
+    return PlaceGpus(models, fits, each)

@@ -9,7 +9,9 @@ from typing import Any
 
 from services.contracts.carbon import IntensityForecast, curve_of
 from services.contracts.pools import (
+    MAX_NODE_GPUS,
     Incumbent,
+    LocationNodes,
     PoolLocation,
     PoolMode,
     PoolsRequest,
@@ -28,6 +30,7 @@ from services.contracts.serving import (
     ServerMode,
 )
 from services.core.domain.errors import DomainError
+from services.core.domain.packing import divide_each_other
 from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
 from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
@@ -124,6 +127,7 @@ def problem_of(
                 name=place.name,
                 gpus=types[place.name],
                 intensity=intensity[place.name].gco2_per_kwh[:steps] if intensity else [0.0] * steps,
+                nodes=_whole_nodes(spec.modes, gpus[place.name]),
                 price_per_kwh=None if place.price_per_kwh is None else [place.price_per_kwh] * steps,
             )
             for place in spec.places
@@ -192,6 +196,17 @@ def _stand_ins(modes: Sequence[ServerMode], gpus: Mapping[str, PlaceGpus]) -> di
         if any(has.fits[mode.name] < has.models[mode.gpu_model] // mode.gpus for has in gpus.values())
     }
     return {size: f"{FITS}{index}" for index, size in enumerate(sorted(cut)[: max(0, MAX_TYPES - taken)])}
+
+
+def _whole_nodes(modes: Sequence[ServerMode], gpus: PlaceGpus) -> list[LocationNodes]:
+    """Return the nodes of those models of which the sizes of modes do not divide each other; else stand-ins suffice."""
+    found: list[LocationNodes] = []
+    for model in gpus.models:
+        if divide_each_other([mode.gpus for mode in modes if mode.gpu_model == model]):
+            continue
+        kinds = Counter(min(count, MAX_NODE_GPUS) for count in gpus.nodes.get(model, ()))
+        found += [LocationNodes(gpu_type=model, nodes=nodes, gpus=count) for count, nodes in sorted(kinds.items())]
+    return found
 
 
 def _mode(spec: PoolSpec, mode: ServerMode, stand_ins: Mapping[tuple[str, int], str]) -> PoolMode:

@@ -48,6 +48,19 @@ def test_a_node_is_woken_only_where_no_other_has_the_gpus() -> None:
     assert a_round(with_services(snapshot, "s", "t")) == {"s": "start n1:0,1", "t": "start n0:0,1,2,3"}
 
 
+def test_services_that_wait_together_are_placed_so_that_none_waits() -> None:
+    sizes = {"a": 4, "b": 3, "c": 3, "d": 2, "e": 2, "f": 2}
+    jobs = [a_job(name, min_gpus=gpus, submitted_s=at) for at, (name, gpus) in enumerate(sizes.items())]
+    nodes = [a_node("n0", gpus=8), a_node("n1", gpus=8)]
+
+    found = a_round(with_services(a_snapshot(jobs, nodes), *sizes))
+    assert {phrase.split()[0] for phrase in found.values()} == {"start"}
+
+    more = a_job("g", min_gpus=1, submitted_s=9)
+    found = a_round(with_services(a_snapshot([*jobs, more], nodes), *sizes, "g"))
+    assert [name for name, phrase in found.items() if phrase.startswith("hold")] == ["f"], "17 do not fit: oldest first"
+
+
 def test_a_service_leaves_the_rest_of_a_node_in_blocks() -> None:
     jobs = [a_job("s", min_gpus=2), a_job("runs", on={"n0": (1,)})]
 

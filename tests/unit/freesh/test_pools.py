@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
 from services.core.policies.freesh import pool_planning
 from services.core.policies.freesh.pool_planning import objective_of, plan_pools, without_needless
-from services.core.policies.freesh.pools import NegativeRates, Partition, PoolPlan, PoolProblem, drawn_w, switches
+from services.core.policies.freesh.pools import (
+    NegativeRates,
+    NodeKind,
+    Partition,
+    PoolPlan,
+    PoolProblem,
+    drawn_w,
+    switches,
+)
 from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
 from services.core.solvers.solve import solve
 from tests.benchmarks.bench_pools import a_site
@@ -272,6 +281,56 @@ def test_regions_are_served_from_where_they_are_in_time(problem: PoolProblem, se
     elif problem.negative_rates is NegativeRates.FRUGAL:
         again = without_needless(problem, plan, problem.wanted_qps(plan.partition))
         assert (again.instances == plan.instances).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_instances_of_any_sizes_fit_on_whole_nodes_and_no_such_plan_is_better(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([1, 2, 3, 4, 5], 2, replace=False)
+    nodes = rng.integers(2, 8, rng.integers(1, 4)).tolist()
+    part = Partition(
+        rng.uniform(0, 0.8 * sum(nodes), (1, 1)),
+        (sizes * rng.uniform(0.8, 1.2, 2))[None],
+        (sizes * rng.uniform(200, 400, 2))[None],
+        np.ones((1, 2), np.bool_),
+    )
+    problem = a_problem(
+        rates=np.ones((1, 1)),
+        gpus=np.array([[sum(nodes)]]),
+        mode_gpus=sizes[:, None],
+        partitions=(part,),
+        running=np.zeros((1, 2), np.int64),
+        locked=np.zeros((1, 2), np.int64),
+        idle_w=np.zeros(2),
+        start_j=np.zeros(2),
+        stop_j=np.zeros(2),
+        node_kinds=tuple(NodeKind(0, 0, 1, gpus) for gpus in nodes),
+    )
+    best: float | None = None
+    for counts in itertools.product(*(range(sum(nodes) // size + 1) for size in sizes.tolist())):
+        plan = PoolPlan(SolveStatus.OPTIMAL, Backend.HIGHS, 0, np.array([[counts]]), np.zeros((1, 2), np.int64))
+        if np.array(counts) @ part.max_qps[0] >= part.demand_qps[0, 0] and _fits(sizes.tolist(), counts, nodes):
+            best = objective_of(problem, plan) if best is None else min(best, objective_of(problem, plan))
+    plan = plan_pools(problem, relative_gap=0.0)
+    if plan.status is not SolveStatus.INFEASIBLE:
+        assert plan.objective == pytest.approx(best)
+    else:
+        assert best is None
+    assert _fits(sizes.tolist(), plan.instances[0, 0].tolist(), nodes)
+
+
+def _fits(sizes: list[int], counts: Sequence[int], nodes: list[int]) -> bool:
+    """Try every way: each node in turn takes any number of each size."""
+    if not nodes:
+        return not any(counts)
+    first, rest = nodes[0], nodes[1:]
+    for taken in itertools.product(*(range(count + 1) for count in counts)):
+        if sum(n * size for n, size in zip(taken, sizes, strict=True)) <= first:
+            left = [count - n for count, n in zip(counts, taken, strict=True)]
+            if _fits(sizes, left, rest):
+                return True
+    return False
 
 
 def test_power_below_full_load_is_planned_with() -> None:

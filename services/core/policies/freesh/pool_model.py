@@ -10,6 +10,7 @@ Variables: whole numbers of instances ``x`` by location, class and mode, of thos
     subject to  sum of max_qps x over a class        >= head_room * greatest demand     (1b)
                 the same over the instances that some regions reach, for their demand (``coverage``)
                 sum of GPUs of (x, kept)             <= GPUs of a location and type     (1c)
+                instances of each size               <= those of the ways in which its nodes are filled
                 instances of a location and mode     >= those that may not be stopped
                 starts >= instances - running,  stops >= running - instances
 
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.packing import patterns
 from services.core.policies.freesh.coverage import Coverage, coverages
 from services.core.policies.freesh.pools import NegativeRates, PoolProblem
 from services.core.solvers.model import LinearModel, ModelBuilder
@@ -114,6 +116,7 @@ def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shor
     kept = _add_kept(builder, problem, kept_location, kept_mode, free=shortfall)
     held = (np.concatenate([location, kept_location]), np.concatenate([mode, kept_mode]), np.concatenate([x, kept]))
     _add_capacity(builder, problem, *held)
+    _add_nodes(builder, problem, *held)
     _add_switches(builder, problem, *held, free=shortfall)
     lacking = x[:0]
     if shortfall:
@@ -219,6 +222,29 @@ def _add_capacity(builder: ModelBuilder, problem: PoolProblem, location: Ints, m
             at = np.flatnonzero(takes >= size)
             room = problem.gpus[:, gpu_type] // size
             builder.add_rows(n_locations, place[location[at]], columns[at], takes[at] // size, upper=room)
+
+
+def _add_nodes(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints) -> None:
+    """Have instances fit whole on the nodes of their location: a whole number of nodes is filled in each way."""
+    kinds = sorted({(kind.location, kind.gpu_type) for kind in problem.node_kinds})
+    for place, gpu_type in kinds:
+        takes = np.where(location == place, problem.mode_gpus[mode, gpu_type], 0)
+        sizes: list[int] = np.unique(takes[takes > 0]).tolist()
+        held = np.flatnonzero(takes)
+        rows: list[Ints] = [np.searchsorted(sizes, takes[held])]
+        names, coefficients = [columns[held]], [np.ones(held.size)]
+        for kind in problem.node_kinds:
+            if (kind.location, kind.gpu_type) == (place, gpu_type):
+                ways = np.array(patterns(sizes[::-1], kind.gpus), dtype=np.int64)[:, ::-1]
+                y = builder.add_variables(len(ways), upper=kind.nodes, integer=True)
+                builder.add_rows(1, np.zeros(len(ways)), y, 1.0, upper=kind.nodes)
+                way, size = np.nonzero(ways)
+                rows.append(size)
+                names.append(y[way])
+                coefficients.append(-ways[way, size].astype(np.float64))
+        builder.add_rows(
+            len(sizes), np.concatenate(rows), np.concatenate(names), np.concatenate(coefficients), upper=0.0
+        )
 
 
 def _add_switches(

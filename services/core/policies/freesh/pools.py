@@ -60,6 +60,22 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a location that are alike.
+
+    Attributes:
+        location, gpu_type: Which GPUs, and where.
+        nodes: How many nodes.
+        gpus: Of that type on each.
+    """
+
+    location: int
+    gpu_type: int
+    nodes: int
+    gpus: int
+
+
+@dataclass(frozen=True)
 class PoolProblem:
     """The available GPUs, the demand, and the costs of instances.
 
@@ -78,6 +94,8 @@ class PoolProblem:
         region_shares: (n_regions,) share of each class's requests that comes from a region; they sum to 1.
         follows_load: (n_modes,) whether an instance draws ``idle_w`` without requests and in between as much more as it
             serves; None where all draw their full power whatever they serve.
+        node_kinds: The nodes on which each instance must fit whole; only the sums in ``gpus`` count where there are
+            none for a location and type.
     """
 
     step_s: float
@@ -94,6 +112,7 @@ class PoolProblem:
     negative_rates: NegativeRates = NegativeRates.FRUGAL
     region_shares: Floats = field(default_factory=lambda: np.ones(1))
     follows_load: Bools | None = None
+    node_kinds: tuple[NodeKind, ...] = ()
 
     def __post_init__(self) -> None:
         n_locations, n_steps = self.rates.shape

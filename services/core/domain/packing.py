@@ -1,0 +1,84 @@
+"""Instances of several sizes on nodes, each whole on one node.
+
+Where sizes divide each other, as 1, 2, 4 and 8 do, the largest first, each on the fullest node that holds it, finds a
+way wherever there is one. Other sizes need a search: on two nodes of 8 that order puts 4 and 3 together, and of 4, 3,
+3, 2, 2 and 2 the last finds no room, though 4, 2 and 2 fill one node and 3, 3 and 2 the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from services.core.domain.arrays import Bools
+
+MOST_STEPS = 20_000
+"""A search is given up after so many instances placed on the way, the same on every machine."""
+
+
+def divide_each_other(sizes: Sequence[int]) -> bool:
+    """Return whether of any two sizes the larger is a multiple of the smaller."""
+    return all(larger % smaller == 0 for smaller, larger in pairwise(sorted(set(sizes))))
+
+
+def patterns(sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:
+    """Return the ways to fill a node to which no instance can be added: how many of each size.
+
+    >>> patterns([2, 3], 8)
+    [(4, 0), (2, 1), (1, 2)]
+
+    Args:
+        sizes: Different, each > 0.
+        room: GPUs of the node.
+    """
+    if not sizes:
+        return [()]
+    found: list[tuple[int, ...]] = []
+    first, rest = sizes[0], sizes[1:]
+    for count in range(room // first, -1, -1):
+        for more in patterns(rest, room - count * first):
+            left = room - count * first - sum(n * size for n, size in zip(more, rest, strict=True))
+            if left < first:
+                found.append((count, *more))
+    return found
+
+
+def pack(sizes: Sequence[int], allowed: Bools, free: Sequence[int], most_steps: int = MOST_STEPS) -> list[int] | None:
+    """Return a node for each instance, so that all fit; None if there is no way, or none was found in time.
+
+    Args:
+        sizes: (n_instances,) GPUs of each.
+        allowed: (n_instances, n_nodes) where each may run.
+        free: (n_nodes,) GPUs that are free; of two equal ways those named first are used.
+        most_steps: When to give up.
+    """
+    if not sizes:
+        return []
+    order = sorted(range(len(sizes)), key=lambda at: (-sizes[at], int(allowed[at].sum()), at))
+    left, kinds = list(free), [allowed[:, node].tobytes() for node in range(len(free))]
+    chosen, dead = [-1] * len(sizes), set[tuple[int, tuple[tuple[bytes, int], ...]]]()
+    steps = 0
+
+    def place(depth: int) -> bool:
+        nonlocal steps
+        if depth == len(order):
+            return True
+        state = depth, tuple(sorted(zip(kinds, left, strict=True)))
+        if state in dead or steps >= most_steps:
+            return False
+        item, tried = order[depth], set[tuple[bytes, int]]()
+        nodes = [node for node in range(len(left)) if allowed[item, node] and left[node] >= sizes[item]]
+        for node in sorted(nodes, key=lambda node: (left[node], node)):
+            if (kinds[node], left[node]) in tried:
+                continue
+            tried.add((kinds[node], left[node]))
+            steps += 1
+            left[node] -= sizes[item]
+            chosen[item] = node
+            if place(depth + 1):
+                return True
+            left[node] += sizes[item]
+        dead.add(state)
+        return False
+
+    return chosen if place(0) else None
