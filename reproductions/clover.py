@@ -20,7 +20,7 @@ import numpy as np
 
 from reproductions.marked import fill
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.evaluation import QueueEvaluator
@@ -29,6 +29,7 @@ from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.request_queue import Arrivals
+from services.core.policies.clover.screen import Screen, search_screened
 from services.simulator.inference.profiles import read_application
 from services.simulator.inference.run import InferenceRun, Scheme
 
@@ -226,7 +227,9 @@ def exhaustive() -> str:
             for seed in range(1, 11):
                 search, rng = Search(goal, at, evaluator.measure, reference), np.random.default_rng(seed)
                 if screened:
-                    anneal_screened(search, application, 1, rate_per_s, rng, AnnealingConfig())
+                    model = QueueEvaluator(application, 1, rate_per_s, Arrivals.drawn(rng))
+                    screen = Screen(application, 1, rate_per_s, model.measure, rng)
+                    search_screened(search, screen, AnnealingConfig())
                 else:
                     anneal(search, application, 1, rng, AnnealingConfig())
                 worth.append(search.objective(search.best))

@@ -13,7 +13,7 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
 from services.core.policies.clover.layouts import realise
@@ -22,6 +22,7 @@ from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.schemes import co2opt, random_search, uniform_graphs
+from services.core.policies.clover.screen import Screen, search_screened
 from services.simulator.inference.hours import HOUR_S, read_hours
 from services.simulator.inference.profiles import read_application
 
@@ -127,6 +128,9 @@ class _Service:
         self.rate_per_s = run.load * application.capacity_per_s(reference.weights)
         self.base = QueueEvaluator(application, reference.instances, self.rate_per_s, arrivals).measure(reference)
         self.evaluator = QueueEvaluator(application, run.gpus, self.rate_per_s, arrivals)
+        others = np.random.default_rng((run.seed, 1))  # what is measured serves other requests than the model
+        model = QueueEvaluator(application, run.gpus, self.rate_per_s, Arrivals.drawn(others))
+        self.screen = Screen(application, run.gpus, self.rate_per_s, model.measure, others)
         carbon = self.base.energy_j * _gco2_per_j(float(np.mean(hours)))
         baseline = Baseline(self.base.accuracy, carbon, self.base.p95_s)
         self.goal = Goal(baseline, run.carbon_weight, run.max_accuracy_loss_pct)
@@ -187,7 +191,7 @@ class _Service:
             random_search(search, app, gpus, self.rng, config)
         elif self.run_.screen:
             search.consider(self.evaluated)
-            anneal_screened(search, app, gpus, self.rate_per_s, self.rng, config)
+            search_screened(search, self.screen, config)
         else:
             anneal(search, app, gpus, self.rng, config)
 

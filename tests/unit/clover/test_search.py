@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
-from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
-from services.core.policies.clover.evaluation import QueueEvaluator
+from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
 from services.core.policies.clover.layouts import can_be_cut
-from services.core.policies.clover.objective import Goal
+from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
+from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.schemes import co2opt, random_search, uniform_graphs
+from services.core.policies.clover.screen import Screen, search_screened
 from tests.support.clover import a_goal, a_graph, an_application, an_evaluator
 
 CONFIG = AnnealingConfig()
@@ -24,6 +27,13 @@ CONFIG = AnnealingConfig()
 def a_search(evaluator: QueueEvaluator, goal: Goal, intensity: float = 1.0) -> Search:
     base = evaluator.measure(evaluator.application.base(evaluator.gpus))
     return Search(goal, intensity, evaluator.measure, base)
+
+
+def screened_by_model(search: Search, evaluator: QueueEvaluator, rng: np.random.Generator) -> None:
+    """Search with a screen whose queue model serves other requests than those that are measured."""
+    application, gpus, rate_per_s = evaluator.application, evaluator.gpus, evaluator.rate_per_s
+    model = QueueEvaluator(application, gpus, rate_per_s, Arrivals.drawn(np.random.default_rng(99), 4_000))
+    search_screened(search, Screen(application, gpus, rate_per_s, model.measure, rng), CONFIG)
 
 
 def every_graph(application: Application, gpus: int) -> list[ConfigGraph]:
@@ -51,7 +61,7 @@ def test_what_is_chosen_keeps_the_limits_and_is_never_worse_than_the_incumbent(
         search = a_search(evaluator, goal, intensity)
         rng = np.random.default_rng(seed)
         if screened:
-            anneal_screened(search, evaluator.application, 3, evaluator.rate_per_s, rng, CONFIG)
+            screened_by_model(search, evaluator, rng)
         else:
             anneal(search, evaluator.application, 3, rng, CONFIG)
         assert goal.allows(search.best.accuracy, search.best.p95_s)
@@ -90,7 +100,7 @@ def test_screening_reaches_the_true_optimum_with_fewer_evaluations() -> None:
     best = max(map(plain.objective, allowed))
 
     anneal(plain, application, 1, np.random.default_rng(1), CONFIG)
-    anneal_screened(screened, application, 1, evaluator.rate_per_s, np.random.default_rng(1), CONFIG)
+    screened_by_model(screened, evaluator, np.random.default_rng(1))
 
     assert screened.objective(screened.best) >= best - 0.01 * abs(best)
     assert len(screened.measured) <= len(plain.measured) / 2
@@ -118,7 +128,7 @@ def test_a_floor_that_only_the_best_variant_keeps_leaves_only_that() -> None:
     goal = a_goal(evaluator, carbon_weight=1.0, max_accuracy_loss_pct=0.0)
     search = a_search(evaluator, goal)
 
-    anneal_screened(search, evaluator.application, 2, evaluator.rate_per_s, np.random.default_rng(2), CONFIG)
+    screened_by_model(search, evaluator, np.random.default_rng(2))
 
     assert not search.best.graph.weights[0].any()
     proposed = optimum(evaluator.application, 2, evaluator.rate_per_s, goal, 1.0)
@@ -137,34 +147,74 @@ def test_an_incumbent_that_breaks_a_limit_is_left(gpus: int, incumbent: str) -> 
     assert not goal.allows(start.accuracy, start.p95_s)
     search = Search(goal, 1.0, evaluator.measure, start)
 
-    anneal_screened(search, application, gpus, evaluator.rate_per_s, np.random.default_rng(3), CONFIG)
+    screened_by_model(search, evaluator, np.random.default_rng(3))
 
     assert goal.allows(search.best.accuracy, search.best.p95_s)
 
 
-def test_a_tight_floor_is_used_up() -> None:
-    """The best graph of a GPU with a floor: the screen has to follow it without breaking it."""
+@pytest.mark.parametrize("max_accuracy_loss_pct", [1.5, 2.5, 4.0])
+def test_a_tight_floor_is_used_up(max_accuracy_loss_pct: float) -> None:
+    """Against all graphs of a GPU, measured: within a per cent of the true optimum, in half the paper's evaluations."""
     application = an_application()
     evaluator = an_evaluator(application, 1, load=0.6)
-    goal = a_goal(evaluator, max_accuracy_loss_pct=2.5)
-    search = a_search(evaluator, goal)
+    goal = a_goal(evaluator, max_accuracy_loss_pct=max_accuracy_loss_pct)
     known = [evaluator.measure(graph) for graph in every_graph(application, 1)]
-    best = max(search.objective(each) for each in known if goal.allows(each.accuracy, each.p95_s))
+    kept = [each for each in known if goal.allows(each.accuracy, each.p95_s)]
+    for seed in range(3):
+        search, printed = a_search(evaluator, goal), a_search(evaluator, goal)
 
-    anneal_screened(search, application, 1, evaluator.rate_per_s, np.random.default_rng(1), CONFIG)
+        screened_by_model(search, evaluator, np.random.default_rng(seed))
+        anneal(printed, application, 1, np.random.default_rng(seed), CONFIG)
 
-    assert search.objective(search.best) >= best - 0.02 * abs(best)
+        assert search.objective(search.best) >= 0.99 * max(map(search.objective, kept)) > 0
+        assert len(search.measured) <= len(printed.measured) / 2
+
+
+def test_where_nothing_keeps_the_limits_the_least_broken_is_found() -> None:
+    """One GPU at twice what its best variant can serve, with a floor that only that variant keeps."""
+    application = an_application()
+    evaluator = an_evaluator(application, 1, load=2.0)
+    base = evaluator.measure(application.base(1))
+    goal = Goal(Baseline(base.accuracy, base.energy_j, 0.1), max_accuracy_loss_pct=0.0)
+    assert optimum(application, 1, evaluator.rate_per_s, goal, 1.0) is None
+    start = evaluator.measure(a_graph([0] * 5, [1, 0, 0, 0, 0]))
+    search = Search(goal, 1.0, evaluator.measure, start)
+
+    screened_by_model(search, evaluator, np.random.default_rng(1))
+
+    assert goal.keeps_floor(search.best.accuracy)
+    assert search.best.p95_s < start.p95_s
+
+
+def test_what_turned_out_to_break_a_limit_is_not_proposed_again() -> None:
+    """As with a model that is wrong: it promises the same configuration in the next hour."""
+    application = an_application()
+    evaluator = an_evaluator(application, 2)
+    goal = a_goal(evaluator)
+    screen = Screen(application, 2, evaluator.rate_per_s, evaluator.measure, np.random.default_rng(1))
+    proposed: list[ConfigGraph] = []
+
+    def late(graph: ConfigGraph) -> Outcome:
+        proposed.append(graph)
+        return replace(evaluator.measure(graph), p95_s=9 * goal.baseline.p95_s)
+
+    for _ in range(2):
+        base = evaluator.measure(application.base(2))
+        search_screened(Search(goal, 1.0, late, base), screen, CONFIG)
+
+    assert len(proposed) == 2 * CONFIG.patience
+    assert len(set(proposed)) == len(proposed)
 
 
 def test_what_is_known_is_not_measured_again() -> None:
     evaluator = an_evaluator(an_application(), 2)
     goal = a_goal(evaluator)
     first = a_search(evaluator, goal)
-    anneal_screened(first, evaluator.application, 2, evaluator.rate_per_s, np.random.default_rng(1), CONFIG)
+    screened_by_model(first, evaluator, np.random.default_rng(1))
     again = a_search(evaluator, goal)
 
     again.consider(first.measured)
-    anneal_screened(again, evaluator.application, 2, evaluator.rate_per_s, np.random.default_rng(2), CONFIG)
+    screened_by_model(again, evaluator, np.random.default_rng(2))
 
     assert first.measured
     assert len(again.measured) <= 1

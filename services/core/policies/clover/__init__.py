@@ -2,6 +2,6 @@
 
 ``layouts`` is what can be cut from a GPU, ``config_graph`` a configuration and its neighbours, ``objective`` what is
 maximised, ``application`` the measured profile, ``request_queue`` and ``evaluation`` what a configuration would do,
-``prediction`` the same in closed form, ``anneal`` the search, ``schemes`` what the paper compares it with, and
-``optimum`` an upper bound by an integer programme.
+``prediction`` the same in closed form, ``anneal`` the paper's search, ``screen`` ours, ``schemes`` what the paper
+compares its own with, and ``optimum`` an upper bound by an integer programme.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from services.core.domain.errors import DomainError
@@ -51,6 +52,13 @@ class Goal:
         delta_carbon = delta_carbon_pct(carbon_gco2, self.baseline.carbon_gco2)
         delta_accuracy = delta_accuracy_pct(accuracy, self.baseline.accuracy)
         return self.carbon_weight * delta_carbon + (1 - self.carbon_weight) * delta_accuracy
+
+    @property
+    def floor(self) -> float:
+        """The least accuracy that is allowed, in the profile's unit; minus infinity without a floor."""
+        if self.max_accuracy_loss_pct is None:
+            return -math.inf
+        return self.baseline.accuracy * (1 - self.max_accuracy_loss_pct / 100)
 
     def allows(self, accuracy: float, p95_s: float) -> bool:
         """Return whether a configuration keeps the SLA and the accuracy floor."""

@@ -10,6 +10,7 @@ the bound; what the programmes propose is measured, best first, until one keeps 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,26 +72,61 @@ def optimum(
             bound is one of the configurations that leave it.
         report: Told of each interval.
     """
-    longest_s = 7 * gpus / rate_per_s
-    shortest_s = min(float(np.nanmin(application.service_s)) / 10, longest_s / 2)
-    edges = np.concatenate([[0.0], np.geomspace(shortest_s, longest_s, intervals)])
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf
-    for at, (low_s, high_s) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
+    for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):
         report(Progress(at / intervals, f"integer programme {at + 1} of {intervals}"))
-        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, (low_s, high_s), latency_margin)
+        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s, latency_margin)
         solution = solve(model, relative_gap=_GAP)
         if solution.values is None or solution.objective is None:
             continue
-        weights = np.zeros(application.service_s.shape, dtype=np.int64)
-        kinds = int(application.fits.sum())
-        weights[application.fits] = solution.values[:kinds].astype(np.int64)
-        found.append((-solution.objective, ConfigGraph(weights)))
+        found.append((-solution.objective, _graph(application, solution.values)))
         bound = max(bound, -(solution.objective if solution.bound is None else solution.bound))
     if not found:
         return None
     found.sort(key=lambda each: (-each[0], each[1].key))
     return Optimum(float(bound), tuple(dict.fromkeys(graph for _, graph in found)))
+
+
+def proposals(
+    application: Application,
+    gpus: int,
+    rate_per_s: float,
+    goal: Goal,
+    intensity_gco2_per_j: float,
+    programmes: int,
+    *,
+    intervals: int = 24,
+) -> list[ConfigGraph]:
+    """Return the configurations of a few programmes: of those whose relaxations promise most, the best first.
+
+    Other arguments as for ``optimum``, which solves them all.
+    """
+    relaxed: list[tuple[float, int, LinearModel]] = []
+    for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):
+        model = _model(application, gpus, rate_per_s, goal, intensity_gco2_per_j, rest_s, 1.0)
+        solution = solve(model.relaxed())
+        if solution.objective is not None:
+            relaxed.append((solution.objective, at, model))
+    relaxed.sort(key=lambda each: each[:2])
+    solutions = [solve(model, relative_gap=_GAP).values for _, _, model in relaxed[:programmes]]
+    return list(dict.fromkeys(_graph(application, values) for values in solutions if values is not None))
+
+
+def _rests_s(application: Application, gpus: int, rate_per_s: float, intervals: int) -> list[tuple[float, float]]:
+    """Return intervals that cover all rests, the short ones finer."""
+    longest_s = 7 * gpus / rate_per_s
+    shortest_s = min(float(np.nanmin(application.service_s)) / 10, longest_s / 2)
+    edges = [0.0, *np.geomspace(shortest_s, longest_s, intervals).tolist()]
+    return list(pairwise(edges))
+
+
+def _graph(application: Application, values: Floats) -> ConfigGraph:
+    """Return the configuration of a programme's solution."""
+    weights = np.zeros(application.service_s.shape, dtype=np.int64)
+    kinds = int(application.fits.sum())
+    weights[application.fits] = np.round(values[:kinds]).astype(np.int64)
+    return ConfigGraph(weights)
 
 
 def _model(
@@ -126,8 +162,7 @@ def _model(
     if late.any():
         model.add_rows(1, np.zeros(int(late.sum())), flows[late], 1.0, upper=0.05 * rate_per_s)
     if goal.max_accuracy_loss_pct is not None:
-        floor = goal.baseline.accuracy * (1 - goal.max_accuracy_loss_pct / 100)
-        model.add_rows(1, np.zeros(kinds), flows, application.accuracy[rows], lower=floor * rate_per_s)
+        model.add_rows(1, np.zeros(kinds), flows, application.accuracy[rows], lower=goal.floor * rate_per_s)
     held = np.array(LAYOUT_COUNTS, dtype=np.float64)
     model.add_rows(
         len(SLICES),

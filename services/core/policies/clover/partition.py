@@ -9,7 +9,7 @@ import numpy as np
 
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress, Report, part_of, unreported
-from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal, anneal_screened
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
@@ -17,6 +17,7 @@ from services.core.policies.clover.layouts import Realisation, SliceCounts, can_
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.request_queue import Arrivals
+from services.core.policies.clover.screen import Screen, search_screened
 
 _SPLIT_INTERVALS = 8
 _SPLITTING, _SEARCHING = 0.3, 0.6
@@ -229,7 +230,8 @@ def _share(
 
     search.measure = measured
     if screen:
-        anneal_screened(search, application, gpus, demand.rate_per_s, rng, config)
+        model = QueueEvaluator(application, gpus, demand.rate_per_s, Arrivals.drawn(rng))
+        search_screened(search, Screen(application, gpus, demand.rate_per_s, model.measure, rng), config)
     else:
         anneal(search, application, gpus, rng, config)
     best = search.objective(search.best)

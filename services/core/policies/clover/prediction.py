@@ -9,14 +9,16 @@ are busy, and an exponential tail.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.clover.application import Application
 
+TAIL = 0.05
+"""Share of requests beyond the 95th percentile."""
 _HALVINGS = 40
-_TAIL = 0.05
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,40 @@ class Predictions:
     Attributes:
         accuracy: (configurations,) per cent.
         energy_j: (configurations,) per request, idle draw included.
-        p95_s: (configurations,) 95th percentile of latency; infinite where the servers cannot keep up.
         load: (configurations,) requests as a share of what the servers can serve.
+        shares: (configurations, kinds) of the requests that each kind of server serves.
+        service_s: (kinds,) their service times.
+        busy: (configurations,) probability that a request finds all servers busy.
+        decay_per_s: (configurations,) at which long waits become rarer.
     """
 
     accuracy: Floats
     energy_j: Floats
-    p95_s: Floats
     load: Floats
+    shares: Floats
+    service_s: Floats
+    busy: Floats
+    decay_per_s: Floats
+
+    def late_share(self, limit_s: float | Floats) -> Floats:
+        """Return the share of requests that take longer than a limit; 1 where the servers cannot keep up.
+
+        Shape (configurations,); the limit is one for all, or (configurations,) too.
+        """
+        spare = np.reshape(limit_s, (-1, 1)) - self.service_s
+        late = np.where(spare < 0, 1.0, self.busy[:, None] * np.exp(-np.maximum(spare, 0) * self.decay_per_s[:, None]))
+        return np.where(self.load < 1, (self.shares * late).sum(axis=1), 1.0)
+
+    @cached_property
+    def p95_s(self) -> Floats:
+        """(configurations,) 95th percentile of latency; infinite where the servers cannot keep up."""
+        low: Floats = np.zeros(len(self.load))
+        high: Floats = self.service_s.max() + 10 / self.decay_per_s
+        for _ in range(_HALVINGS):
+            limit = (low + high) / 2
+            over = self.late_share(limit) > TAIL
+            low, high = np.where(over, limit, low), np.where(over, high, limit)
+        return np.where(self.load < 1, high, np.inf)
 
 
 def predict(application: Application, weights: Ints, gpus: int, rate_per_s: float) -> Predictions:
@@ -43,8 +71,9 @@ def predict(application: Application, weights: Ints, gpus: int, rate_per_s: floa
     service_s = application.service_s.ravel()[here]
     capacity = count @ (1 / service_s)
     load = rate_per_s / capacity
+    servers = count.sum(axis=1)
     low: Floats = np.zeros(len(count))
-    high: Floats = count.sum(axis=1) / rate_per_s
+    high: Floats = servers / rate_per_s
     for _ in range(_HALVINGS):
         rest = (low + high) / 2
         served = (count / (service_s + rest[:, None])).sum(axis=1)
@@ -56,22 +85,9 @@ def predict(application: Application, weights: Ints, gpus: int, rate_per_s: floa
     return Predictions(
         accuracy=shares @ np.repeat(application.accuracy, weights.shape[2])[here],
         energy_j=busy_j + gpus * application.idle_w / throughput,
-        p95_s=_p95_s(shares, service_s, count.sum(axis=1), capacity, load, rate_per_s),
         load=load,
+        shares=shares,
+        service_s=service_s,
+        busy=np.minimum(load, 1.0) ** (np.sqrt(2 * (servers + 1)) - 1),
+        decay_per_s=2 * np.maximum(capacity - rate_per_s, 1e-9),  # service that varies little halves the wait
     )
-
-
-def _p95_s(
-    shares: Floats, service_s: Floats, servers: Floats, capacity: Floats, load: Floats, rate_per_s: float
-) -> Floats:
-    busy = np.minimum(load, 1.0) ** (np.sqrt(2 * (servers + 1)) - 1)
-    decay = 2 * np.maximum(capacity - rate_per_s, 1e-9)  # of deterministic service: half an exponential one's wait
-    low: Floats = np.zeros(len(shares))
-    high: Floats = service_s.max() + 10 / decay
-    for _ in range(_HALVINGS):
-        limit = (low + high) / 2
-        spare = limit[:, None] - service_s
-        late = np.where(spare < 0, 1.0, busy[:, None] * np.exp(-np.maximum(spare, 0) * decay[:, None]))
-        over = (shares * late).sum(axis=1) > _TAIL
-        low, high = np.where(over, limit, low), np.where(over, high, limit)
-    return np.where(load < 1, high, np.inf)

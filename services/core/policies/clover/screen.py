@@ -1,0 +1,237 @@
+"""What is worth measuring: configurations by three models, each finer than the one before.
+
+Integer programmes propose where to begin (``optimum``). From there neighbours are predicted in closed form
+(``prediction``), the best known configuration's first, until those of all the best ones were. The most promising of
+these are run through the queue model, and the best that keeps the limits there is what to measure. The closed form is
+off by about a hundredth of a point of accuracy and half a per cent of the requests that are late, which matters where
+a floor is tight, so it only has to keep the limits within tolerances.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.core.domain.arrays import Floats, Ints
+from services.core.policies.clover.anneal import AnnealingConfig, Measure, Search
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.layouts import can_be_cut
+from services.core.policies.clover.objective import Goal
+from services.core.policies.clover.optimum import proposals
+from services.core.policies.clover.prediction import TAIL, Predictions, predict
+
+_BEYOND = 1e6
+"""Worth of what is predicted to break a limit, below that of everything else."""
+_FLOOR_FIRST = 1e3
+"""A point of accuracy below the floor is as bad as so many times all requests late."""
+
+
+@dataclass(frozen=True)
+class ScreenConfig:
+    """How thoroughly to look; the defaults are ours.
+
+    Attributes:
+        least_gain: What a configuration must promise beyond the best one, of the objective, per cent.
+        programmes: How many integer programmes propose configurations.
+        anew_pct: Change of intensity after which they propose again.
+        leaders: Neighbours are predicted until those of so many of the best known configurations were.
+        pairs: Random neighbours of four edits, beside all of one and two.
+        kept: How many neighbours of each are remembered, the best ones.
+        modelled: Most runs of the queue model per proposal.
+        accuracy_tolerance: By how much the closed form may fall below the floor, points of accuracy.
+        late_tolerance: By how much it may exceed the share of late requests.
+        objective_tolerance: By how much its objective may be too low, per cent.
+    """
+
+    least_gain: float = 0.02
+    programmes: int = 3
+    anew_pct: float = 20.0
+    leaders: int = 40
+    pairs: int = 256
+    kept: int = 32
+    modelled: int = 64
+    accuracy_tolerance: float = 0.015
+    late_tolerance: float = 0.01
+    objective_tolerance: float = 0.2
+
+
+@dataclass
+class _Known:
+    """Configurations that were predicted, in the order in which they became known.
+
+    Attributes:
+        graphs: The configurations; ``places`` has their indices by key.
+        accuracy, energy_j, late: What was predicted of each.
+        expanded: The indices of those whose neighbours were predicted.
+    """
+
+    graphs: list[ConfigGraph] = field(default_factory=list[ConfigGraph])
+    places: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    accuracy: list[float] = field(default_factory=list[float])
+    energy_j: list[float] = field(default_factory=list[float])
+    late: list[float] = field(default_factory=list[float])
+    expanded: set[int] = field(default_factory=set[int])
+
+
+class Screen:
+    """Proposes what to measure for one application at one load, one SLA and one floor.
+
+    It remembers what it predicted, and proposes nothing twice: what was measured in one search is known in the next,
+    which has to consider it (``Search.consider``).
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        gpus: int,
+        rate_per_s: float,
+        model: Measure,
+        rng: np.random.Generator,
+        config: ScreenConfig | None = None,
+    ) -> None:
+        """Create a screen; ``model`` is what runs a configuration through the queue model."""
+        self._application, self._gpus, self._rate_per_s = application, gpus, rate_per_s
+        self._model, self._rng, self._config = model, rng, config or ScreenConfig()
+        self._known = _Known()
+        self._cells = np.flatnonzero(application.fits)
+        self._proposed_at = math.nan
+        self._proposed: set[bytes] = set()
+
+    def promising(self, search: Search) -> ConfigGraph | None:
+        """Return what to measure next; None if nothing promises a gain on the best that was measured."""
+        best, goal, config = search.best, search.goal, self._config
+        within = goal.allows(best.accuracy, best.p95_s)
+        least = search.objective(best) + config.least_gain if within else -math.inf
+        self._propose(search)
+        worths = self._explored(search)
+        self._proposed.add(search.start.graph.key)
+        promised: ConfigGraph | None = None
+        runs = 0
+        order: list[int] = np.argsort(-worths, kind="stable").tolist()
+        for place in order:
+            graph = self._known.graphs[place]
+            if worths[place] <= -_BEYOND or worths[place] + config.objective_tolerance <= least:
+                break
+            if runs == config.modelled:
+                break
+            if graph.key in self._proposed:
+                continue
+            found = self._model(graph)
+            runs += 1
+            worth = search.objective(found)
+            if worth > least and goal.allows(found.accuracy, found.p95_s):
+                promised, least = graph, worth
+        if promised is None and not within:
+            promised = self._less_broken(best.graph, order, worths)
+        if promised is not None:
+            self._proposed.add(promised.key)
+        return promised
+
+    def _less_broken(self, best: ConfigGraph, order: list[int], worths: Floats) -> ConfigGraph | None:
+        """Return what breaks the limits least, where nothing keeps them; None if that is no better than the best."""
+        known = self._known
+        graphs = (known.graphs[place] for place in order if worths[place] > worths[known.places[best.key]])
+        return next((graph for graph in graphs if graph.key not in self._proposed), None)
+
+    def _propose(self, search: Search) -> None:
+        """Take in the incumbent, and the programmes' proposals where the intensity has changed."""
+        at = search.intensity_gco2_per_j
+        self._take([search.start.graph, search.best.graph], search.goal)
+        if abs(at / self._proposed_at - 1) * 100 <= self._config.anew_pct:
+            return
+        self._proposed_at = at
+        programmes = self._config.programmes
+        found = proposals(self._application, self._gpus, self._rate_per_s, search.goal, at, programmes)
+        self._take(found, search.goal)
+
+    def _explored(self, search: Search) -> Floats:
+        """Predict neighbours until those of all the leaders are known; return what each known one is worth."""
+        known = self._known
+        while True:
+            worths = self._worths(search)
+            leaders: list[int] = np.argsort(-worths, kind="stable")[: self._config.leaders].tolist()
+            place = next((each for each in leaders if each not in known.expanded), None)
+            if place is None:
+                return worths
+            known.expanded.add(place)
+            self._expand(known.graphs[place], search)
+
+    def _expand(self, centre: ConfigGraph, search: Search) -> None:
+        weights = self._neighbours(centre.weights.ravel())
+        shape = centre.weights.shape
+        found = predict(self._application, weights.reshape(-1, *shape), self._gpus, self._rate_per_s)
+        late = _late(found, search.goal)
+        worths = self._worth(search, found.accuracy, found.energy_j, late)
+        taken = 0
+        order: list[int] = np.argsort(-worths, kind="stable").tolist()
+        for row in order:
+            if taken == self._config.kept:
+                return
+            graph = ConfigGraph(weights[row].reshape(shape))
+            if graph.key in self._known.places or not can_be_cut(graph.slices, self._gpus):
+                continue
+            self._add(graph, float(found.accuracy[row]), float(found.energy_j[row]), float(late[row]))
+            taken += 1
+
+    def _neighbours(self, centre: Ints) -> Ints:
+        """Return all neighbours of one edit or two of different sign, and some of four: (n, variants * 5)."""
+        unit = np.eye(centre.size, dtype=np.int64)
+        there = np.flatnonzero(centre)
+        gone, more = -unit[there], unit[self._cells]
+        swaps = (gone[:, None, :] + more[None, :, :]).reshape(-1, centre.size)
+        pairs = self._rng.integers(0, len(swaps), (self._config.pairs, 2)) if len(swaps) else np.zeros((0, 2), np.int64)
+        edits = np.concatenate([gone, more, swaps, swaps[pairs[:, 0]] + swaps[pairs[:, 1]]])
+        found = centre + edits
+        return found[(found >= 0).all(axis=1) & found.any(axis=1) & edits.any(axis=1)]
+
+    def _take(self, graphs: list[ConfigGraph], goal: Goal) -> None:
+        """Remember configurations."""
+        new = [graph for graph in dict.fromkeys(graphs) if graph.key not in self._known.places]
+        if not new:
+            return
+        found = predict(self._application, np.stack([graph.weights for graph in new]), self._gpus, self._rate_per_s)
+        late = _late(found, goal)
+        for row, graph in enumerate(new):
+            self._add(graph, float(found.accuracy[row]), float(found.energy_j[row]), float(late[row]))
+
+    def _add(self, graph: ConfigGraph, accuracy: float, energy_j: float, late: float) -> None:
+        known = self._known
+        known.places[graph.key] = len(known.graphs)
+        known.graphs.append(graph)
+        known.accuracy.append(accuracy)
+        known.energy_j.append(energy_j)
+        known.late.append(late)
+
+    def _worths(self, search: Search) -> Floats:
+        known = self._known
+        return self._worth(search, np.array(known.accuracy), np.array(known.energy_j), np.array(known.late))
+
+    def _worth(self, search: Search, accuracy: Floats, energy_j: Floats, late: Floats) -> Floats:
+        """Return the predicted objective, (n,); far below it, by how much they are broken, where limits are."""
+        goal, config = search.goal, self._config
+        carbon = energy_j * search.intensity_gco2_per_j
+        delta_carbon = 1 - carbon / goal.baseline.carbon_gco2
+        delta_accuracy = accuracy / goal.baseline.accuracy - 1
+        objective = 100 * (goal.carbon_weight * delta_carbon + (1 - goal.carbon_weight) * delta_accuracy)
+        below = np.maximum(goal.floor - config.accuracy_tolerance - accuracy, 0.0)
+        over = np.maximum(late - TAIL - config.late_tolerance, 0.0)
+        return np.where((below > 0) | (over > 0), -_BEYOND * (1 + _FLOOR_FIRST * below + over), objective)
+
+
+def _late(found: Predictions, goal: Goal) -> Floats:
+    """Return the share of late requests, and the load where the servers cannot keep up: (configurations,)."""
+    return np.where(found.load < 1, found.late_share(goal.baseline.p95_s), found.load)
+
+
+def search_screened(search: Search, screen: Screen, config: AnnealingConfig) -> None:
+    """Measure what the screen proposes, until it promises no gain or the paper's rules of stopping end it."""
+    without_gain = 0
+    while without_gain < config.patience and len(search.measured) < config.max_evaluations:
+        graph = screen.promising(search)
+        if graph is None:
+            return
+        _, better = search.try_graph(graph)
+        without_gain = 0 if better else without_gain + 1
