@@ -40,6 +40,9 @@ def inference(
         int | None, typer.Option(help="GPUs of BASE, which sets load and SLA; by default --gpus.")
     ] = None,
     evaluation_s: Annotated[float, typer.Option(help="Seconds of traffic that an evaluation takes.")] = 10.0,
+    recut_s: Annotated[
+        float, typer.Option(help="Seconds that a GPU is out of service when it is cut anew, one GPU after the other.")
+    ] = 0.0,
     trigger_pct: Annotated[float, typer.Option(help="Optimise when the intensity changed by this much.")] = 5.0,
     screen: Annotated[
         bool, typer.Option(help="Predict configurations before measuring any; without, search as the paper prints it.")
@@ -75,6 +78,7 @@ def inference(
             reference_gpus=reference_gpus,
             load=load,
             evaluation_s=evaluation_s,
+            recut_s=recut_s,
             trigger_pct=trigger_pct,
             screen=screen,
             bound=bound,

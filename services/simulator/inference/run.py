@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
-from services.core.policies.clover.evaluation import Outcome, QueueEvaluator
-from services.core.policies.clover.layouts import realise
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import QUANTILES, Outcome, QueueEvaluator
+from services.core.policies.clover.layouts import LAYOUTS, SLICES, realise
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
@@ -31,6 +32,7 @@ _HOPELESS = 1.5  # predictions of latency are a few per cent off
 _LATENCY_MARGINS = (1.0, 0.9, 0.75)  # of the SLA, until a proposal keeps it with its waits
 LIMIT_S = 300.0
 """An optimisation ends after 5 minutes (§4.2)."""
+MAX_RECUT_S = 300.0
 
 
 class Scheme(StrEnum):
@@ -60,6 +62,7 @@ class InferenceRun:
         reference_gpus: GPUs of BASE, whose load and latency count; None for ``gpus``.
         load: Share of BASE's capacity that requests take.
         evaluation_s: Seconds of traffic that an evaluation takes.
+        recut_s: Seconds that a GPU is out of service when its layout changes; GPUs are cut one after the other.
         trigger_pct: Change of intensity that starts an optimisation.
         screen: Whether Clover predicts configurations before it measures any.
         bound: Whether to compute the optimum by integer programmes as well.
@@ -79,6 +82,7 @@ class InferenceRun:
     reference_gpus: int | None = None
     load: float = 0.8
     evaluation_s: float = 10.0
+    recut_s: float = 0.0
     trigger_pct: float = 5.0
     screen: bool = True
     bound: bool = False
@@ -90,6 +94,8 @@ class InferenceRun:
             raise DomainError(f"--load is a share of BASE's capacity between 0 and 1, not {self.load:g}")
         if not 0 < self.evaluation_s <= LIMIT_S:
             raise DomainError(f"--evaluation-s is above 0 and at most {LIMIT_S:g}, not {self.evaluation_s:g}")
+        if not 0 <= self.recut_s <= MAX_RECUT_S:
+            raise DomainError(f"--recut-s is between 0 and {MAX_RECUT_S:g}, not {self.recut_s:g}")
         if not 0 <= self.trigger_pct <= 1_000:
             raise DomainError(f"--trigger-pct is between 0 and 1000, not {self.trigger_pct:g}")
 
@@ -116,6 +122,11 @@ class _Interval:
     bound: float | None = None
     optimum: float | None = None
 
+    @property
+    def left_s(self) -> float:
+        """Seconds of the hour that nothing has served yet."""
+        return max(0.0, HOUR_S - sum(s for _, s in self.served))
+
 
 class _Service:
     """The service, its baseline and its present configuration."""
@@ -136,7 +147,7 @@ class _Service:
         self.goal = Goal(baseline, run.carbon_weight, run.max_accuracy_loss_pct)
         self.evaluated: list[Outcome] = []
         self.layouts = [0] * run.gpus
-        self.recut = 0
+        self.recut, self.recut_s = 0, 0.0
 
     def run(self) -> dict[str, Any]:
         """Return the figures of all hours."""
@@ -165,10 +176,10 @@ class _Service:
                 interval.evaluations = len(search.measured)
                 self.evaluated += search.measured
                 for outcome in search.measured:
-                    interval.served.append((outcome, run.evaluation_s))
-                    self._cut(outcome)
-            self._cut(present)
-            interval.served.append((present, HOUR_S - interval.evaluations * run.evaluation_s))
+                    self._cut(interval, outcome)
+                    interval.served.append((outcome, min(run.evaluation_s, interval.left_s)))
+            self._cut(interval, present)
+            interval.served.append((present, interval.left_s))
             if run.bound:
                 self._bound(interval)
             intervals.append(interval)
@@ -195,11 +206,33 @@ class _Service:
         else:
             anneal(search, app, gpus, self.rng, config)
 
-    def _cut(self, outcome: Outcome) -> None:
-        """Count the GPUs that are cut anew to run a configuration."""
+    def _cut(self, interval: _Interval, outcome: Outcome) -> None:
+        """Cut GPUs anew for a configuration; while each is out of service, the others serve."""
         found = realise(outcome.graph.slices, self.layouts)
+        for gpu in found.recut:
+            if self.run_.recut_s:
+                without = self._without(found.layouts[gpu], outcome)
+                interval.served.append((without, min(self.run_.recut_s, interval.left_s)))
         self.layouts = list(found.layouts)
         self.recut += len(found.recut)
+        self.recut_s += len(found.recut) * self.run_.recut_s
+
+    def _without(self, layout: int, outcome: Outcome) -> Outcome:
+        """Return what a configuration does without the instances on a GPU of a layout.
+
+        Of the slices of each type those of the most frequent variant are missing. The other GPUs may be cut already or
+        not yet; they are taken as they will be. Where there is no other, requests wait for the cut to end.
+        """
+        weights = outcome.graph.weights.copy()
+        lost: list[int] = list(LAYOUTS[layout])
+        for column, size in enumerate(SLICES):
+            for _ in range(lost.count(size)):
+                row = int(weights[:, column].argmax())
+                weights[row, column] = max(weights[row, column] - 1, 0)
+        if weights.any():
+            return self.evaluator.measure(ConfigGraph(weights))
+        waits_s = outcome.latency_s + self.run_.recut_s * QUANTILES
+        return replace(outcome, latency_s=waits_s, p95_s=float(np.quantile(waits_s, 0.95)))
 
     def _bound(self, interval: _Interval) -> None:
         """Note the bound of an hour and the best configuration that the programmes find."""
@@ -247,6 +280,7 @@ class _Service:
             "sla_ok_share": kept / evaluations if evaluations else None,
             "optimisation_time_share": evaluations * run.evaluation_s / total_s,
             "gpus_recut": self.recut,
+            "recut_time_share": self.recut_s / total_s,
             "sla_ms": 1_000 * base.p95_s,
             "requests_per_s": requests,
             "energy_kwh": energy_j / J_PER_KWH,

@@ -116,3 +116,26 @@ def test_bad_input_is_one_clear_line(changes: dict[str, Any], message: str) -> N
         figures(**changes)
 
     assert "\n" not in str(raised.value)
+
+
+def test_a_gpu_that_is_cut_serves_nothing_for_so_long() -> None:
+    quick, slow = (figures(screen=False, recut_s=seconds) for seconds in (0.0, 120.0))
+
+    assert quick["recut_time_share"] == 0
+    assert slow["recut_time_share"] == pytest.approx(slow["gpus_recut"] * 120 / (4 * 3600))
+    assert slow["gpus_recut"] == quick["gpus_recut"] > 2
+    assert slow["p95_over_sla"] > quick["p95_over_sla"]
+    assert slow["evaluations"] == quick["evaluations"]
+
+
+def test_requests_of_a_single_gpu_wait_while_it_is_cut() -> None:
+    quick, slow = (figures(gpus=1, hours=1, recut_s=seconds)["timeline"][0] for seconds in (0.0, 300.0))
+
+    assert quick["configuration"] == slow["configuration"]
+    assert slow["p95_over_sla"] > 1_000 > quick["p95_over_sla"]
+
+
+@pytest.mark.parametrize("recut_s", [-1.0, 301.0, float("nan")])
+def test_a_cut_takes_no_time_or_minutes(recut_s: float) -> None:
+    with pytest.raises(DomainError, match="--recut-s is between 0 and 300"):
+        figures(recut_s=recut_s)
