@@ -365,8 +365,8 @@ class AppList(Message):
 class AppReportQuery(Message):
     """The time that a report covers."""
 
-    hours: Real = Field(default=24, gt=0, le=24 * 31, strict=False, description="Hours before now.")
-    step_s: Real = Field(default=3_600, ge=5, le=86_400, strict=False, description="Length of each step of the mix.")
+    hours: float = Field(default=24, gt=0, le=24 * 31, description="Hours before now.")
+    step_s: float = Field(default=3_600, ge=5, le=86_400, description="Length of each step of the mix.")
 
 
 class AppMix(Message):

@@ -97,7 +97,7 @@ class ServingSettings(WorkSettings, SealingSettings):
         default=120, gt=0, description="How long a node may take to cut a GPU on which nothing runs any more."
     )
     fleet_wait_s: float = Field(
-        default=900, gt=0, description="How long a fleet's plan waits until a GPU can be spared within the SLA."
+        default=120, gt=0, description="How long a fleet's plan waits until a GPU can be spared within the SLA."
     )
     fleet_retry_s: float = Field(
         default=30, gt=0, description="How long after a failed plan of a fleet the next is made; doubled up to an hour."

@@ -171,7 +171,7 @@ async def test_a_latency_above_the_sla_is_planned_against(world: FleetWorld) -> 
     await world.see("photos", answers=600, latency_ms=900)
     await world.turn()
     plan = await world.plan()
-    assert (plan["trigger"], plan["problem"]["applications"][0]["requests_per_s"]) == ("sla", 10)
+    assert (plan["trigger"], plan["problem"]["applications"][0]["requests_per_s"]) == ("sla", 60)
     traffic = (await world.apps.find("photos", ACME)).traffic
     assert (traffic.answered, traffic.p95_ms, traffic.accuracy_pct) == (600, pytest.approx(900, rel=0.06), 84)
 

@@ -27,7 +27,7 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.tasks import repeat
 from services.serving.controller.backoff import failures
-from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign, base, layout_of
+from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign, base
 from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.problem import (
@@ -35,7 +35,7 @@ from services.serving.fleets.problem import (
     SlaModel,
     idle_w_of,
     in_core,
-    layouts_of,
+    layouts_for,
     partition_request,
     wanted_of,
 )
@@ -54,6 +54,7 @@ WINDOW_S = 60.0
 """Requests of this time are looked at, less what is older than the last change of instances."""
 LEAST_ARRIVALS = 20
 """With fewer, the rate is the application's own estimate."""
+LEAST_SPAN_S = 10.0
 LONGEST_RETRY_S = 3_600.0
 DELETE_EVERY = timedelta(hours=1)
 
@@ -172,7 +173,7 @@ class FleetPlanner:
                     app.name,
                     app.spec,
                     app.revision,
-                    _rate(app, recent[app.name]),
+                    _rate(app, recent[app.name], now),
                     served[app.name].is_late,
                     frozenset(variant_and_slice(at[1]) for at in failing),
                 )
@@ -335,7 +336,7 @@ class FleetPlanner:
             await queries.fleets.change_plan(plan.id, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
             await self._forgive(queries, fleet)
             return replace(plan, state=FleetPlanState.PROPOSED)
-        progress = self.progress_of(answer, gpus, fleet.gpus, record.assignment, fleet.now)
+        progress = self.progress_of(answer, gpus, fleet.gpus, fleet.instances, record.assignment, fleet.now)
         await queries.fleets.change_plan(
             plan.id, FleetPlanState.CARRYING_OUT, result=result, progress=progress.document()
         )
@@ -347,15 +348,13 @@ class FleetPlanner:
         answer: PartitionResult,
         gpus: Sequence[Gpu],
         states: Mapping[Gpu, GpuState],
+        instances: Sequence[Placed],
         assignment: Assignment,
         now: datetime,
     ) -> Progress:
-        """Return the beginning of carrying out what was found."""
-        layouts = layouts_of(answer, gpus)
-        for at, gpu in enumerate(gpus):
-            if at not in answer.recut and layout_of(states[gpu].sizes) == answer.layouts[at]:
-                layouts[gpu] = states[gpu].sizes  # the same slices, in whatever order they lie
+        """Return the beginning of carrying out what was found; GPUs on which little runs are cut first of all."""
         sizes = {gpu: states[gpu].sizes for gpu in gpus}
+        layouts = layouts_for(wanted_of(answer), sizes, Counter(each.gpu for each in instances))
         after = assign(layouts, wanted_of(answer), sizes, assignment)
         return Progress(layouts, after, frozenset(), None, (), now.timestamp())
 
@@ -450,7 +449,10 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
     if set(plan.basis.gpus) != {gpu for gpu, state in states.items() if state.is_up}:
         return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
     answer = PartitionResult.model_validate(plan.result)
-    progress = FleetPlanner.progress_of(answer, list(plan.basis.gpus), states, record.assignment, await queries.now())
+    placed = await queries.fleets.placed([app.name for app in await queries.apps.of_fleet(record.name)])
+    progress = FleetPlanner.progress_of(
+        answer, list(plan.basis.gpus), states, placed, record.assignment, await queries.now()
+    )
     await queries.fleets.change_plan(
         plan.id, FleetPlanState.CARRYING_OUT, progress=progress.document(), detail=None, ended_at=None
     )
@@ -500,8 +502,11 @@ def _only_proposes(fleet: _Fleet) -> str | None:
     return f"The mode of application {fixed[0]} is fixed." if fixed else None
 
 
-def _rate(app: AppRecord, seen: Seen) -> float:
-    return seen.arrivals / WINDOW_S if seen.arrivals >= LEAST_ARRIVALS else app.spec.requests_per_s
+def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
+    """Return the mean arrivals since the first that were seen in the window; traffic may just have begun."""
+    if seen.start_at is None or seen.arrivals < LEAST_ARRIVALS:
+        return app.spec.requests_per_s
+    return seen.arrivals / min(max((now - seen.start_at).total_seconds(), LEAST_SPAN_S), WINDOW_S)
 
 
 def _service(app: AppRecord, seen: Seen) -> Service:

@@ -20,9 +20,12 @@ from services.contracts.partition import (
 )
 from services.core.domain.gpus import find_gpu_model
 from services.core.policies.clover.application import Application
-from services.core.policies.clover.layouts import can_be_cut, counts_of
+from services.core.policies.clover.layouts import can_be_cut, counts_of, realise
 from services.core.policies.clover.prediction import predict
 from services.serving.fleets.assignment import Gpu, GpuState, Kind, Sizes, layout_of, sizes_of
+
+INSTANCE_COST = 2.0
+"""How many GPUs are rather cut than an instance stopped."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,28 @@ def slice_name(size: str) -> SliceName:
     return SLICE_NAMES[SLICE_NAMES.index(size)]  # pyright: ignore[reportArgumentType]
 
 
-def layouts_of(result: PartitionResult, gpus: Sequence[Gpu]) -> dict[Gpu, Sizes]:
-    """Return how a plan's GPUs are cut, in the order in which they were asked about."""
-    return {gpu: sizes_of(layout) for gpu, layout in zip(gpus, result.layouts, strict=True)}
+def layouts_for(
+    wanted: Mapping[Kind, int], sizes: Mapping[Gpu, Sizes], running: Mapping[Gpu | None, int]
+) -> dict[Gpu, Sizes]:
+    """Return how GPUs are cut to hold some instances, so that few instances have to stop for it, and few are cut.
+
+    Args:
+        wanted: The instances.
+        sizes: How the GPUs are cut now.
+        running: How many instances are on each of them.
+
+    Raises:
+        DomainError: The GPUs cannot hold the instances.
+    """
+    gpus = sorted(sizes)
+    slices = counts_of([int(size[0]) for _, _, size in Counter(dict(wanted)).elements()])
+    now = [layout_of(sizes[gpu]) - 1 for gpu in gpus]
+    found = realise(slices, now, [1.0 + INSTANCE_COST * running.get(gpu, 0) for gpu in gpus])
+    # A layout that no GPU has yet counts its slices in the order of the paper; what stays, stays as it is.
+    return {
+        gpu: sizes_of(layout + 1) if at in found.recut or layout_of(sizes[gpu]) == 1 else sizes[gpu]
+        for at, (gpu, layout) in enumerate(zip(gpus, found.layouts, strict=True))
+    }
 
 
 def wanted_of(result: PartitionResult) -> Counter[Kind]:
@@ -148,7 +170,12 @@ class SlaModel:
         self._running = running
 
     def broken_by(self, wanted: Counter[Kind]) -> str | None:
-        """Return the first application whose SLA these instances do not keep, though it is kept now."""
+        """Return the first application whose SLA these instances do not keep, though it is kept now.
+
+        None while an application has no instance at all: that is worse than an answer that comes late.
+        """
+        if {app.name for app in self._apps} - {name for name, _, _ in self._running}:
+            return None
         for app in self._apps:
             if app.spec.repartition is Repartition.ANY_TIME or app.is_late:
                 continue

@@ -312,10 +312,17 @@ def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
         made_at=plan.made_at,
         ended_at=plan.ended_at,
         gpu=f"{current[0]}:{current[1]}" if current else None,
-        layouts=[list(sizes_of(layout)) for layout in result.layouts] if result else [],
+        layouts=_layouts(plan, result),
         recut=len(result.recut) if result else 0,
         applications=[each for each in result.applications if app in (None, each.name)] if result else [],
     )
+
+
+def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]]:
+    """Return how a plan's GPUs are cut: as it is carried out, or as it was found."""
+    if plan.progress is not None:
+        return [list(sizes) for _, sizes in sorted(plan.progress.layouts.items())]
+    return [list(sizes_of(layout)) for layout in result.layouts] if result else []
 
 
 async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[Fleet]:

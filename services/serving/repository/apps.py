@@ -102,6 +102,7 @@ class Seen:
     Attributes:
         latency: Answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
         accuracy_sum: Of the accuracies of the answers.
+        start_at: Of the first window; None without any.
     """
 
     arrivals: int
@@ -109,6 +110,7 @@ class Seen:
     failed: int
     accuracy_sum: float
     latency: Mapping[int, int]
+    start_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,9 @@ class AppRows:
             latency[app][bucket] = count
         found = {name: Seen(0, 0, 0, 0.0, {}) for name in names}
         for row in await self._connection.execute(SEEN, values):
-            found[row.app] = Seen(row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app])
+            found[row.app] = Seen(
+                row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app], row.start_at
+            )
         return found
 
     async def steps(

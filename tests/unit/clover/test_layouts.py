@@ -101,3 +101,10 @@ def test_an_unknown_slice_or_layout_is_named() -> None:
 )
 def test_memory_of_slices(board: str, memory_gib: tuple[float, ...]) -> None:
     assert slice_memory_gib(gpu_model(board)) == memory_gib
+
+
+def test_gpus_that_cost_little_are_cut_rather_than_others() -> None:
+    found = realise((0, 3, 0, 0, 0), (0, 0, 18), [5.0, 1.0, 5.0])
+    assert found.recut == (1,)
+    assert [counts_of(LAYOUTS[layout]) for layout in found.layouts][1][1] >= 3
+    assert realise((0, 3, 0, 0, 0), (0, 0, 18), [5.0, 9.0, 1.0]).recut == (2,)

@@ -98,14 +98,15 @@ class Realisation:
     recut: tuple[int, ...]
 
 
-def realise(slices: SliceCounts, current: Sequence[int]) -> Realisation:
-    """Return layouts for the GPUs that hold ``slices``, with the fewest GPUs cut anew.
+def realise(slices: SliceCounts, current: Sequence[int], recut_cost: Sequence[float] | None = None) -> Realisation:
+    """Return layouts for the GPUs that hold ``slices``, with the fewest GPUs cut anew, or those at the least cost.
 
     Exact, by an integer programme over how many GPUs of each present layout stay and how many get which new one.
 
     Args:
         slices: What must be held; slices beyond it stay empty.
         current: For each GPU the index of its layout in ``LAYOUTS``.
+        recut_cost: For each GPU what cutting it anew costs, above 0; all the same by default.
 
     Raises:
         DomainError: an index is no layout, or the GPUs cannot hold the slices.
@@ -114,11 +115,13 @@ def realise(slices: SliceCounts, current: Sequence[int]) -> Realisation:
         raise DomainError(f"a layout is a number from 0 to {len(LAYOUTS) - 1}")
     if not can_be_cut(slices, len(current)):
         raise DomainError(f"slices {_named(slices)} cannot be cut from {len(current)} GPUs")
-    present = sorted(set(current))
-    held = np.array([counts_of(LAYOUTS[layout]) for layout in present] + list(LAYOUT_COUNTS), dtype=np.int64)
-    there = [current.count(layout) for layout in present] + [len(current)] * len(LAYOUT_COUNTS)
+    costs = [1.0] * len(current) if recut_cost is None else list(recut_cost)
+    kinds = list(zip(current, costs, strict=True))
+    present = sorted(set(kinds))
+    held = np.array([counts_of(LAYOUTS[layout]) for layout, _ in present] + list(LAYOUT_COUNTS), dtype=np.int64)
+    there = [kinds.count(kind) for kind in present] + [len(current)] * len(LAYOUT_COUNTS)
     model = ModelBuilder()
-    cost = [0.0] * len(present) + [1.0] * len(LAYOUT_COUNTS)
+    cost = [-each for _, each in present] + [0.0] * len(LAYOUT_COUNTS)  # what is not saved by staying is paid
     columns = model.add_variables(len(held), upper=there, cost=cost, integer=True)
     model.add_rows(1, np.zeros(len(held)), columns, 1.0, lower=len(current), upper=len(current))
     rows = np.repeat(np.arange(len(SLICES)), len(held))
@@ -134,9 +137,9 @@ def realise(slices: SliceCounts, current: Sequence[int]) -> Realisation:
         for layout in [next(at for at, each in enumerate(LAYOUTS) if counts_of(each) == counts)] * count
     ]
     layouts, recut = list(current), list[int]()
-    for gpu, layout in enumerate(current):
-        if staying[layout] > 0:
-            staying[layout] -= 1
+    for gpu, kind in enumerate(kinds):
+        if staying[kind] > 0:
+            staying[kind] -= 1
         else:
             layouts[gpu] = new[len(recut)]
             recut.append(gpu)
