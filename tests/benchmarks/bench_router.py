@@ -2,8 +2,9 @@
 
 Two processes share the machine's cores with what is measured: the load generator, pinned to core 0 with the mock model
 server, and the router, pinned to core 1 (`--workers 2`: both). What each of them took of the cores is in the result.
-`litellm` and `vllm-router` are installed into a virtual environment of the benchmark's own; one that cannot be
-installed is left out, with the reason; ``python -m tests.benchmarks.bench_router --alone`` leaves both out.
+`litellm` and `vllm-router` are installed into folders that the benchmark keeps (``BENCH_PEERS_DIR``), before anything
+is measured; one that cannot be installed or does not start in time is left out, with the reason.
+``python -m tests.benchmarks.bench_router --install`` only installs, ``--alone`` leaves both out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,8 @@ LEAST_PER_S = 3_500
 MOST_ADDED_P50_MS, MOST_ADDED_P99_MS, MOST_ADDED_FIRST_MS = 0.8, 2.0, 1.0
 PATH = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello to request %d."}], "max_tokens": 1}
+PEERS_DIR = Path(os.environ.get("BENCH_PEERS_DIR", str(Path.home() / ".cache" / "wattshift-bench")))
+MOST_INSTALL_S, MOST_START_S = 1_800, 300
 PEERS = {
     "litellm": ("litellm[proxy]", ["-m", "litellm.proxy.proxy_cli"]),
     "vllm-router": ("vllm-router", ["-m", "vllm_router.launch_router"]),
@@ -46,14 +49,20 @@ PEERS = {
 
 def main() -> int:
     """Measure, print, write JSON; 1 where a target is missed."""
+    names = () if "--alone" in sys.argv[1:] else PEERS
+    left_out = {name: reason for name in names if (reason := install(name))}
+    if "--install" in sys.argv[1:]:
+        print(json.dumps(left_out or {"installed": list(names)}, indent=2))
+        return 1 if left_out else 0
     with tempfile.TemporaryDirectory() as folder:
-        figures = run(Path(folder), {} if "--alone" in sys.argv[1:] else PEERS)
+        figures = run(Path(folder), [name for name in names if name not in left_out])
+    figures |= {name: {"left_out": reason} for name, reason in left_out.items()}
     print(json.dumps(figures, indent=2))
     write_result("router", figures)
     return 0 if all(figures["targets"].values()) else 1
 
 
-def run(folder: Path, peers: Mapping[str, tuple[str, list[str]]]) -> dict[str, Any]:
+def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
     """Return all figures, with those of these other routers."""
     ports = Ports()
     mock_port, router_port, hold_port = (ports.take(29_800 + number) for number in range(3))
@@ -113,13 +122,14 @@ def router_environment(folder: Path, mock_port: int, port: int, workers: int) ->
 
 @contextmanager
 def process(
-    arguments: list[str], environment: dict[str, str], *, core: str, python: str = sys.executable
+    arguments: list[str], environment: dict[str, str], *, core: str, python: str = sys.executable, log: str = os.devnull
 ) -> Iterator[int]:
     """Run a Python process on a core, and yield its id."""
     command = ["taskset", "-c", core, python, *arguments]
-    with subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as running:
+    with (
+        open(log, "wb") as output,
+        subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output) as running,
+    ):
         try:
             yield running.pid
         finally:
@@ -221,18 +231,34 @@ async def open_streams(port: int) -> dict[str, float]:
     return {"opened": len(opened), "complete": len(complete), "longest_s": max(each[1] for each in complete)}
 
 
+def install(name: str) -> str | None:
+    """Install another router where it is not yet; return why it cannot be."""
+    venv, package = PEERS_DIR / name, PEERS[name][0]
+    done = venv / "installed"
+    if done.exists():
+        return None
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True, capture_output=True)
+        pip = [str(venv / "bin/pip"), "install", "-q", package]
+        subprocess.run(pip, check=True, capture_output=True, timeout=MOST_INSTALL_S)
+    except subprocess.CalledProcessError as error:
+        return f"not installed: {last_line(error.stderr)}"
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return f"not installed: {error}"
+    done.touch()
+    return None
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line that says something."""
+    return next((line for line in reversed(output.decode(errors="replace").splitlines()) if line.strip()), "no output")
+
+
 def peer(folder: Path, name: str, mock_port: int, port: int) -> dict[str, Any]:
     """Return the figures of another router, or why there are none."""
-    package, arguments = PEERS[name]
-    venv = folder / name
-    try:
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True)
-        subprocess.run([str(venv / "bin/pip"), "install", "-q", package], check=True, capture_output=True, timeout=900)
-    except (subprocess.SubprocessError, OSError) as error:
-        return {"left_out": f"not installed: {type(error).__name__}"}
-    version = subprocess.run(
-        [str(venv / "bin/pip"), "show", name], check=False, capture_output=True, text=True
-    ).stdout.split("\n")[1:2]
+    venv, arguments = PEERS_DIR / name, PEERS[name][1]
+    shown = subprocess.run([str(venv / "bin/pip"), "show", name], check=False, capture_output=True, text=True)
+    version = shown.stdout.split("\n")[1:2]
     mock_url = f"http://127.0.0.1:{mock_port}"
     if name == "litellm":
         config = folder / "litellm.json"
@@ -243,12 +269,22 @@ def peer(folder: Path, name: str, mock_port: int, port: int) -> dict[str, Any]:
     else:
         options = ["--worker-urls", mock_url, "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
         environment = {}
-    with process([*arguments, *options], environment, core="1", python=str(venv / "bin/python")) as pid:
+    log = folder / f"{name}.log"
+    python = str(venv / "bin/python")
+    with process([*arguments, *options], environment, core="1", python=python, log=str(log)) as pid:
         try:
-            wait_until(lambda: completes(port), within_s=240)
+            wait_until(lambda: completes(port) or has_ended(pid), within_s=MOST_START_S)
         except TimeoutError:
-            return {"left_out": "it did not answer within 240 s", "version": version}
+            why = f"it did not answer within {MOST_START_S} s: {last_line(log.read_bytes())}"
+            return {"left_out": why, "version": version}
+        if has_ended(pid):
+            return {"left_out": f"it ended: {last_line(log.read_bytes())}", "version": version}
         return {"version": version, **everything(port, pid, is_whole=False)}
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process that was started here has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
 
 
 def completes(port: int) -> bool:

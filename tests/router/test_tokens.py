@@ -66,6 +66,16 @@ def test_a_pools_tokenizer_counts_exactly_but_for_very_long_prompts(
     assert counter.count(chat("a" * (LONGEST_ENCODED + 4)))[0] == (LONGEST_ENCODED + 4) // 4
 
 
+def test_the_real_library_reads_a_models_file_and_counts_by_it(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
+    words = {"[UNK]": 0, "three": 1, "short": 2, "words": 3, "!": 4}
+    made = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    counter = TokenCounter(str(tmp_path / "tokenizer.json"))
+    assert counter.count(chat("three short words!"))[0] == 4
+
+
 def test_a_tokenizer_that_cannot_be_read_is_logged_and_estimated(caplog: pytest.LogCaptureFixture) -> None:
     counter = TokenCounter("/no/such/tokenizer.json")
     assert counter.count(chat("x" * 40))[0] == 10
