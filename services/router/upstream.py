@@ -320,16 +320,17 @@ class Origin:
         self._resolved_s = -NAMES_AGE_S
         self._tls: ssl.SSLContext | None = None
 
-    async def connection(self, limits: Limits) -> Connection:
-        """Return a connection that is not in use.
+    async def connection(self, limits: Limits, *, unused_s: float = KEPT_S) -> Connection:
+        """Return a connection that is not in use, and has not been for longer than ``unused_s``.
 
         Raises:
             UpstreamError: None can be made; the request may be repeated elsewhere.
         """
         while self.idle:
             found = self.idle.pop()
-            if found.is_open:
+            if found.is_open and time.monotonic() - found.idle_since_s <= unused_s:
                 return found
+            found.close()
         try:
             async with asyncio.timeout(limits.connect_s):
                 return await self._connect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from services.contracts.routing import RouterState
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
     APP,
@@ -152,6 +154,21 @@ async def test_an_instance_that_only_the_assigning_process_has_read_of_is_used(p
     pair.stage.plane.app_servers = [a_routed_instance(pair.two)]
     await pair.first.adopted()
     assert (await ask(pair.second, 0)).json()["outputs"][0]["data"] == ["two"]
+
+
+async def test_a_process_that_cannot_be_reached_is_named_once_and_done_without(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = pair.first.router.coordinator
+    gone = RouterState(at_s=time.time() + 60, started_at_s=1.0, address="127.0.0.1:1")
+    for _ in range(3):
+        coordinator.choose({"router-gone": gone.model_copy(update={"at_s": time.time() + 60})})
+        connecting = coordinator._connecting
+        assert connecting is not None
+        await connecting
+    assert caplog.text.count("router_peer.not_reached") == 1
+    assert coordinator.assigned_by == pair.first.router.name
+    assert (await ask(pair.first, 0)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,21 @@ async def test_an_inference_goes_to_another_instance_when_its_own_dies_and_a_pla
     assert len(apps.one.seen) + len(apps.two.seen) - before > 1
 
 
+async def test_what_must_not_be_sent_twice_takes_no_connection_that_may_be_closing(
+    apps: Apps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.apps.door.FRESH_S", 0.0)
+    origin = apps.router.router.apps.instances["instance_one"].origin
+    await apps.infer()
+    (kept,) = origin.idle
+    await apps.infer()
+    assert origin.idle == [kept]
+    await apps.router.http.post(f"/apps/{APP}/orders", content=b"one")
+    (fresh,) = origin.idle
+    assert fresh is not kept
+    assert not kept.is_open
+
+
 async def test_an_instance_that_is_not_there_costs_no_request(apps: Apps) -> None:
     gone = InstanceServer("gone", url="http://127.0.0.1:1")
     await apps.table(gone, apps.one)

@@ -45,6 +45,7 @@ class Coordinator:
         self._ids = itertools.count()
         self._others: Mapping[str, RouterState] = {}
         self._lost_at_s: dict[str, float] = {}
+        self._not_reached: set[str] = set()
         self._connecting: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
         self._asking: set[AskingPeer] = set()
@@ -146,9 +147,12 @@ class Coordinator:
             if not link.is_open:
                 raise ConnectionResetError("the connection ended at once")
         except OSError as error:
-            log.warning("router_peer.not_reached", peer=peer, address=address, error=str(error))
+            if peer not in self._not_reached:
+                log.warning("router_peer.not_reached", peer=peer, address=address, error=str(error))
+            self._not_reached = {each for each in self._not_reached if each in self._others} | {peer}
             self._without(peer)
             return
+        self._not_reached.discard(peer)
         self._switch(link)
 
     def _on_lost(self, link: AssignerLink) -> None:

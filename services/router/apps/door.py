@@ -27,7 +27,7 @@ from services.router.metrics import Metrics
 from services.router.openai import JSON
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
-from services.router.upstream import Connection, Limits, UpstreamError
+from services.router.upstream import KEPT_S, Connection, Limits, UpstreamError
 
 log = Log(__name__)
 
@@ -35,6 +35,9 @@ BUSY = frozenset({429, 503})
 """Statuses of an instance that has not worked on the request: another one is asked."""
 FAILING = frozenset({502, 503, 504})
 """Statuses by which an instance itself says that it does not work; three in a row eject it for a while."""
+FRESH_S = 1.0
+"""A request that must not be sent twice takes no connection that was unused for longer: servers close those, and one
+that is closed at the same moment leaves open whether the request was seen."""
 WITHOUT_BODY = frozenset({204, 304})
 BY_HOP = frozenset(
     {
@@ -227,7 +230,8 @@ class AppDoor:
             return share_s
 
         try:
-            connection = await instance.origin.connection(self._limits)
+            unused_s = KEPT_S if turn.asked.may_repeat else FRESH_S
+            connection = await instance.origin.connection(self._limits, unused_s=unused_s)
             connection.send(_request(turn, instance))
             await connection.head()
             status = connection.status
