@@ -113,8 +113,8 @@ class Partitions:
             self._save()
 
     def statuses(self) -> list[PartitionStatus] | None:
-        """Return how every GPU is cut that can be, and how far what is wanted is; None if no GPU can be cut."""
-        known = sorted(gpu for gpu in self._cuts if gpu in self._can_be_cut or gpu in self._records)
+        """Return how GPUs are cut that can be, or are to be, and how far that is; None if there are none."""
+        known = sorted(self._can_be_cut | self._records.keys())
         return [self._status(gpu) for gpu in known] if known else None
 
     def is_open(self, devices: Iterable[int]) -> bool:

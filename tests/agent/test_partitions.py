@@ -211,9 +211,9 @@ async def test_a_restart_of_the_host_that_lost_the_slices_makes_them_again(host:
 async def test_a_gpu_that_is_not_there_is_a_failure(host: Host) -> None:
     host.want(1, [7], gpu=5)
     await host.settle()
-    assert host.partitions.statuses() == [
-        PartitionStatus(gpu=gpu, revision=0, state=APPLIED, sizes=[]) for gpu in (0, 1)
-    ]
+    assert host.status(2) == PartitionStatus(
+        gpu=5, revision=1, state=FAILED, detail="this node has no such GPU", sizes=[]
+    )
 
 
 async def test_what_cannot_be_written_down_is_not_done(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
