@@ -7,15 +7,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from services.contracts.jobs import GpuRequest
+from services.core.domain.mig import WHOLE, sevenths_of
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """Devices of one model and memory size, over all registered nodes."""
+    """Devices of one model and memory size, over all registered nodes.
+
+    Attributes:
+        sevenths: Size of each, 7 for a GPU that is not cut.
+        is_slice: Whether they are slices, which the cluster has now.
+        can_cut: Whether they are GPUs that are cut or that an agent can cut: slices that are not there yet may come.
+    """
 
     model: str
     memory_gib: float
     count: int
+    sevenths: int = WHOLE
+    is_slice: bool = False
+    can_cut: bool = False
 
 
 Capacity = Sequence[DeviceKind]
@@ -36,7 +46,9 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     """
     if not capacity:
         return None
-    kinds = [kind for kind in capacity if gpus.model in (None, kind.model)]
+    if gpus.slice is not None:
+        return _no_slice(gpus, capacity)
+    kinds = [kind for kind in capacity if not kind.is_slice and gpus.model in (None, kind.model)]
     if not kinds:
         return Impossibility("/gpus/model", f"No node of the cluster has a GPU of model {gpus.model}.")
     kinds = [kind for kind in kinds if kind.memory_gib >= (gpus.memory_gib or 0)]
@@ -48,6 +60,20 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
     largest = max(by_model.values())
     if gpus.min > largest:
         return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {largest} such GPUs.")
+    return None
+
+
+def _no_slice(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
+    """Return why no slice of the size can ever be there: none is, and no GPU could be cut into one."""
+    size = sevenths_of(gpus.slice or "")
+    kinds = [kind for kind in capacity if gpus.model in (None, kind.model)]
+    if not kinds:
+        return Impossibility("/gpus/model", f"No node of the cluster has a GPU of model {gpus.model}.")
+    could_be = [kind for kind in kinds if (kind.is_slice and kind.sevenths == size) or kind.can_cut]
+    if not could_be:
+        return Impossibility("/gpus/slice", "No such GPU of the cluster is cut into MIG slices, or can be.")
+    if max(kind.memory_gib for kind in could_be) < (gpus.memory_gib or 0):
+        return Impossibility("/gpus/memory_gib", f"No such slice of the cluster has {gpus.memory_gib:g} GiB of memory.")
     return None
 
 

@@ -117,10 +117,12 @@ class Page:
         asked, place = waiting["gpus"], waiting["place"]
         size = str(asked["min"]) if asked["min"] == asked["max"] else f"{asked['min']} to {asked['max']}"
         gpus = "GPU" if size == "1" else "GPUs"
+        gpus = f"{asked['slice']} slice" if asked.get("slice") else gpus
         kind = f" of model {asked['model']}" if asked["model"] else ""
         kind += f" with {asked['memory_gib']:g} GiB" if asked["memory_gib"] else ""
         drained = f", {asked['drained']} more on drained nodes" if asked["drained"] else ""
-        free = f"{asked['free']} of {asked['suitable']} suitable GPUs are free{drained}"
+        what = "slices" if asked.get("slice") else "GPUs"
+        free = f"{asked['free']} of {asked['suitable']} suitable {what} are free{drained}"
         yield f"  asks for: {size} {gpus}{kind}; {free}"
         if place and place["ahead"]:
             jobs = "1 job that asks" if place["ahead"] == 1 else f"{place['ahead']} jobs that ask"

@@ -39,6 +39,7 @@ class SpecOptions:
     gpus: str | None = None
     model: str | None = None
     memory: str | None = None
+    slice: str | None = None
     work: str | None = None
     progress: str | None = None
     priority: int | None = None
@@ -201,7 +202,8 @@ def spec_of(
         "source": source,
         "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
-        "gpus": _gpus(options.gpus or "1") | {"model": options.model, "memory_gib": _gib(options.memory)},
+        "gpus": _gpus(options.gpus or "1")
+        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice},
         "work": _work(options.work),
         "progress": _progress(options.progress),
         "priority": options.priority,
@@ -240,6 +242,7 @@ _OPTION_OF = {
     "global_batch": "--batch",
     "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
+    "gpus.slice": "--slice",
     "secrets": "--secret",
     "source.git": "--git",
     "source.git.secret": "--git-secret",

@@ -137,6 +137,10 @@ def submit(
     ] = None,
     model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
     memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,
+    slice: Annotated[
+        str | None,
+        typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB),
+    ] = None,
     container: Annotated[
         str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
     ] = None,

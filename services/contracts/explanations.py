@@ -54,6 +54,9 @@ class AskedGpus(Message):
     max: int
     model: str | None = None
     memory_gib: float | None = None
+    slice: str | None = Field(
+        default=None, description="Size of the MIG slice that it asks for; the figures below then count such slices."
+    )
     suitable: int = Field(description="GPUs on nodes that suit the job, drained nodes not counted.")
     free: int = Field(description="Those of them that are free now.")
     drained: int = Field(description="Further GPUs on suitable nodes that take no new work.")

@@ -12,6 +12,7 @@ import pytest
 from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.slices import slice_sizes, slice_words
+from services.cli.specs import SpecOptions, spec_of
 from tests.support.control_plane import JOIN_TOKEN, FakeAgent
 from tests.support.services import services
 
@@ -29,6 +30,20 @@ def test_slices_that_no_gpu_has_are_one_sentence(text: str, said: str) -> None:
     with pytest.raises(CliError, match=said) as refused:
         slice_sizes(text)
     assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_submit_asks_for_a_slice_and_names_the_option_that_is_wrong() -> None:
+    assert spec_of(SpecOptions(slice="2g", memory="10"), ["x"], "x", {}).gpus.model_dump(exclude_none=True) == {
+        "min": 1,
+        "max": 1,
+        "step": 1,
+        "slice": "2g",
+        "memory_gib": 10,
+    }
+    with pytest.raises(CliError, match="--slice"):
+        spec_of(SpecOptions(slice="5g"), ["x"], "x", {})
+    with pytest.raises(CliError, match="a job on a slice has one"):
+        spec_of(SpecOptions(slice="2g", gpus="2"), ["x"], "x", {})
 
 
 def a_node(*partitions: dict[str, Any], sevenths: tuple[int, ...] = ()) -> dict[str, Any]:

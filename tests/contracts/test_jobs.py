@@ -86,3 +86,16 @@ def test_a_spec_stored_by_an_earlier_release_takes_the_defaults_of_later_fields(
 )
 def test_an_accepted_gang_is_stored_with_how_its_processes_start(fields: dict[str, Any], stored: str | None) -> None:
     assert json.loads(spec(**fields).stored()).get("processes") == stored
+
+
+def test_a_job_on_a_slice_has_one() -> None:
+    assert spec(gpus={"slice": "2g"}).gpus.largest == 1
+    for gpus in ({"slice": "2g", "max": 2}, {"slice": "2g", "min": 2}, {"slice": "5g"}, {"slice": 2}):
+        with pytest.raises(ValidationError):
+            spec(gpus=gpus)
+
+
+def test_an_instance_of_a_fleet_names_the_slice_it_runs_on() -> None:
+    assert spec(gpus={"slice": "7g"}, service={"fleet": "vision"}).service is not None
+    with pytest.raises(ValidationError, match=r"gpus\.slice is missing"):
+        spec(service={"fleet": "vision"})

@@ -13,6 +13,7 @@ from services.core.domain.mig import placed, slice_index
 from services.db.gpu_partitions import want
 from services.scheduler import loop
 from services.scheduler.ingest.gangs import EndReason
+from tests.scheduler.test_explanations import explain
 from tests.scheduler.world import World
 
 
@@ -250,3 +251,21 @@ async def test_a_slice_of_a_drained_node_and_one_too_small_are_not_given(world: 
     await world.fetch("UPDATE nodes SET draining = false RETURNING 1")
     await world.scheduler.turn()
     assert (await where(world, job), await where(world, needs_more)) == ([1_024], "no_such_slice")
+
+
+async def test_it_is_explained_by_slices_and_by_the_jobs_before_it(world: World) -> None:
+    await a_node(world, gpu0=[3, 3])
+    running = [await on_slice(world, "3g") for _ in range(2)]
+    await world.scheduler.turn()
+    first, second = await on_slice(world, "3g"), await on_slice(world, "3g")
+    await world.scheduler.turn()
+
+    found = await explain(world, second)
+
+    assert found.waiting is not None
+    assert found.waiting.place is not None
+    asked = found.waiting.gpus
+    assert (asked.slice, asked.suitable, asked.free) == ("3g", 2, 0)
+    assert (found.reason, found.waiting.place.ahead) == ("not_enough_free_slices", 1)
+    assert {await world.state(job) for job in running} == {"starting"}
+    assert await world.state(first) == "queued"

@@ -51,6 +51,10 @@ def place_of(dry: DryRound, job_id: JobId) -> Place:
     """Return a waiting job's place in the order of the policy in force."""
     jobs = dry.snapshot.jobs
     waits = int((jobs.phase == QUEUED).sum())
+    on_slices = [each.job_id for each in dry.snapshot.slice_jobs]
+    if job_id in on_slices:
+        before = tuple(on_slices[: on_slices.index(job_id)])
+        return Place(len(on_slices), before, len(before))
     entry = POLICIES.get(dry.policy.name)
     ahead = queue_order(dry.plan).ahead_of(job_id) if entry is None or entry.orders else None
     gpus = 0 if ahead is None else int(jobs.min_gpus[[jobs.index[each] for each in ahead]].sum()) if ahead else 0
@@ -95,6 +99,10 @@ def why_it_waits(
         free=int(nodes.free_gpus[suits].sum()),
         drained=int(nodes.gpus[may_run & ~suits].sum()),
     )
+    if (on_slice := next((each for each in snapshot.slice_jobs if each.job_id == job_id), None)) is not None:
+        free = sum(unit.free for unit, may in zip(snapshot.slice_units, on_slice.units, strict=True) if may)
+        found = {"slice": spec.gpus.slice, "suitable": int(on_slice.units.sum()), "free": free, "drained": 0}
+        asked = asked.model_copy(update=found)
     gpus = start.gpus if start else spec.gpus.min
     left = remaining(snapshot, job, gpus, spec, predicted)
     on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)

@@ -47,6 +47,7 @@ class AskedGpus:
     """The GPUs that the job asks for, and those of the cluster that would do.
 
     Attributes:
+        slice: Size of the MIG slice that it asks for; the figures below then count such slices.
         suitable: GPUs on nodes that suit the job, drained nodes not counted.
         free: Those of them that are free now.
         drained: Further GPUs on suitable nodes that take no new work.
@@ -56,6 +57,7 @@ class AskedGpus:
     max: int
     model: str | None = None
     memory_gib: float | None = None
+    slice: str | None = None
     suitable: int
     free: int
     drained: int

@@ -1,0 +1,32 @@
+"""Which jobs on slices no cluster of these GPUs could ever run."""
+
+import pytest
+
+from services.admission.capacity import DeviceKind, impossibility
+from services.contracts.jobs import GpuRequest
+
+WHOLE = DeviceKind("A100", 40, 4)
+CUTTABLE = DeviceKind("A100", 40, 4, can_cut=True)
+SLICES = DeviceKind("A100", 20, 2, sevenths=3, is_slice=True)
+OTHER = DeviceKind("V100", 32, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "capacity", "pointer"),
+    [
+        ({"slice": "3g"}, [], None),
+        ({"slice": "3g"}, [WHOLE, SLICES], None),
+        ({"slice": "2g"}, [WHOLE, SLICES], "/gpus/slice"),
+        ({"slice": "2g"}, [CUTTABLE], None),
+        ({"slice": "2g", "model": "V100"}, [CUTTABLE, OTHER], "/gpus/slice"),
+        ({"slice": "2g", "model": "H100"}, [CUTTABLE, OTHER], "/gpus/model"),
+        ({"slice": "3g", "memory_gib": 24.0}, [WHOLE, SLICES], "/gpus/memory_gib"),
+        ({"min": 5}, [WHOLE, SLICES], "/gpus/min"),
+        ({"min": 4}, [WHOLE, SLICES], None),
+        ({"model": "A100"}, [SLICES], "/gpus/model"),
+    ],
+)
+def test_a_job_waits_only_for_what_could_come(gpus, capacity, pointer) -> None:
+    found = impossibility(GpuRequest.model_validate(gpus), capacity)
+
+    assert (None if found is None else found.pointer) == pointer
