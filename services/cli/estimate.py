@@ -27,8 +27,10 @@ def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> 
 
 def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[str]:
     """Return an estimate in sentences."""
-    gpus = f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
-    free = f"{estimate['free_gpus']} of {estimate['suitable_gpus']} suitable GPUs are free"
+    size = estimate.get("slice")
+    gpus = f"a {size} slice" if size else f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
+    what = "slices" if size else "GPUs"
+    free = f"{estimate['free_gpus']} of {estimate['suitable_gpus']} suitable {what} are free"
     if estimate["starts_now"]:
         nodes = ", ".join(f"{share['node_id']}{share['devices']}" for share in estimate["placement"])
         first = f"[bold]{name}[/] is valid and would start now on {gpus}: {nodes}"

@@ -35,6 +35,9 @@ class StartEstimate(Message):
     )
     free_gpus: int = Field(description="GPUs that are free now on nodes that suit the job.")
     suitable_gpus: int = Field(description="GPUs in total on nodes that suit the job.")
+    slice: str | None = Field(
+        default=None, description="Size of the MIG slice that it asks for; both figures then count such slices."
+    )
     waiting_jobs: int = Field(description="Jobs that wait now, of all users.")
     duration_s: float | None = None
     duration_from: Literal["prediction", "time_limit"] | None = Field(

@@ -13,6 +13,7 @@ from services.core.domain.mig import placed, slice_index
 from services.db.gpu_partitions import want
 from services.scheduler import loop
 from services.scheduler.ingest.gangs import EndReason
+from tests.scheduler.test_dry_run import estimate
 from tests.scheduler.test_explanations import explain
 from tests.scheduler.world import World
 
@@ -267,5 +268,19 @@ async def test_it_is_explained_by_slices_and_by_the_jobs_before_it(world: World)
     asked = found.waiting.gpus
     assert (asked.slice, asked.suitable, asked.free) == ("3g", 2, 0)
     assert (found.reason, found.waiting.place.ahead) == ("not_enough_free_slices", 1)
+    assert found.under_policies is None, "no simulation has slices"
+    whole = (await explain(world, await world.job(1))).waiting
+    assert whole is not None
+    assert found.waiting.power_w == pytest.approx((whole.power_w or 0) * 3 / 7)
     assert {await world.state(job) for job in running} == {"starting"}
     assert await world.state(first) == "queued"
+
+
+async def test_a_draft_is_estimated_on_slices(world: World) -> None:
+    await a_node(world, gpu0=[3, 3])
+    await world.scheduler.turn()
+
+    found = await estimate(world, gpus={"slice": "3g"})
+
+    assert (found.starts_now, found.slice, found.free_gpus, found.suitable_gpus) == (True, "3g", 2, 2)
+    assert found.placement[0].devices == [1_024]

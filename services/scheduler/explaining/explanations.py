@@ -116,7 +116,8 @@ class Explanations:
         if state is JobState.HELD and facts.row.reason in (None, "held"):
             detail = "It is on hold: it waits until it is released."
         expected_at = waiting.expected_start_at
-        if seen and expected_at is None:
+        is_simulated = seen and facts.spec.gpus.slice is None  # what-if simulations have no slices
+        if is_simulated and expected_at is None:
             own = next((each for each in comparison.items if each.in_force), None)
             if own is not None and own.starts_at is not None:
                 waiting = waiting.model_copy(
@@ -135,7 +136,7 @@ class Explanations:
             detail=detail,
             summary=summary,
             waiting=waiting,
-            under_policies=comparison if seen else None,
+            under_policies=comparison if is_simulated else None,
             assumptions=why.assumptions,
         )
 

@@ -15,7 +15,7 @@ from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
 from services.core.policies.registry import POLICIES
 from services.scheduler.explaining.lengths import remaining
-from services.scheduler.planning.dry_run import Length, emissions, latest_start_s, power_of
+from services.scheduler.planning.dry_run import Length, emissions, latest_start_s, power_of, slices_for
 from services.scheduler.planning.live_view import DryRound
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository.predictions import Predictions
@@ -99,13 +99,14 @@ def why_it_waits(
         free=int(nodes.free_gpus[suits].sum()),
         drained=int(nodes.gpus[may_run & ~suits].sum()),
     )
-    if (on_slice := next((each for each in snapshot.slice_jobs if each.job_id == job_id), None)) is not None:
-        free = sum(unit.free for unit, may in zip(snapshot.slice_units, on_slice.units, strict=True) if may)
-        found = {"slice": spec.gpus.slice, "suitable": int(on_slice.units.sum()), "free": free, "drained": 0}
+    if (slices := slices_for(snapshot, job_id)) is not None:
+        found = {"slice": spec.gpus.slice, "suitable": slices[0], "free": slices[1], "drained": 0}
         asked = asked.model_copy(update=found)
     gpus = start.gpus if start else spec.gpus.min
     left = remaining(snapshot, job, gpus, spec, predicted)
     on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)
+    outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
+    power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
     outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
     power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
     length = Length(left.estimate.seconds, left.estimate.source, left.words)

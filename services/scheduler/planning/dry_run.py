@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from services.core.cycle.plan import Hold, Reason, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
+from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.units import J_PER_KWH
 from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
 from services.db.database import Database
@@ -155,8 +156,10 @@ def estimate_of(
     latest_s = latest_start_s(spec, snapshot.now_s, length)
     now, greenest = emissions(snapshot.now_s, outlook, length, power, latest_s)
     expected_s = hold.expected_start_s if hold else None
+    suitable, free = slices_for(snapshot, DRAFT) or (int(nodes.gpus[suits].sum()), int(nodes.free_gpus[suits].sum()))
     return StartEstimate(
         policy=policy,
+        slice=spec.gpus.slice,
         starts_now=start is not None,
         gpus=gpus,
         placement=[
@@ -166,8 +169,8 @@ def estimate_of(
         reason="held" if spec.hold else reason,
         detail="It waits until it is released." if spec.hold else None if reason is None else SENTENCES[reason],
         expected_start_at=None if expected_s is None or spec.hold else datetime.fromtimestamp(expected_s, UTC),
-        free_gpus=int(nodes.free_gpus[suits].sum()),
-        suitable_gpus=int(nodes.gpus[suits].sum()),
+        free_gpus=free,
+        suitable_gpus=suitable,
         waiting_jobs=int((jobs.phase == QUEUED).sum()) - 1,
         duration_s=length.seconds,
         duration_from=length.source,
@@ -192,8 +195,25 @@ def _length(spec: JobSpec, predictions: Predictions, gpus: int) -> Length:
     return Length(None, None, "Length: unknown, so that emissions are per hour; --time would limit it.")
 
 
+def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:
+    """Return how many slices suit a job that waits for one, and how many of them are free; None of all other jobs."""
+    for job in snapshot.slice_jobs:
+        if job.job_id == job_id:
+            suits = [unit for unit, may in zip(snapshot.slice_units, job.units.tolist(), strict=True) if may]
+            return len(suits), sum(unit.free for unit in suits)
+    return None
+
+
 def power_of(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
     """Return what a gang of a job draws on a GPU model (by index): as measured of its kind, or as is usual."""
+    power = _power_on_gpus(snapshot, job, gpu_model, gpus, spec)
+    if spec.gpus.slice is None:
+        return power
+    words = f"{power.words} A slice is taken to draw its share of that by size."
+    return replace(power, watts=power.watts * sevenths_of(spec.gpus.slice) / WHOLE, words=words)
+
+
+def _power_on_gpus(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:
     row = int(snapshot.jobs.control_curve[job])
     table = snapshot.gangs[row].get(gpu_model) if 0 <= row < len(snapshot.gangs) else None
     if table is not None:
