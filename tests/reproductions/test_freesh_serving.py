@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reproductions.freesh_day import TIE
 from reproductions.freesh_serving import (
+    DIRTIEST,
     FREESH,
     PAPER_ABLATIONS,
     Hour,
+    LateLastQueue,
     ablations,
     end_to_end,
     figure_6,
@@ -18,6 +21,7 @@ from reproductions.freesh_serving import (
     raked,
 )
 from reproductions.serving_profiles import fitted
+from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest
 from services.core.profiles.model_server import LLAMA_70B
 from services.simulator.serving.simulation import Frequency
 
@@ -66,7 +70,7 @@ def test_the_figure_has_one_knob_less_in_each_ablation(monkeypatch: pytest.Monke
 
     found = figure_6(Recorded({}, None, None))  # type: ignore[arg-type]
 
-    assert list(found) == list(PAPER_ABLATIONS)
+    assert list(found) == [*PAPER_ABLATIONS, DIRTIEST]
     by_name = dict(zip(found, asked, strict=True))
     assert by_name["FREESH"] == ({}, FREESH)
     assert by_name["w/o MultiParti"] == ({"partition": "a"}, FREESH)
@@ -75,10 +79,32 @@ def test_the_figure_has_one_knob_less_in_each_ablation(monkeypatch: pytest.Monke
     assert by_name["w/o LLF"][1].order.value == "fcfs"
     assert by_name["Baseline"][0] == {"hold": True, "objective": "energy"}
     assert by_name["Baseline"][1].classify is False
+    assert by_name[DIRTIEST] == ({"hold": True, "objective": "cost", "tie": -TIE}, by_name["Baseline"][1])
+
+
+def test_of_equal_plans_the_dirtiest_is_named_beside_the_cleanest() -> None:
+    found = {name: {**FIGURES, "carbon_kg": 1.0} for name in PAPER_ABLATIONS}
+    found[DIRTIEST] = {**FIGURES, "carbon_kg": 4.0}
+
+    assert f"| emissions, against {DIRTIEST} | | -75.0 % | 4 | 1 |" in end_to_end(found)
+    assert DIRTIEST not in ablations(found)
+
+
+def test_requests_that_are_late_anyway_wait_behind_the_others() -> None:
+    times = ServiceTimes(0.0, 0.1)
+    queue = LateLastQueue(Order.LLF, times)
+    rows = (("old", 0.0, 100.0), ("older", -5.0, 500.0), ("new", 30.0, 10.0), ("newer", 30.0, 900.0))
+    for name, arrival_s, tokens in rows:
+        queue.push(ServingRequest(name, arrival_s, tokens))
+    queue.now_s = 30.0
+
+    assert (len(queue), len(list(queue))) == (4, 4)
+    assert [head.id for head in iter(queue.pop, None)] == ["new", "newer", "older", "old"]
+    assert len(queue) == 0
 
 
 def test_tables_state_changes_against_the_right_row() -> None:
-    found = {name: FIGURES | {"energy_wh": 10.0 + at} for at, name in enumerate(PAPER_ABLATIONS)}
+    found = {name: FIGURES | {"energy_wh": 10.0 + at} for at, name in enumerate([*PAPER_ABLATIONS, DIRTIEST])}
 
     assert "| energy | -28.6 % | -33.3 % | 15 | 10 |" in end_to_end(found)
     assert "| w/o MIAD | +38.8 %, +39.6 %" in ablations(found)

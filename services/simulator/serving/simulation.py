@@ -34,7 +34,6 @@ from services.simulator.serving.site import ServerKind, Site
 TICK_S = 1.0
 """How often clocks are set. Source: FREESH section 3.2."""
 LATEST_S = 7 * 86_400.0
-"""Requests that have not ended so long after the last arrival are given up."""
 LLAMA_70B_GIB = 131.4
 """Weights of Llama-3-70B: 70.55e9 parameters of 16 bits."""
 ANY = "any"
@@ -73,6 +72,7 @@ class ServingOptions:
         prefill: What a prefill's time depends on.
         kv_kib_per_token: Of an instance's KV cache, KiB; 0: memory is not looked at.
         weights_gib: Of the model, which leaves the rest of the memory to the KV cache.
+        latest_s: Requests that have not ended so long after the last arrival are given up; nothing counts after that.
         prefix_cache_tokens: Tokens of prompts that each instance keeps, besides its KV cache; 0 for none. Only prefills
             that depend on the prompt become shorter by it.
     """
@@ -88,10 +88,13 @@ class ServingOptions:
     kv_kib_per_token: float = 0.0
     weights_gib: float = LLAMA_70B_GIB
     prefix_cache_tokens: int = 0
+    latest_s: float = LATEST_S
 
     def __post_init__(self) -> None:
         if not 0 <= self.length_mae < 1e6 or self.seed < 0:
             raise DomainError("the error of predicted lengths (length_mae) and the seed are not negative")
+        if not 0 <= self.latest_s <= LATEST_S:
+            raise DomainError(f"requests are given up between 0 and {LATEST_S:g} s after the last arrival (latest_s)")
         sizes = (self.kv_kib_per_token, self.weights_gib, self.prefix_cache_tokens)
         if not all(0 <= each < 1e12 for each in sizes):
             raise DomainError(
@@ -215,7 +218,8 @@ class ServingSimulation:
             if not self._open and now > horizon_s:
                 now = horizon_s
                 break
-            if now > horizon_s + LATEST_S:
+            if now > horizon_s + self._options.latest_s:
+                now = horizon_s + self._options.latest_s
                 break
             if next_rate <= now:
                 self._set_rates(now, rate_step)
@@ -346,12 +350,16 @@ class ServingSimulation:
         pools: dict[str, _ClassPool] = {}
         for name in names:
             own = [each for each in serving if name in (each.request_class, ANY)] or serving
-            pools[name] = _ClassPool(RequestQueue(self._options.order, _times_of(own)), own)
+            pools[name] = _ClassPool(self.new_queue(_times_of(own)), own)
         self._pools = pools
         for request in waiting:
             self._pool_of(int(request.id)).queue.requeue(request)
         for pool in pools.values():
             self._dispatch(pool, now)
+
+    def new_queue(self, times: ServiceTimes) -> RequestQueue:
+        """Return an empty queue for the requests of a class whose servers have these times."""
+        return RequestQueue(self._options.order, times)
 
     def _pool_of(self, request: int) -> _ClassPool:
         return self._pools[self._classes[self._partition][request] if self._options.classify else ANY]

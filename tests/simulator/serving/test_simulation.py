@@ -175,6 +175,18 @@ def test_memory_is_never_overbooked_and_every_request_ends(rows: list[tuple[floa
     assert all(each.kv_held == 0 for each in simulation._instances)
 
 
+def test_what_has_not_ended_when_the_run_ends_is_not_counted() -> None:
+    trace = a_trace((0.0, 101), (5.0, 5_001))
+
+    cut = simulated(trace, options=replace(FIXED, latest_s=1.0))
+
+    assert (len(cut.served), cut.unserved, cut.ends_s) == (1, 1, 6.0)
+    assert cut.energy_j == pytest.approx(400 * 6.0)
+    assert simulated(trace).unserved == 0
+    with pytest.raises(DomainError, match="latest_s"):
+        replace(FIXED, latest_s=-1.0)
+
+
 def test_weights_that_do_not_fit_are_refused_by_the_name_of_the_mode() -> None:
     with pytest.raises(DomainError, match=r"mode one: 131\.4 GiB of weights leave no room"):
         simulated(a_trace((0.0, 1)), options=replace(FIXED, kv_kib_per_token=320.0))
