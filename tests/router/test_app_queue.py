@@ -139,7 +139,9 @@ class Event:
 
 
 EVENTS = st.lists(
-    st.builds(Event, st.sampled_from(["arrive", "answer", "withdraw", "table", "fail"]), st.integers(0, 7)), max_size=60
+    st.builds(Event, st.sampled_from(["arrive", "answer", "withdraw", "table", "fail"]), st.integers(0, 7)),
+    min_size=20,
+    max_size=60,
 )
 
 
