@@ -186,6 +186,15 @@ def test_a_gpu_that_cannot_be_spared_is_waited_for_and_the_plan_given_up_at_last
     assert world.there() == {("a", "big", "7g"): 2}
 
 
+def test_instances_that_stay_on_a_gpu_count_while_others_on_it_are_replaced() -> None:
+    world = a_world((4, 3))
+    wanted = {("a", "big", "4g"): 1, ("a", "small", "3g"): 1}
+
+    step = world.run(a_plan(world, {("n0", 0): (4, 3)}, wanted), lambda rest: None if rest["a", "big", "4g"] else "a")
+
+    assert (step.outcome, world.there()) == (Outcome.APPLIED, wanted)
+
+
 def test_a_gpu_that_cannot_be_cut_goes_back_to_what_it_was() -> None:
     world = a_world((), ())
     world.refuses = frozenset({("n0", 1)})

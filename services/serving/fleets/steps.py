@@ -172,6 +172,9 @@ def carry_out(
     # The empty ones serve first, and those on which nothing runs in the end give up theirs last.
     for gpu in sorted(changing, key=lambda gpu: (not progress.after[gpu], len(on(gpu, instances)), gpu)):
         without = _counted({each: kinds for each, kinds in present.items() if each != gpu})
+        if _is_cut(gpus[gpu], progress.layouts[gpu]):  # only what has no place there leaves
+            leaving = {each.id for each in _surplus(on(gpu, instances), progress.after[gpu])}
+            without += Counter(each.kind for each in on(gpu, instances) if each.id not in leaving)
         held = keeps_sla(without) if on(gpu, instances) else None
         if held is None:
             opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
