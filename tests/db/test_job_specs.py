@@ -32,6 +32,7 @@ READ = {
     "MAX_GPUS": lambda spec: spec.gpus.largest,
     "STEP_GPUS": lambda spec: spec.gpus.step,
     "GPU_MODEL": lambda spec: spec.gpus.model,
+    "SLICE": lambda spec: spec.gpus.slice,
     "GPU_MEMORY_GIB": lambda spec: spec.gpus.memory_gib,
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
@@ -56,6 +57,7 @@ def test_every_expression_is_compared_below() -> None:
         pytest.param(LEAST | {"gpus": {"min": 4}}, id="of fixed size"),
         pytest.param(LEAST | {"gpus": {"max": 4}}, id="with a largest size alone"),
         pytest.param(LEAST | {"gpus": {"min": 2, "max": None}, "work": None, "family": None}, id="with nulls"),
+        pytest.param(LEAST | {"gpus": {"slice": "2g"}}, id="on a slice"),
         pytest.param(FULL, id="with every field"),
     ],
 )
