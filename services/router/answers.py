@@ -86,8 +86,8 @@ class AnswerPasser:
 
         reader = StreamReader(so_far, wants_usage=received.asked.wants_usage)
         status = connection.status
+        piece = await connection.piece()  # what fails until here was no answer: another server may be asked
         try:
-            piece = await connection.piece()
             await exchange.begin(status, headers)
             send, latency, request_class = exchange.send, self._outcomes.latency, turn.expected.request_class
             events, event_s = 0, received.at_s
@@ -105,8 +105,6 @@ class AnswerPasser:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 piece = await connection.piece()
         except UpstreamError as error:
-            if not exchange.has_begun:
-                raise
             log.warning("server.broke_off", server=server.id, reason=error.reason)
             status = 502
             message = f"The model server's answer broke off: {error}"

@@ -263,7 +263,9 @@ def peer(folder: Path, name: str, mock_port: int, port: int) -> dict[str, Any]:
     if name == "litellm":
         config = folder / "litellm.json"
         model = {"model": f"openai/{MODEL}", "api_base": f"{mock_url}/v1", "api_key": "none"}
-        config.write_text(json.dumps({"model_list": [{"model_name": MODEL, "litellm_params": model}]}))
+        own_risk = {"dangerously_permit_weak_or_unset_master_key": True}  # without it, 1.106 does not start
+        models = [{"model_name": MODEL, "litellm_params": model}]
+        config.write_text(json.dumps({"model_list": models, "general_settings": own_risk}))
         options = ["--config", str(config), "--port", str(port), "--num_workers", "1"]
         environment = {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
     else:

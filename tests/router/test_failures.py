@@ -220,6 +220,19 @@ async def test_endpoints_outside_the_networks_are_not_connected_to(stage: Stage)
         assert (await router.ask(json=chat(model="lab-model"))).status_code == 200
 
 
+async def test_a_stream_that_breaks_off_before_its_first_event_is_no_answer(router: Running, stage: Stage) -> None:
+    await two_servers(router, stage)
+    stage.one.dies_after = 0
+
+    answer = await router.ask(json=chat(stream=True))
+
+    assert "data: [DONE]" in answer.text
+    assert (len(stage.one.seen), len(stage.two.seen)) == (1, 1)
+    assert router.router.metrics.requests.values == {(MODEL, "", "200"): 1}
+    await router.router.usage.send(all_windows=True)
+    assert sum(usage.requests for report in stage.plane.usage for usage in report.usages) == 1
+
+
 async def test_one_tenants_trouble_costs_no_other_anything(router: Running, stage: Stage) -> None:
     stage.plane.pools = [a_routed_pool(), a_routed_pool("umbras", tenant_id="umbra", models=["u"])]
     stage.plane.servers = [
