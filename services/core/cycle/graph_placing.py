@@ -3,7 +3,8 @@
 A job that would lose much where it is spread (``COMM_HEAVY``) gets the fewest nodes; any other gang takes the nodes
 with the fewest free devices first, and so leaves whole nodes to those. A tensor group never leaves a node: a gang whose
 groups do not fit waits. ``refined`` also times gangs of the first kind on nodes with room to spare, for even shares of
-more nodes can beat uneven ones of fewer.
+more nodes can beat uneven ones of fewer. ``first-fit`` takes the first nodes with free devices whatever the job: the
+paper's baselines have A-SRPT's mapping of replicas, and not its choice of servers.
 
 A job without a graph is pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. Nodes stand in a placement
 in the order of the first replica they hold, so that ranks, which are numbered in that order, follow the stages.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +34,25 @@ UNKNOWN_PARAMETER_BYTES = 4e8
 """A hundred million parameters; their size does not matter to where the replicas of one stage sit."""
 SPARE_NODES = 2
 """So many nodes more than necessary are tried."""
+
+
+class Servers(Enum):
+    """Which servers a gang is offered first."""
+
+    FULLEST = "those with the most free devices"
+    EMPTIEST = "those with the fewest free devices"
+    FIRST = "those with the lowest numbers"
+
+
+def first_fit_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+    """Place a gang on the first servers with free devices, its replicas by Heavy-Edge; see the module."""
+    nodes = snapshot.nodes.gpu_model
+    if gpus == 1:
+        fits = np.flatnonzero((nodes == gpu_model) & (free.count > 0))
+        return free.take([(int(fits[0]), 1)]) if fits.size else None
+    mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
+    found = seats(nodes, mapper, gpu_model, free.count, Method.HEAVY_EDGE, Servers.FIRST)
+    return None if found is None else free.take(list(found.shares))
 
 
 def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
@@ -53,7 +74,7 @@ class Seats:
 
 
 def seats(
-    node_model: Ints, mapper: Mapper, gpu_model: int, count: Ints, method: Method, *, heavy: bool
+    node_model: Ints, mapper: Mapper, gpu_model: int, count: Ints, method: Method, servers: Servers
 ) -> Seats | None:
     """Return the seats of a gang; None: its tensor groups do not fit whole.
 
@@ -63,17 +84,19 @@ def seats(
         gpu_model: The model it gets.
         count: (n_nodes,) free devices.
         method: How replicas are mapped.
-        heavy: Whether it gets the fewest nodes, or those with the fewest free devices.
+        servers: Which it is offered first. On the fullest it gets the fewest nodes, and one alone if that holds it.
     """
     gpus = mapper.graph.gpus
     nodes = np.flatnonzero((node_model == gpu_model) & (count > 0))
     counts = count[nodes]
-    order = np.lexsort((nodes, -counts if heavy else counts))
-    if heavy:
+    order = np.argsort(
+        {Servers.FULLEST: -counts, Servers.EMPTIEST: counts, Servers.FIRST: nodes}[servers], kind="stable"
+    )
+    if servers is Servers.FULLEST:
         tightest = np.flatnonzero(counts >= gpus)
         if tightest.size:  # one node holds it all
             order = tightest[[counts[tightest].argmin()]]
-    spare = SPARE_NODES if heavy and method is Method.REFINED else 0
+    spare = SPARE_NODES if servers is Servers.FULLEST and method is Method.REFINED else 0
     ordered = counts[order]
     width = mapper.narrowest
     enough = int(np.searchsorted(np.cumsum(ordered // width * width), gpus)) + 1 + spare
@@ -101,15 +124,15 @@ def place_by_graph(
     Args:
         snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
         method: How replicas are mapped.
-        comm_heavy: As ``is_heavy``'s ratio.
+        comm_heavy: As for ``servers_for``.
         accepts: Whether a communication-heavy gang takes the seats it is offered; None: it does.
     """
     if gpus == 1:
         return consolidated(snapshot, job, gpus, gpu_model, free)
     mapper = mapper_of(snapshot.graphs.get(snapshot.jobs.ids[job]), gpus, snapshot.network)
-    heavy = is_heavy(mapper, comm_heavy)
-    found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, method, heavy=heavy)
-    if found is None or (heavy and accepts is not None and not accepts(mapper, found)):
+    servers = servers_for(mapper, comm_heavy)
+    found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, method, servers)
+    if found is None or (servers is Servers.FULLEST and accepts is not None and not accepts(mapper, found)):
         return None
     return free.take(list(found.shares))
 
@@ -131,10 +154,10 @@ def extremes_s(mapper: Mapper) -> tuple[float, float]:
     return mapper.least_s(), mapper.model.worst_s
 
 
-def is_heavy(mapper: Mapper, ratio: float = COMM_HEAVY) -> bool:
-    """Return whether the worst placement takes ``ratio`` times the best estimate, or longer."""
+def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:
+    """Return a gang's servers: the fullest, if its worst placement takes ``comm_heavy`` times its best or longer."""
     least_s, worst_s = extremes_s(mapper)
-    return worst_s >= ratio * least_s
+    return Servers.FULLEST if worst_s >= comm_heavy * least_s else Servers.EMPTIEST
 
 
 @lru_cache(maxsize=1 << 14)

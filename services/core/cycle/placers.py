@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from services.core.cycle.buddy import buddy
-from services.core.cycle.graph_placing import heavy_edge_placing, refined_placing
+from services.core.cycle.graph_placing import first_fit_placing, heavy_edge_placing, refined_placing
 from services.core.cycle.placing import Placer, consolidated
 
 PLACERS: dict[str, Placer] = {
     "consolidated": consolidated,
     "buddy": buddy,
+    "first-fit": first_fit_placing,
     "heavy-edge": heavy_edge_placing,
     "refined": refined_placing,
 }

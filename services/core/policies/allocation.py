@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from services.core.cycle.graph_placing import is_heavy, mapper_of, seats
+from services.core.cycle.graph_placing import mapper_of, seats, servers_for
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress, Report, part_of, unreported
@@ -264,7 +264,7 @@ def _placed(
             continue
         mapper = mapper_of(jobs.graphs[job], size, nodes.network)
         model = int(jobs.gpu_model[job])
-        found = seats(nodes.gpu_model, mapper, model, free, method, heavy=is_heavy(mapper))
+        found = seats(nodes.gpu_model, mapper, model, free, method, servers_for(mapper))
         if found is None:
             failed.append(job)
             continue

@@ -92,6 +92,41 @@ def test_a_shorter_job_passes_on_the_virtual_machine_and_nobody_in_the_queue() -
     assert story(both.plan) == {"a": "hold not_enough_free_gpus", "c": "hold not_enough_free_gpus"}
 
 
+@pytest.mark.parametrize(("machine", "order"), [("waits", "bca"), ("runs", "abc")])
+def test_the_machine_stands_still_while_the_head_of_the_queue_is_held_up(machine: str, order: str) -> None:
+    """h holds up the queue from 10 s on; meanwhile a machine that runs ends a (40 s), before b and c come."""
+    full = [a_job("r", on={"n0": (0, 1, 2, 3)}), waiting("h", 8), waiting("a", 8, at_s=15.0)]
+    jobs = [*full, waiting("b", 8, at_s=60.0), waiting("c", 8, at_s=60.0)]
+    needs = {"h": 10.0, "a": 40.0, "b": 20.0, "c": 30.0}
+    times = (0.0, 10.0, 15.0, 55.0)
+
+    *_, last = rounds(
+        [*(shown(full, at_s=at_s, needs_s=needs) for at_s in times), shown(jobs, at_s=60.0, needs_s=needs)],
+        machine=machine,
+    )
+
+    machine_at_60, queue = last.memory.machine, sorted(last.memory.queue)
+    _, later = machine_at_60.run([], NOON_S + 1_000)
+    assert [job.job_id for job in (*queue, *later)] == ["h", *order]
+
+
+def test_the_machine_runs_for_a_job_of_higher_priority_than_the_one_that_is_held_up() -> None:
+    full = [a_job("r", on={"n0": (0, 1, 2, 3)}), waiting("h", 8)]
+    jobs = [*full, waiting("u", 4, at_s=20.0, priority=1)]
+    needs = {"h": 10.0, "u": 20.0}
+
+    _, asked, due = rounds(
+        [
+            shown(full, at_s=10.0, needs_s=needs),
+            *(shown(jobs, at_s=at_s, needs_s=needs) for at_s in (20.0, 30.0)),
+        ],
+        machine="waits",
+    )
+
+    assert asked.plan.look_again_s == NOON_S + 30.0
+    assert story(due.plan) == {"u": "start n1:0,1,2,3", "h": "hold not_enough_free_gpus"}
+
+
 def test_priorities_come_before_lengths() -> None:
     jobs = [waiting("long", priority=1), waiting("short")]
 
@@ -116,7 +151,8 @@ def spread_out(at_s: float, *, freed: bool = False) -> Snapshot:
 
 def test_a_heavy_gang_waits_for_better_servers_and_holds_up_the_queue() -> None:
     """On the virtual machine a ends at 30 s, b at 31 s; a may wait tau times its 30 s, until 60 s."""
-    first, second, in_time = rounds([spread_out(30.0), spread_out(40.0), spread_out(45.0, freed=True)])
+    shown_at = [spread_out(30.0), spread_out(40.0), spread_out(45.0, freed=True)]
+    first, second, in_time = rounds(shown_at, machine="runs")
 
     assert story(first.plan) == {"a": "hold better_placement", "b": "hold shorter_first"}
     assert story(second.plan) == {"a": "hold better_placement", "b": "hold not_enough_free_gpus"}
@@ -124,6 +160,11 @@ def test_a_heavy_gang_waits_for_better_servers_and_holds_up_the_queue() -> None:
     assert second.plan.look_again_s == NOON_S + 60.0
     assert story(in_time.plan) == {"a": "start n1:0,1,2,3", "b": "start n0:2"}
     assert not in_time.memory.offers
+
+    *_, later = rounds(shown_at, machine="waits")
+
+    assert story(later.plan) == {"a": "start n1:0,1,2,3", "b": "hold shorter_first"}
+    assert later.plan.look_again_s == NOON_S + 46.0
 
 
 def test_a_heavy_gang_takes_what_there_is_when_its_time_is_over() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.cycle.graph_placing import COMM_HEAVY, is_heavy, mapper_of
+from services.core.cycle.graph_placing import COMM_HEAVY, Servers, mapper_of, servers_for
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.domain.ids import JobId
@@ -53,6 +53,10 @@ def shares(placement: Placement | None) -> dict[str, int] | None:
         pytest.param("heavy-edge", TENSOR, {"a": 3, "b": 2}, 4, {"a": 2, "b": 2}, id="tensor groups whole"),
         pytest.param("refined", TENSOR, {"a": 3, "b": 1, "c": 1}, 4, None, id="no room for a second group: waits"),
         pytest.param("refined", HEAVY, {"a": 2, "b": 1}, 4, None, id="not enough"),
+        pytest.param("first-fit", HEAVY, {"a": 2, "b": 1, "c": 4}, 4, {"a": 2, "b": 1, "c": 1}, id="first servers"),
+        pytest.param("first-fit", LIGHT, {"a": 2, "b": 2, "c": 1}, 3, {"a": 2, "b": 1}, id="the same, light"),
+        pytest.param("first-fit", TENSOR, {"a": 1, "b": 2, "c": 3}, 4, {"b": 2, "c": 2}, id="first: groups whole"),
+        pytest.param("first-fit", None, {"a": 2, "b": 1}, 4, None, id="first: not enough"),
         pytest.param("refined", HEAVY, {"a": 6, "b": 1, "c": 1}, 8, {"a": 6, "b": 1, "c": 1}, id="a wider gang"),
     ],
 )
@@ -70,12 +74,18 @@ def test_one_gpu_is_placed_as_ever() -> None:
         assert placed == consolidated(snapshot, 0, 1, 0, FreeDevices(snapshot.nodes))
 
 
+def test_first_fit_gives_one_gpu_of_the_first_node_that_has_one() -> None:
+    snapshot = a_snapshot([a_job(), a_job("r", on={"a": (0, 1)})], [a_node("a", gpus=2), a_node("b", gpus=8)])
+
+    assert shares(PLACERS["first-fit"](snapshot, 0, 1, 0, FreeDevices(snapshot.nodes))) == {"b": 1}
+
+
 def test_what_is_light_and_what_is_heavy() -> None:
     light, heavy = (mapper_of(graph, 4, Network()) for graph in (LIGHT, HEAVY))
 
     assert light.model.worst_s < COMM_HEAVY * light.least_s()
-    assert not is_heavy(light)
-    assert is_heavy(heavy)
+    assert servers_for(light) is Servers.EMPTIEST
+    assert servers_for(heavy) is Servers.FULLEST
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,6 +7,10 @@ it was first offered. Any other takes what the emptiest servers have left, at on
 
 As printed, all jobs wait behind a gang that waits for better servers. What the paper leaves open, and we fill in:
 
+- whether the machine runs while the head of the queue is held up. Algorithm 1 moves the machine in line 2, and does not
+  come back to that line while line 25, or the loop of line 16, counts time: by that reading it stands still
+  (``machine="waits"``). Theorem 1 is stated for a machine that runs, which is the default; under load it outpaces the
+  cluster, and the queue becomes first come, first served;
 - users' priorities come before lengths, on the machine and in the queue;
 - on several GPU models, the queue is held up on those that its head may use; a tenant over its quota, and a gang that
   could not sit on the empty cluster, hold up no other job;
@@ -19,18 +23,28 @@ Source: A-SRPT, Algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.graph_placing import COMM_HEAVY, Seats, extremes_s, mapper_of, place_by_graph, seats
+from services.core.cycle.filling import Quota
+from services.core.cycle.graph_placing import (
+    COMM_HEAVY,
+    Seats,
+    Servers,
+    extremes_s,
+    mapper_of,
+    place_by_graph,
+    seats,
+)
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
 from services.core.cycle.ranking import Preemption, Ranking, queue_changes, ranks_whole_queue
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
@@ -62,6 +76,13 @@ class AsrptConfig:
             minimum=0.0,
         ),
     ] = 1.0
+    machine: Annotated[
+        Literal["waits", "runs"],
+        Parameter(
+            "What the virtual machine does while the head of the queue is held up: runs, as Theorem 1 has it; waits, "
+            "our reading of Algorithm 1, whose loop moves it only while nothing is held up."
+        ),
+    ] = "runs"
     machine_speed: Annotated[
         float,
         Parameter(
@@ -100,11 +121,13 @@ class AsrptMemory:
         machine: The virtual machine.
         queue: Jobs that ended on it.
         offers: Of those, the gangs that wait for better servers.
+        held_up: Rank of the job that held up the queue when the round was over, None if none did.
     """
 
     machine: VirtualMachine = field(default_factory=VirtualMachine)
     queue: Heap[EndedJob] = field(default_factory=Heap[EndedJob])
     offers: Mapping[JobId, Offer] = field(default_factory=dict[JobId, Offer])
+    held_up: int | None = None
 
 
 class Asrpt:
@@ -143,8 +166,8 @@ class Asrpt:
                 if job.job_id not in started:
                     queue = queue.with_item(job)
         actions = tuple(map(placer.explained, plan.actions)) if placer.declined else plan.actions
-        again_s = self._look_again_s(snapshot, machine, queue, placer.offers)
-        return Plan(snapshot.version, actions, look_again_s=again_s), AsrptMemory(machine, queue, placer.offers)
+        following = AsrptMemory(machine, queue, placer.offers, self._held_up(snapshot, queue, started))
+        return Plan(snapshot.version, actions, look_again_s=self._look_again_s(snapshot, following)), following
 
     def dump(self, memory: AsrptMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -156,6 +179,7 @@ class Asrpt:
             "waiting": [list(job) for job in sorted(machine.waiting)],
             "queue": [list(job) for job in sorted(memory.queue)],
             "offers": {job_id: [offer.iteration_s, offer.until_s] for job_id, offer in memory.offers.items()},
+            "held_up": memory.held_up,
         }
 
     def load(self, stored: dict[str, Any]) -> AsrptMemory:
@@ -168,13 +192,17 @@ class Asrpt:
             Heap(VirtualJob(*job) for job in stored.get("waiting", [])),
         )
         offers = {JobId(job_id): Offer(*offer) for job_id, offer in stored.get("offers", {}).items()}
-        return AsrptMemory(machine, Heap(EndedJob(*job) for job in stored.get("queue", [])), offers)
+        queue = Heap(EndedJob(*job) for job in stored.get("queue", []))
+        return AsrptMemory(machine, queue, offers, stored.get("held_up"))
 
     def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
         """Return machine and queue now: with the jobs that began to wait, without those that no longer do."""
         queue = memory.queue
         new, gone = queue_changes(snapshot, lambda: memory.machine.job_ids().union(job.job_id for job in queue))
-        machine, ended = memory.machine.run(self._arrivals(snapshot, new), snapshot.now_s)
+        machine = memory.machine
+        if self._stands_still(memory):
+            machine = machine.stood_still(snapshot.now_s)
+        machine, ended = machine.run(self._arrivals(snapshot, new), snapshot.now_s)
         for job in ended:
             queue = queue.with_item(job)
         if gone:
@@ -212,7 +240,7 @@ class Asrpt:
         while queue:
             first = queue.first
             job = index[first.job_id]
-            gpus = int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
+            gpus = self._gpus(snapshot, job)
             if gpus <= total and snapshot.jobs.eligible[job, 0] and not self._fits_nowhere(snapshot, job):
                 if gpus > room:
                     break
@@ -221,24 +249,55 @@ class Asrpt:
             queue = queue.without_first()
         return line, queue
 
+    def _gpus(self, snapshot: Snapshot, job: int) -> int:
+        return int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
+
     def _fits_nowhere(self, snapshot: Snapshot, job: int) -> bool:
         """Whether a gang's tensor groups would not even fit the empty cluster."""
         graph = snapshot.graphs.get(snapshot.jobs.ids[job])
         if graph is None or not graph.has_tensor_groups:
             return False
-        gpus = int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
+        gpus = self._gpus(snapshot, job)
         mapper, nodes = mapper_of(graph, gpus, snapshot.network), snapshot.nodes
         empty: Ints = np.where(nodes.schedulable, nodes.gpus, 0)
         models = np.flatnonzero(snapshot.jobs.eligible[job]).tolist()
         method = Method(self.config.placement)
-        return all(seats(nodes.gpu_model, mapper, model, empty, method, heavy=True) is None for model in models)
+        return all(seats(nodes.gpu_model, mapper, model, empty, method, Servers.FULLEST) is None for model in models)
 
-    def _look_again_s(
-        self, snapshot: Snapshot, machine: VirtualMachine, queue: Heap[EndedJob], offers: Mapping[JobId, Offer]
-    ) -> float | None:
+    def _held_up(self, snapshot: Snapshot, queue: Heap[EndedJob], started: Collection[JobId]) -> int | None:
+        """Return the rank of the first job of the queue that holds up those behind it, None if none does.
+
+        A gang that could not sit on the empty cluster does not, nor a job whose tenant is at its quota with what the
+        round started.
+        """
+        if not queue:
+            return None
+        jobs, index = snapshot.jobs, snapshot.jobs.index
+        quota = None
+        if snapshot.tenant_gpu_quota:
+            quota = Quota(snapshot, all_runs_on=True)
+            for job_id in started:
+                quota.claim(index[job_id], self._gpus(snapshot, index[job_id]))
+        while queue:
+            first = queue.first
+            job = index[first.job_id]
+            gpus = self._gpus(snapshot, job)
+            fits = bool((jobs.eligible[job] & (model_gpus(snapshot) >= gpus)).any())
+            if fits and (quota is None or quota.allows(job, gpus)) and not self._fits_nowhere(snapshot, job):
+                return first.rank
+            queue = queue.without_first()
+        return None
+
+    def _stands_still(self, memory: AsrptMemory) -> bool:
+        """Whether the machine does nothing until the queue moves; for a job of higher priority it runs."""
+        running, held_up = memory.machine.running, memory.held_up
+        return self.config.machine == "waits" and held_up is not None and (running is None or held_up <= running.rank)
+
+    def _look_again_s(self, snapshot: Snapshot, memory: AsrptMemory) -> float | None:
         """Return when something may start that now may not, though nothing else happens; UTC seconds."""
-        times = [offer.until_s for offer in offers.values()]
-        if machine.running is not None:
+        times = [offer.until_s for offer in memory.offers.values()]
+        machine, queue = memory.machine, memory.queue
+        if machine.running is not None and not self._stands_still(memory):
             blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota
             if not (queue and blocked and queue.first.rank <= machine.running.rank):
                 times.append(machine.ends_s)

@@ -10,7 +10,7 @@ Source: A-SRPT section IV-C, instance A~1; SRPT is optimal there for the sum of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from services.core.domain.ids import JobId
@@ -89,6 +89,13 @@ class VirtualMachine:
             else:
                 waiting = waiting.with_item(job)
         return VirtualMachine(max(now_s, self.now_s), running, ends_s if running is not None else 0.0, waiting), ended
+
+    def stood_still(self, now_s: float) -> VirtualMachine:
+        """Return the machine at ``now_s`` if it has done nothing since its own instant."""
+        idle_s = max(now_s - self.now_s, 0.0)
+        return replace(
+            self, now_s=self.now_s + idle_s, ends_s=self.ends_s + idle_s if self.running is not None else 0.0
+        )
 
     def without(self, gone: Iterable[JobId]) -> VirtualMachine:
         """Return the machine without these jobs; where it ran one, the next begins now."""

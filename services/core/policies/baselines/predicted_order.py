@@ -41,8 +41,11 @@ class PredictedOrderConfig:
     """Parameters of all five."""
 
     placement: Annotated[
-        Literal["heavy-edge", "refined", "consolidated", "buddy"],
-        Parameter("How gangs are placed. Default: as A-SRPT places its own jobs and its baselines'."),
+        Literal["first-fit", "heavy-edge", "refined", "consolidated", "buddy"],
+        Parameter(
+            "How gangs are placed. Default: as A-SRPT places its own; first-fit: on the first servers with free GPUs, "
+            "replicas mapped by Heavy-Edge, which is all that the paper says of its baselines."
+        ),
     ] = "heavy-edge"
     gang: GangParameter = "min"
 
