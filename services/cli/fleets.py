@@ -22,8 +22,6 @@ WHY = {
     "sla": "latency above an SLA",
     "accuracy": "accuracy below a floor",
     "intensity": "another intensity",
-    "measurement": "a measurement",
-    "request": "an operator",
 }
 
 

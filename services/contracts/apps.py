@@ -98,15 +98,6 @@ class AppVariant(Message):
         return self
 
 
-class Evaluation(StrEnum):
-    """How configurations are evaluated."""
-
-    MODEL = "model"
-    """By a queue model with the variants' profiles."""
-    MEASURED = "measured"
-    """What the model proposes is run and measured, and the search goes on from there, while the SLA has room."""
-
-
 class Repartition(StrEnum):
     """When a GPU with an application's instances may be cut anew."""
 
@@ -135,7 +126,6 @@ class AppSpec(Message):
     mode: PlanMode = Field(
         default=PlanMode.AUTOMATIC, description="`fixed`: the fleet's plans are only proposed, not carried out."
     )
-    evaluation: Evaluation = Evaluation.MODEL
     repartition: Repartition = Repartition.WITHIN_SLA
     concurrency: Int = Field(
         default=1, ge=1, le=1_000, description="Requests that the router gives an instance at once."
@@ -216,10 +206,6 @@ class FleetPlanTrigger(StrEnum):
     """An application's accuracy was below its floor."""
     INTENSITY = "intensity"
     """The carbon intensity was more than 5 % off that of the plan before."""
-    MEASUREMENT = "measurement"
-    """The configuration that runs was measured, and the search goes on (`evaluation: measured`)."""
-    REQUEST = "request"
-    """An operator asked for it."""
 
 
 class FleetPlan(Message):
