@@ -228,6 +228,7 @@ def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url
         (b"arrived_at,input_tokens,output_tokens\n", "not a whole gzip file"),
         (gzip.compress(b"arrived_at,input_tokens,output_tokens\n1,1,x\n"), "line 2"),
     ],
+    ids=["cut short", "not compressed", "no number"],
 )
 def test_a_compressed_log_that_is_none_is_refused(wattshift: Any, tmp_path: Path, content: bytes, says: str) -> None:
     log = tmp_path / "log.csv.gz"
