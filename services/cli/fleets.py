@@ -126,7 +126,7 @@ def list_plans(
         state = plan["state"] if not plan["detail"] else f"{plan['state']}: {plan['detail']}"
         shown.add_row(
             *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),
-            *(state, instances or "the most accurate variants on whole GPUs"),
+            *(state, instances or ("the most accurate variants on whole GPUs" if plan.get("layouts") else "")),
         )
     console.print(shown if found else "no plans")
 

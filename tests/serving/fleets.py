@@ -149,7 +149,9 @@ class FleetWorld:
                     found.setdefault((row["id"], device["parent"]), []).append(device["sevenths"])
         return found
 
-    async def see(self, app: str, *, answers: int, latency_ms: float, arrivals: int | None = None) -> None:
+    async def see(
+        self, app: str, *, answers: int, latency_ms: float, arrivals: int | None = None, at: datetime | None = None
+    ) -> None:
         """Report requests of the last seconds, answered by the first instance that is ready."""
         row = await self.database.fetchrow(
             "SELECT id FROM pool_instances WHERE pool = $1 AND state = 'ready' ORDER BY id", f"app:{app}"
@@ -157,7 +159,7 @@ class FleetWorld:
         latency = [0] * bucket_of(latency_ms) + [answers]
         servers = [AppServerObservation(server=row["id"], answered=answers, mean_service_ms=latency_ms)]
         seen = AppObservation(app=app, arrivals=arrivals or answers, answered=answers, latency=latency, servers=servers)
-        at = datetime.now(UTC).replace(microsecond=0)
+        at = (at or datetime.now(UTC)).replace(microsecond=0)
         at -= timedelta(seconds=at.second % 5)
         await self.observations.report(AppObservations(router="r", start_at=at, apps=[seen]))
 

@@ -45,6 +45,8 @@ class World:
     made: int = 0
     refuses: frozenset[Gpu] = frozenset()
     crashes: frozenset[Kind] = frozenset()
+    least_ready: int = 99
+    best: Mapping[str, Kind] | None = None
 
     def obey(self, step: NextStep) -> None:
         """Do what a step says, a little of it: what leaves is gone, what is wanted is placed, what is cut is cut."""
@@ -61,6 +63,7 @@ class World:
             self.made += 1
             self.instances.append(Placed(f"i{self.made}", kind, InstanceState.WANTED, None))
         self.cut()
+        self.least_ready = min(self.least_ready, sum(self.there().values()))
         self.place()
         self.now_s += 10
 
@@ -101,6 +104,7 @@ class World:
                 keeps_sla,
                 self.now_s,
                 LIMITS,
+                self.best,
             )
             for each in self.instances:
                 if each.id in step.leave and each.gpu is not None and self.gpus[each.gpu].is_up:
@@ -193,6 +197,77 @@ def test_instances_that_stay_on_a_gpu_count_while_others_on_it_are_replaced() ->
     step = world.run(a_plan(world, {("n0", 0): (4, 3)}, wanted), lambda rest: None if rest["a", "big", "4g"] else "a")
 
     assert (step.outcome, world.there()) == (Outcome.APPLIED, wanted)
+
+
+def all_but(world: World, *gone: Gpu) -> World:
+    """Take the instances from some GPUs."""
+    world.instances = [each for each in world.instances if each.gpu not in gone]
+    world.assignment |= dict.fromkeys(gone, ())
+    world.least_ready = 99
+    return world
+
+
+def needs_one(wanted: Counter[Kind]) -> str | None:
+    return None if wanted.total() else "a"
+
+
+def test_a_new_instance_is_ready_before_the_one_beside_it_on_the_gpu_leaves() -> None:
+    world = a_world((4, 3))
+    world.instances = [each for each in world.instances if each.kind[2] == "3g"]
+    world.assignment = {("n0", 0): (("a", "big", "3g"),)}
+    world.least_ready = 99
+
+    step = world.run(a_plan(world, {("n0", 0): (4, 3)}, {("a", "small", "4g"): 1}), needs_one)
+
+    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 1})
+    assert world.least_ready == 1
+
+
+def test_a_free_gpu_helps_out_while_the_only_other_one_is_cut() -> None:
+    world = all_but(a_world((), ()), ("n0", 1))
+    world.best = {"a": ("a", "big", "7g")}
+    progress = a_plan(world, {("n0", 0): (4, 3), ("n0", 1): ()}, {("a", "small", "4g"): 1})
+
+    step = world.run(progress, needs_one)
+
+    assert (step.outcome, world.there()) == (Outcome.APPLIED, {("a", "small", "4g"): 1})
+    assert world.least_ready == 1
+
+
+def test_a_helper_that_does_not_come_up_ends_the_plan_and_what_ran_runs_on() -> None:
+    world = all_but(a_world((), ()), ("n0", 1))
+    world.best = {"a": ("a", "large", "7g")}
+    world.crashes = frozenset({("a", "large", "7g")})
+
+    step = world.run(a_plan(world, {("n0", 0): (4, 3), ("n0", 1): ()}, {("a", "small", "4g"): 1}), needs_one)
+
+    assert (step.outcome, step.detail) == (
+        Outcome.FAILED,
+        "Variant large of a on 7g was not ready to help out within 900 s.",
+    )
+    assert world.there() == {("a", "big", "7g"): 1}
+
+
+def test_new_instances_go_where_nobody_has_to_leave() -> None:
+    gpus = [("n0", at) for at in range(3)]
+    whole = dict.fromkeys(gpus, ())
+    present = {gpus[0]: (("a", "big", "7g"),)}
+    assert assign(whole, {("a", "small", "7g"): 1}, whole, present)[gpus[1]] == (("a", "small", "7g"),)
+    assert base(gpus, {("a", "big"): 0.1}, {gpus[2]: (("b", "big", "7g"),)})[gpus[0]] == (("a", "big", "7g"),)
+
+
+def test_an_outdated_plan_finishes_the_gpu_that_is_open_and_opens_no_other() -> None:
+    world = a_world((), ())
+    progress = a_plan(world, dict.fromkeys(world.gpus, (4, 3)), {("a", "small", "4g"): 2})
+    steps: list[NextStep] = []
+    while not steps or steps[-1].outcome is None:
+        given = steps[-1].progress if steps else progress
+        assert given is not None
+        arguments = given, world.assignment, world.gpus, world.instances, lambda _: None, world.now_s, LIMITS
+        steps.append(carry_out(*arguments, is_outdated=bool(steps)))
+        world.obey(steps[-1])
+    assert steps[-1].outcome is Outcome.SUPERSEDED
+    assert world.there() == {("a", "small", "4g"): 1, ("a", "big", "7g"): 1}
 
 
 def test_a_gpu_that_cannot_be_cut_goes_back_to_what_it_was() -> None:

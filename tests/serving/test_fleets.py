@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -67,6 +68,60 @@ async def test_two_applications_share_the_fleet_and_one_that_is_deleted_leaves_i
     assert all(not sizes for sizes in (await world.cuts()).values())
     assert await world.database.fetchval("SELECT count(*) FROM fleets") == 0
     assert {row["owner"] for row in await world.database.fetch("SELECT owner FROM gpu_partitions")} == {None}
+
+
+async def test_a_new_application_has_base_on_a_free_gpu_at_once(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.apps.put("streets", an_app(), ACME)
+    await world.settle()
+    await world.apps.delete("streets", ACME)
+    await world.turn(3)
+    await world.apps.put("parks", an_app(min_interval_s=3_600), ACME)
+    await world.turn(3)
+    assert await world.running() == {"photos big.7g": 2, "parks big.7g": 1}
+    assert await world.plans() == [("first", "applied")]
+
+
+async def test_base_is_divided_anew_at_once_for_a_new_application(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 4}
+    await world.apps.put("streets", an_app(min_interval_s=3_600), ACME)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 2, "streets big.7g": 2}
+    assert (await world.plans(), world.asked) == ([("first", "applied"), ("parameter", "applied")], [])
+
+
+async def test_a_gpu_on_which_a_job_runs_does_not_keep_applications_waiting(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.turn()
+    await world.database.execute("UPDATE gpu_partitions SET state = 'pending' WHERE gpu = 1")
+    await world.database.execute("INSERT INTO device_claims (node_id, device, allocation_id) VALUES ('n0', 1, 'a')")
+    await world.apps.put("photos", an_app(), ACME)
+    await world.turn(3)
+    assert await world.running() == {"photos big.7g": 1}
+    await world.database.execute("DELETE FROM device_claims WHERE allocation_id = 'a'")
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 2}
+
+
+async def test_a_plan_that_waits_is_given_up_for_a_newer_one(world: FleetWorld) -> None:
+    await cut_by_plan(world, requests_per_s=20)  # both GPUs are needed
+    for _ in range(10):
+        await world.turn()
+        plan = await world.plan()
+        if plan["detail"]:
+            break
+    assert plan["detail"] == "It waits until a GPU can be spared within the SLA of photos."
+    await world.turn(2)
+    assert (await world.plan())["id"] == plan["id"]
+    world.grid.gco2_per_kwh["GB"] = 100
+    await world.later(10)
+    await world.turn(2)
+    assert (await world.plans())[-2] == ("intensity", "superseded")
+    assert (await world.plan())["id"] != plan["id"]
 
 
 async def cut_by_plan(world: FleetWorld, **changes: Any) -> None:
@@ -268,8 +323,9 @@ async def test_a_report_adds_up(world: FleetWorld) -> None:
     await world.apps.put("photos", an_app(), ACME)
     await world.settle()
     await world.database.execute("UPDATE apps SET created_at = now() - interval '1 hour'")
-    await world.see("photos", answers=500, latency_ms=80)
-    await world.see("photos", answers=1_000, latency_ms=80)  # the same window again
+    now = datetime.now(UTC)
+    await world.see("photos", answers=500, latency_ms=80, at=now)
+    await world.see("photos", answers=1_000, latency_ms=80, at=now)  # the same window again
     report = await world.apps.report("photos", AppReportQuery(hours=1, step_s=60), ACME)
     assert (report.requests, sum(sum(step.by_variant.values()) for step in report.mix)) == (1_000, 1_000)
     assert (report.accuracy_pct, report.accuracy_loss_pct, report.sla_ok_share) == (84, 0, 1)

@@ -129,3 +129,27 @@ async def test_only_operators_cut_gpus_and_that_is_recorded(plane: Plane) -> Non
     async with plane.database.connection() as connection:
         rows = await connection.fetch("SELECT key_id, action, target, data FROM audit_log")
     assert [tuple(row) for row in rows] == [("key-ops", "node.partition", "n0", {"gpu": 0, "sizes": [3, 3]})]
+
+
+async def test_a_node_that_cuts_nothing_has_its_whole_gpus_in_force_once_they_are_free(plane: Plane) -> None:
+    agent = await plane.agent("n0", gpus=3)
+    await agent.register()
+    async with plane.database.transaction() as connection:
+        assert await want(connection, "n0", 0, [], "vision")
+        assert await want(connection, "n0", 1, [], "vision")
+        assert await want(connection, "n0", 2, [3, 3], "vision")
+    job = await accept_job(plane.database)
+    allocation = await allocate(plane.database, job, {"n0": [1]})
+
+    await agent.beat()
+
+    found = {p["gpu"]: (p["state"], p["detail"], p["applied_at"] is None) for p in (await shown(plane))["partitions"]}
+    assert found == {
+        0: ("applied", "", False),
+        1: ("pending", "", True),
+        2: ("failed", "The agent of this node cannot cut GPUs.", True),
+    }
+    async with plane.database.connection() as connection:
+        await connection.execute("DELETE FROM device_claims WHERE allocation_id = $1", allocation)
+    await agent.beat()
+    assert [p["state"] for p in (await shown(plane))["partitions"]] == ["applied", "applied", "failed"]

@@ -107,20 +107,35 @@ def assign(
                     left[kind] -= 1
                     found[gpu].append(kind)
     free = {gpu: slots_of(target) - Counter(kind[2] for kind in found[gpu]) for gpu, target in layouts.items()}
-    by_change = sorted(layouts, key=lambda gpu: (sizes.get(gpu) != layouts[gpu], gpu))
+    # Slices that are free now are filled first, and then GPUs on which nothing is: nobody has to leave for those.
+    empty: dict[Gpu, Counter[str]] = {
+        gpu: slots_of(target) - Counter(kind[2] for kind in present.get(gpu, ()))
+        for gpu, target in layouts.items()
+        if sizes.get(gpu) == target
+    }
+
+    def cost(gpu: Gpu, size: str) -> tuple[bool, bool, bool, Gpu]:
+        is_cut_anew = sizes.get(gpu) != layouts[gpu]
+        return gpu not in empty or not empty[gpu][size], bool(present.get(gpu)), is_cut_anew, gpu
+
     for kind in sorted(left.elements()):
-        gpu = next(gpu for gpu in by_change if free[gpu][kind[2]] > 0)
+        gpu = min((gpu for gpu in layouts if free[gpu][kind[2]] > 0), key=lambda gpu, size=kind[2]: cost(gpu, size))
+        if gpu in empty:
+            empty[gpu] -= Counter([kind[2]])
         free[gpu][kind[2]] -= 1
         found[gpu].append(kind)
     return {gpu: tuple(sorted(kinds)) for gpu, kinds in found.items()}
 
 
-def base(gpus: Sequence[Gpu], loads: Mapping[tuple[str, str], float]) -> dict[Gpu, tuple[Kind, ...]]:
+def base(
+    gpus: Sequence[Gpu], loads: Mapping[tuple[str, str], float], present: Assignment | None = None
+) -> dict[Gpu, tuple[Kind, ...]]:
     """Return BASE: every application's most accurate variant on whole GPUs, as many as its share of the load.
 
     Args:
         gpus: The fleet's.
         loads: By application and variant: how many GPUs it keeps busy.
+        present: Which instances belong on them now; as many as possible stay.
     """
     counts = dict.fromkeys(loads, 0)
     for _ in gpus:
@@ -128,8 +143,13 @@ def base(gpus: Sequence[Gpu], loads: Mapping[tuple[str, str], float]) -> dict[Gp
             break
         # each has one first; then the one that is busiest per GPU gets the next
         counts[max(counts, key=lambda each: (counts[each] == 0, loads[each] / max(counts[each], 1), each))] += 1
-    kinds = [(*each, WHOLE) for each, count in counts.items() for _ in range(count)]
-    return {gpu: (kinds[at],) if at < len(kinds) else () for at, gpu in enumerate(gpus)}
+    wanted = {(*each, WHOLE): count for each, count in counts.items()}
+    return assign(dict.fromkeys(gpus, ()), wanted, dict.fromkeys(gpus, ()), present or {})
+
+
+def with_base_of(newcomers: Iterable[Kind], free: Iterable[Gpu], present: Assignment) -> dict[Gpu, tuple[Kind, ...]]:
+    """Return an assignment with one instance of each newcomer on a free GPU, as far as there are any."""
+    return {**present, **{gpu: (kind,) for gpu, kind in zip(free, newcomers, strict=False)}}
 
 
 def read_assignment(document: Sequence[Any]) -> dict[Gpu, tuple[Kind, ...]]:

@@ -27,7 +27,17 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.tasks import repeat
 from services.serving.controller.backoff import failures
-from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign, base
+from services.serving.fleets.assignment import (
+    WHOLE,
+    Assignment,
+    Gpu,
+    GpuState,
+    Kind,
+    Placed,
+    assign,
+    base,
+    with_base_of,
+)
 from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.problem import (
@@ -222,49 +232,52 @@ class FleetPlanner:
             answer = self._answer(plan)
             if answer is not None:
                 plan = await self._decide(queries, fleet, plan, answer, only_proposes)
+        present = _present(fleet, intensity)
         if plan is not None and plan.state is FleetPlanState.CARRYING_OUT and plan.progress is not None:
-            await self._carry_out(queries, fleet, plan, plan.progress)
+            await self._carry_out(queries, fleet, plan, plan.progress, _is_outdated(plan, plan.progress, present))
             return
-        await _write_targets(queries, fleet, at_rest(_of_apps(record.assignment, fleet), fleet.gpus, fleet.instances))
+        assignment = _of_apps(record.assignment, fleet)
+        newcomers = _newcomers(fleet, assignment) if plan is not None or not _is_settled(fleet) else []
+        if newcomers and (free := _free_gpus(fleet, assignment)):
+            assignment = with_base_of(newcomers, free, assignment)
+            await queries.fleets.set_assignment(record.name, assignment)
+            fleet = replace(fleet, record=replace(record, assignment=assignment))
+            newcomers = newcomers[len(free) :]
+        await _write_targets(queries, fleet, at_rest(assignment, fleet.gpus, fleet.instances))
         if plan is None or plan.state is not FleetPlanState.SOLVING:
-            await self._begin(queries, fleet, plan, intensity, baseline, only_proposes)
+            is_base = newcomers and _is_base(fleet, assignment)
+            trigger = FleetPlanTrigger.PARAMETER if is_base else trigger_of(plan and plan.as_last(), present)
+            if trigger is not None:
+                await self._begin(queries, fleet, plan, trigger, present, baseline, only_proposes)
 
     async def _begin(
         self,
         queries: Queries,
         fleet: _Fleet,
         last: PlanRecord | None,
-        intensity: CurrentIntensity | None,
+        trigger: FleetPlanTrigger,
+        present: Present,
         baseline: float | None,
         only_proposes: str | None,
     ) -> None:
-        """Begin a plan, if it is time for one."""
+        """Begin a plan, if the GPUs are ready for one."""
         record = fleet.record
-        settled = [state for state in fleet.gpus.values() if state.is_up and state.state in ("applied", "failed")]
-        if not fleet.planned or not settled or len(settled) < len(fleet.up):
-            return
-        present = Present(
-            now_s=fleet.now.timestamp(),
-            basis=fleet.basis,
-            gco2_per_kwh=None if intensity is None else intensity.point.gco2_per_kwh,
-            served=fleet.served,
-            min_interval_s=max(app.spec.min_interval_s for app in fleet.planned),
-            retry_s=0.0 if record.retry_at is None else record.retry_at.timestamp(),
-        )
-        trigger = trigger_of(last and last.as_last(), present)
-        if trigger is None:
+        if not fleet.planned or not _is_settled(fleet):
             return
         gco2 = 0.0 if present.gco2_per_kwh is None else present.gco2_per_kwh
         cannot_cut = not can_be_sliced(record.spec.gpu_model)
         anew = trigger in (FleetPlanTrigger.FIRST, FleetPlanTrigger.PARAMETER, FleetPlanTrigger.GPUS)
-        runs = any(_of_apps(record.assignment, fleet).values())
-        if not runs or (cannot_cut and anew and last is not None and not _is_base_for(record.assignment, fleet)):
+        assignment = _of_apps(record.assignment, fleet)
+        is_base_asked = trigger is FleetPlanTrigger.FIRST or not any(assignment.values())
+        divides_base = bool(_newcomers(fleet, assignment)) and _is_base(fleet, assignment)
+        is_base_left = cannot_cut and anew and last is not None and not _is_base_for(record.assignment, fleet)
+        if is_base_asked or divides_base or is_base_left:
             await self._begin_base(queries, fleet, trigger, gco2)
             return
         if present.gco2_per_kwh is None or present.gco2_per_kwh <= 0:
             return  # without an intensity there is nothing to weigh accuracy against
         gpus = [fleet.gpus[gpu] for gpu in fleet.up]
-        running = Counter(kind for gpu in fleet.up for kind in _of_apps(record.assignment, fleet).get(gpu, ()))
+        running = Counter(kind for gpu in fleet.up for kind in assignment.get(gpu, ()))
         plan_id = new_id("plan")
         try:
             request = partition_request(
@@ -291,7 +304,7 @@ class FleetPlanner:
             loads[app.name, application.variants[best]] = app.rate_per_s * float(application.service_s[best, -1])
         progress = Progress(
             layouts=dict.fromkeys(fleet.up, ()),
-            after=base(fleet.up, loads),
+            after=base(fleet.up, loads, _of_apps(record.assignment, fleet)),
             done=frozenset(),
             current=None,
             former=(),
@@ -358,7 +371,9 @@ class FleetPlanner:
         after = assign(layouts, wanted_of(answer), sizes, assignment)
         return Progress(layouts, after, frozenset(), None, (), now.timestamp())
 
-    async def _carry_out(self, queries: Queries, fleet: _Fleet, plan: PlanRecord, progress: Progress) -> None:
+    async def _carry_out(
+        self, queries: Queries, fleet: _Fleet, plan: PlanRecord, progress: Progress, is_outdated: bool
+    ) -> None:
         record = fleet.record
         idle_w = idle_w_of(record.spec)
         assert idle_w is not None
@@ -372,6 +387,8 @@ class FleetPlanner:
             SlaModel(fleet.planned, idle_w, ready).broken_by,
             fleet.now.timestamp(),
             self._limits(fleet),
+            {name: kind for kind in _best(fleet) for name in kind[:1]},
+            is_outdated=is_outdated,
         )
         await _write_targets(queries, fleet, step)
         if step.assignment != record.assignment:
@@ -492,6 +509,64 @@ def _is_base_for(assignment: Assignment, fleet: _Fleet) -> bool:
     return apps == {app.name for app in fleet.apps} and {gpu for gpu, kinds in assignment.items() if kinds} == set(
         fleet.up
     )
+
+
+def _best(fleet: _Fleet) -> list[Kind]:
+    """Return the applications' most accurate variants on whole GPUs."""
+    return [(app.name, app.spec.most_accurate.name, WHOLE) for app in fleet.planned]
+
+
+def _newcomers(fleet: _Fleet, assignment: Assignment) -> list[Kind]:
+    """Return BASE of the applications that have no instance."""
+    there = {kind[0] for kinds in assignment.values() for kind in kinds}
+    return [kind for kind in _best(fleet) if kind[0] not in there]
+
+
+def _free_gpus(fleet: _Fleet, assignment: Assignment) -> list[Gpu]:
+    """Return the whole GPUs on which nothing runs or is to run."""
+    used = {each.gpu for each in fleet.instances} | {gpu for gpu, kinds in assignment.items() if kinds}
+    return [gpu for gpu in fleet.up if gpu not in used and _is_whole(fleet.gpus[gpu])]
+
+
+def _is_settled(fleet: _Fleet) -> bool:
+    """Whether there are GPUs, and all that are up are cut as was asked, or could not be."""
+    return bool(fleet.up) and all(fleet.gpus[gpu].state in ("applied", "failed") for gpu in fleet.up)
+
+
+def _is_whole(state: GpuState) -> bool:
+    return state.sizes == state.wanted == () and state.state == "applied"
+
+
+def _is_base(fleet: _Fleet, assignment: Assignment) -> bool:
+    """Whether BASE runs, and there are GPUs for all applications, so that they may be divided anew at once."""
+    best = set(_best(fleet))
+    return (
+        len(fleet.up) >= len(fleet.planned)
+        and all(_is_whole(fleet.gpus[gpu]) for gpu in fleet.up)
+        and all(kind in best for kinds in assignment.values() for kind in kinds)
+    )
+
+
+def _present(fleet: _Fleet, intensity: CurrentIntensity | None) -> Present:
+    retry_at = fleet.record.retry_at
+    return Present(
+        now_s=fleet.now.timestamp(),
+        basis=fleet.basis,
+        gco2_per_kwh=None if intensity is None else intensity.point.gco2_per_kwh,
+        served=fleet.served,
+        min_interval_s=max((app.spec.min_interval_s for app in fleet.planned), default=0.0),
+        retry_s=0.0 if retry_at is None else retry_at.timestamp(),
+    )
+
+
+def _is_outdated(plan: PlanRecord, progress: Progress, present: Present) -> bool:
+    """Whether a plan is to open no further GPU: an application came after it, or it waits and another is due."""
+    if set(present.basis.revisions) - set(plan.basis.revisions):
+        return True
+    waits = progress.current is None and plan.detail is not None
+    newer = trigger_of(plan.as_last(), present)
+    broken = (FleetPlanTrigger.SLA, FleetPlanTrigger.ACCURACY)  # by what runs until this plan is carried out
+    return waits and newer is not None and not (newer is plan.trigger and newer in broken)
 
 
 def _only_proposes(fleet: _Fleet) -> str | None:

@@ -301,7 +301,8 @@ def may_use(fleet: FleetRecord, caller: Identity) -> bool:
 def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
     """Return a plan as callers see it, on request with one application alone."""
     result = None if plan.result is None else PartitionResult.model_validate(plan.result)
-    current = plan.progress and plan.progress.current
+    is_open = plan.state is FleetPlanState.CARRYING_OUT
+    current = plan.progress.current if plan.progress and is_open else None
     return FleetPlan(
         id=plan.id,
         fleet=plan.fleet,

@@ -2,8 +2,10 @@
 
 A GPU that changes is *opened*: its instances that have no place in the plan are drained; if it is to be cut anew, its
 row says so first, so that nothing more is placed on it, and its node cuts it once nothing runs there. Then the
-instances that the plan wants there are started. When all are ready, the next one is opened. Everything is decided from
-what is there, so that it may be decided again at any time.
+instances that the plan wants there are started, before others leave where slices are free for them. When all are
+ready, the next one is opened. Where no GPU can be spared, a whole one that is free *helps out*: until all others are as
+planned it runs the best variant of the application that is in the way. Everything is decided from what is there, so
+that it may be decided again at any time.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from services.serving.fleets.assignment import (
     fitting,
     ordered,
     read_assignment,
+    slots_of,
     write_assignment,
 )
 
@@ -46,6 +49,7 @@ class Progress:
         former: How it was cut before.
         since_s: When it was opened, or the one before it was done; UTC seconds.
         cut_since_s: When the last instance left the open GPU; None before.
+        helpers: Free GPUs that help out.
     """
 
     layouts: Mapping[Gpu, Sizes]
@@ -55,6 +59,7 @@ class Progress:
     former: Sizes
     since_s: float
     cut_since_s: float | None = None
+    helpers: frozenset[Gpu] = frozenset()
 
     def document(self) -> dict[str, Any]:
         """Return it as it is stored."""
@@ -66,6 +71,7 @@ class Progress:
             "former": list(self.former),
             "since_s": self.since_s,
             "cut_since_s": self.cut_since_s,
+            "helpers": [list(gpu) for gpu in sorted(self.helpers)],
         }
 
     @classmethod
@@ -80,6 +86,7 @@ class Progress:
             former=tuple(document["former"]),
             since_s=document["since_s"],
             cut_since_s=document["cut_since_s"],
+            helpers=frozenset((node, gpu) for node, gpu in document.get("helpers", ())),
         )
 
 
@@ -144,8 +151,23 @@ def carry_out(
     keeps_sla: KeepsSla,
     now_s: float,
     limits: Limits,
+    best: Mapping[str, Kind] | None = None,
+    *,
+    is_outdated: bool = False,
 ) -> NextStep:
-    """Return what is done next to carry a plan out."""
+    """Return what is done next to carry a plan out.
+
+    Args:
+        progress: How far it is.
+        assignment: Which instances belong on which GPU now.
+        gpus: The fleet's.
+        instances: Those that have not ended.
+        keeps_sla: Says whether a GPU can be spared.
+        now_s: UTC seconds.
+        limits: How long stages may take.
+        best: By application what a free GPU runs to help out.
+        is_outdated: Whether a newer plan is due, so that no further GPU is opened for this one.
+    """
     lost = next((gpu for gpu in sorted(progress.layouts) if not _is_up(gpus, gpu)), None)
     if lost is not None:
         rest = at_rest(assignment, gpus, instances)
@@ -159,29 +181,45 @@ def carry_out(
         progress = replace(
             progress, done=progress.done | {progress.current}, current=None, since_s=now_s, cut_since_s=None
         )
+    if is_outdated:
+        return replace(at_rest(present, gpus, instances), outcome=Outcome.SUPERSEDED, detail="A newer plan was due.")
     changing: list[Gpu] = []
     for gpu in sorted(set(progress.layouts) - progress.done):
-        if _is_cut(gpus[gpu], progress.layouts[gpu]) and not _surplus(on(gpu, instances), progress.after[gpu]):
+        is_as_planned = not _surplus(on(gpu, instances), progress.after[gpu]) and gpu not in progress.helpers
+        if is_as_planned and _is_cut(gpus[gpu], progress.layouts[gpu]):
             present[gpu] = progress.after[gpu]  # nothing leaves for it
             progress = replace(progress, done=progress.done | {gpu})
         else:
             changing.append(gpu)
     if not changing:
         return _finish(progress, present, gpus, instances, now_s, limits)
+    rest = at_rest(present, gpus, instances)
+    if progress.helpers - progress.done and not _ready(rest.wanted, instances):
+        if now_s - progress.since_s > limits.wait_s:
+            detail = f"{_missing(rest.wanted, instances)} was not ready to help out within {limits.wait_s:.0f} s."
+            return replace(rest, outcome=Outcome.FAILED, detail=detail)
+        return replace(rest, progress=progress, detail="It waits for an instance on a free GPU to help out.")
     held: str | None = None
-    # The empty ones serve first, and those on which nothing runs in the end give up theirs last.
-    for gpu in sorted(changing, key=lambda gpu: (not progress.after[gpu], len(on(gpu, instances)), gpu)):
+    # The empty ones serve first, and those on which nothing runs in the end give up theirs last; helpers after all.
+    others = [gpu for gpu in changing if gpu not in progress.helpers]
+    for gpu in sorted(others or changing, key=lambda gpu: (not progress.after[gpu], len(on(gpu, instances)), gpu)):
         without = _counted({each: kinds for each, kinds in present.items() if each != gpu})
         if _is_cut(gpus[gpu], progress.layouts[gpu]):  # only what has no place there leaves
             leaving = {each.id for each in _surplus(on(gpu, instances), progress.after[gpu])}
             without += Counter(each.kind for each in on(gpu, instances) if each.id not in leaving)
+            without += Counter(_with_room(on(gpu, instances), progress.after[gpu], gpus[gpu].sizes))
         held = keeps_sla(without) if on(gpu, instances) else None
         if held is None:
             opened = replace(progress, current=gpu, former=gpus[gpu].sizes, since_s=now_s, cut_since_s=None)
             step = _go_on(opened, present, gpus, instances, now_s, limits)
             assert step is not None, "a GPU that changes is not done"
             return step
-    rest = at_rest(present, gpus, instances)
+    helper = next((gpu for gpu in sorted(progress.layouts) if _is_free(gpu, progress, present, gpus, instances)), None)
+    if helper is not None and held is not None and best is not None and others:
+        present[helper] = (best[held],)
+        progress = replace(progress, helpers=progress.helpers | {helper}, done=progress.done - {helper}, since_s=now_s)
+        detail = "It waits for an instance on a free GPU to help out."
+        return replace(at_rest(present, gpus, instances), progress=progress, detail=detail)
     if now_s - progress.since_s > limits.wait_s:
         return replace(rest, outcome=Outcome.FAILED, detail=f"No GPU could be spared within the SLA of {held}.")
     return replace(rest, progress=progress, detail=f"It waits until a GPU can be spared within the SLA of {held}.")
@@ -215,6 +253,15 @@ def _go_on(
         after = _here({**others, gpu: progress.after[gpu]}, gpus)
         leaving = _surplus(there, progress.after[gpu])
         wanted = _counted(after)
+        first = Counter(_with_room(there, progress.after[gpu], state.sizes))
+        before = _counted(_here(others, gpus)) + Counter(each.kind for each in there if each.state not in LEAVING)
+        if leaving and not _ready(before + first, instances):
+            if now_s - progress.since_s <= limits.start_s:
+                return NextStep(present, before + first, frozenset(), progress=progress)
+            detail = (
+                f"{_missing(before + first, instances)} was not ready on {named(gpu)} within {limits.start_s:.0f} s."
+            )
+            return replace(at_rest(present, gpus, instances), outcome=Outcome.FAILED, detail=detail)
         if not leaving and not [each for each in there if each.state in LEAVING] and _ready(wanted, instances):
             return None
         step = NextStep(present, wanted, frozenset(each.id for each in leaving), progress=progress)
@@ -294,6 +341,27 @@ def _surplus(there: Iterable[Placed], kinds: Iterable[Kind]) -> list[Placed]:
         else:
             surplus.append(each)
     return surplus
+
+
+def _with_room(there: Iterable[Placed], kinds: Iterable[Kind], sizes: Sizes) -> tuple[Kind, ...]:
+    """Return those of a GPU's future instances that can start while all stay that are there."""
+    there = list(there)
+    staying = Counter(each.kind for each in there if each.state not in LEAVING)
+    new = sorted((Counter(kinds) - staying).elements())
+    room = slots_of(sizes) - Counter(each.kind[2] for each in there)
+    return fitting(new, ordered(int(size[0]) for size in room.elements())) if room else ()
+
+
+def _is_free(
+    gpu: Gpu,
+    progress: Progress,
+    present: Assignment,
+    gpus: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+) -> bool:
+    """Whether a GPU is whole and remains so, and nothing runs or is to run on it."""
+    is_whole = not progress.layouts[gpu] and _is_cut(gpus[gpu], ())
+    return is_whole and not progress.after[gpu] and not present.get(gpu) and not on(gpu, instances)
 
 
 def _ready(wanted: Counter[Kind], instances: Iterable[Placed]) -> bool:

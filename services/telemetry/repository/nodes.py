@@ -158,6 +158,25 @@ WHERE p.node_id = $1 AND p.gpu = r.gpu AND p.revision = r.revision AND (p.state,
 RETURNING p.gpu
 """
 
+# The agent of a node that cuts nothing is not asked: a GPU that is to be as it is, is, once nothing runs on it.
+_NOTE_UNCUT = """
+WITH found AS (
+    SELECT p.gpu, p.sizes = (
+        SELECT coalesce(jsonb_agg(coalesce(d -> 'sevenths', '7') ORDER BY (d ->> 'start')::int), '[]')
+        FROM jsonb_array_elements(n.devices) d WHERE (d ->> 'parent')::int = p.gpu
+    ) AS is_so
+    FROM gpu_partitions p JOIN nodes n ON n.id = p.node_id
+    WHERE p.node_id = $1 AND p.state IN ('pending', 'busy') AND NOT EXISTS (
+        SELECT FROM device_claims c WHERE c.node_id = $1 AND coalesce(c.parent, c.device) = p.gpu)
+)
+UPDATE gpu_partitions p SET
+    state = CASE WHEN found.is_so THEN 'applied' ELSE 'failed' END,
+    detail = CASE WHEN found.is_so THEN '' ELSE 'The agent of this node cannot cut GPUs.' END,
+    applied_at = CASE WHEN found.is_so THEN now() END
+FROM found WHERE p.node_id = $1 AND p.gpu = found.gpu
+RETURNING p.gpu
+"""
+
 _WANTED_PARTITIONS = "SELECT gpu, revision, sizes FROM gpu_partitions WHERE node_id = $1 ORDER BY gpu"
 
 _KNOWN = """
@@ -320,6 +339,8 @@ async def renew(
                 changed = changed or "node"
             found = await connection.fetch(_WANTED_PARTITIONS, node_id)
             wanted = [WantedPartition.model_validate(dict(record)) for record in found]
+        elif await connection.fetch(_NOTE_UNCUT, node_id):
+            changed = changed or "node"
         live = [record["allocation_id"] for record in await connection.fetch(_LIVE_HERE, node_id)]
         unsaid = sorted(set(live) - {rank.allocation_id for rank in ranks})
         if unsaid and await connection.fetch(_GONE, node_id, unsaid, lease_ttl_s):
