@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -316,6 +316,16 @@ async def test_an_application_needs_a_fleet_with_room(world: FleetWorld, spec: d
 async def test_a_fleet_that_makes_no_sense_is_refused(world: FleetWorld, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ProblemError, match=said):
         await world.fleets.put("edge", a_fleet(**changes), OPERATOR)
+
+
+async def test_arrivals_are_counted_over_the_time_that_was_reported(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.settle()
+    now = datetime.now(UTC)
+    for ago_s in (10, 15, 20, 25):
+        await world.see("photos", answers=100, latency_ms=80, at=now - timedelta(seconds=ago_s))
+    assert (await world.apps.find("photos", ACME)).traffic.requests_per_s == pytest.approx(20, rel=0.2)
 
 
 async def test_a_report_adds_up(world: FleetWorld) -> None:

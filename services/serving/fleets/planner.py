@@ -64,7 +64,6 @@ WINDOW_S = 60.0
 """Requests of this time are looked at, less what is older than the last change of instances."""
 LEAST_ARRIVALS = 20
 """With fewer, the rate is the application's own estimate."""
-LEAST_SPAN_S = 10.0
 LONGEST_RETRY_S = 3_600.0
 DELETE_EVERY = timedelta(hours=1)
 
@@ -578,10 +577,10 @@ def _only_proposes(fleet: _Fleet) -> str | None:
 
 
 def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
-    """Return the mean arrivals since the first that were seen in the window; traffic may just have begun."""
-    if seen.start_at is None or seen.arrivals < LEAST_ARRIVALS:
+    """Return the mean arrivals that were seen in the window; traffic may just have begun."""
+    if seen.arrivals < LEAST_ARRIVALS:
         return app.spec.requests_per_s
-    return seen.arrivals / min(max((now - seen.start_at).total_seconds(), LEAST_SPAN_S), WINDOW_S)
+    return seen.rate_per_s(now)
 
 
 def _service(app: AppRecord, seen: Seen) -> Service:

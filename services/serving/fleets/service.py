@@ -367,7 +367,8 @@ def _show_gpu(state: GpuState) -> FleetGpu:
 
 async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
     names = [record.name for record in records]
-    since: datetime = await queries.now() - timedelta(seconds=WINDOW_S)
+    now = await queries.now()
+    since = now - timedelta(seconds=WINDOW_S)
     seen, counts = await queries.apps.seen(names, since), await queries.apps.counts(names)
     shown: list[App] = []
     for record in records:
@@ -392,16 +393,16 @@ async def _show_apps(queries: Queries, records: list[AppRecord]) -> list[App]:
                 plan=plan and show_plan(plan, record.name),
                 running=ready,
                 instances=states,
-                traffic=_traffic(seen[record.name]),
+                traffic=_traffic(seen[record.name], now),
             )
         )
     return shown
 
 
-def _traffic(seen: Seen) -> AppTraffic:
+def _traffic(seen: Seen, now: datetime) -> AppTraffic:
     return AppTraffic(
         window_s=WINDOW_S,
-        requests_per_s=seen.arrivals / WINDOW_S,
+        requests_per_s=seen.rate_per_s(now),
         answered=seen.answered,
         failed=seen.failed,
         p50_ms=percentile_ms(seen.latency, 0.5),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, delete, func, insert, select, text, update
@@ -34,7 +34,8 @@ SELECT DISTINCT ON (i.id) i.id, i.mode, i.state, i.url, i.job_id, i.reason, i.de
 
 SEEN = text("""
 SELECT app, sum(arrivals) AS arrivals, sum(answered) AS answered, sum(failed) AS failed,
-       sum(accuracy_sum) AS accuracy_sum, min(start_at) AS start_at
+       sum(accuracy_sum) AS accuracy_sum, min(start_at) AS start_at,
+       max(start_at) + interval '5 seconds' AS end_at
   FROM app_observations
  WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY app
 """)
@@ -95,6 +96,11 @@ class AppRecord:
         return APP_PREFIX + self.name
 
 
+REPORTED_WITHIN_S = 12.0
+"""After the end of a window of 5 seconds; the next window's report is due then, too."""
+LEAST_SPAN_S = 10.0
+
+
 @dataclass(frozen=True)
 class Seen:
     """Requests that routers saw in some time.
@@ -103,6 +109,7 @@ class Seen:
         latency: Answers by the index of their bucket of ``LATENCY_BOUNDS_MS``.
         accuracy_sum: Of the accuracies of the answers.
         start_at: Of the first window; None without any.
+        end_at: Of the last one that was reported.
     """
 
     arrivals: int
@@ -111,6 +118,14 @@ class Seen:
     accuracy_sum: float
     latency: Mapping[int, int]
     start_at: datetime | None = None
+    end_at: datetime | None = None
+
+    def rate_per_s(self, now: datetime) -> float:
+        """Return the mean arrivals over what was reported; no report for some time means that nothing came."""
+        if self.start_at is None or self.end_at is None:
+            return 0.0
+        end_at = max(self.end_at, now - timedelta(seconds=REPORTED_WITHIN_S))
+        return self.arrivals / max((end_at - self.start_at).total_seconds(), LEAST_SPAN_S)
 
 
 @dataclass(frozen=True)
@@ -267,7 +282,7 @@ class AppRows:
         found = {name: Seen(0, 0, 0, 0.0, {}) for name in names}
         for row in await self._connection.execute(SEEN, values):
             found[row.app] = Seen(
-                row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app], row.start_at
+                row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app], row.start_at, row.end_at
             )
         return found
 
