@@ -170,6 +170,23 @@ def test_a_tight_floor_is_used_up(max_accuracy_loss_pct: float) -> None:
         assert len(search.measured) <= len(printed.measured) / 2
 
 
+@pytest.mark.parametrize(("load", "max_accuracy_loss_pct"), [(0.03, 1.0), (0.15, 2.0), (0.15, 3.1)])
+def test_a_floor_is_used_up_where_many_configurations_are_predicted_to_miss_it_barely(
+    load: float, max_accuracy_loss_pct: float
+) -> None:
+    """On many idle GPUs more of them lie within the tolerance than the queue model is run for."""
+    application = an_application()
+    evaluator = an_evaluator(application, 41, load=load)
+    goal = a_goal(evaluator, max_accuracy_loss_pct=max_accuracy_loss_pct)
+    search = a_search(evaluator, goal)
+
+    screened_by_model(search, evaluator, np.random.default_rng(1))
+
+    found = optimum(application, 41, evaluator.rate_per_s, goal, 1.0, intervals=6)
+    assert found is not None
+    assert search.objective(search.best) >= 0.97 * found.bound > 0
+
+
 def test_where_nothing_keeps_the_limits_the_least_broken_is_found() -> None:
     """One GPU at twice what its best variant can serve, with a floor that only that variant keeps."""
     application = an_application()

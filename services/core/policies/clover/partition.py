@@ -20,6 +20,8 @@ from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, search_screened
 
 _SPLIT_INTERVALS = 8
+_LEAST_GAIN = 0.02
+"""What a GPU must add to the objective to be a benefit, per cent: the least that a search goes on for."""
 _SPLITTING, _SEARCHING = 0.3, 0.6
 """For progress: the share of the split in the whole, and that of a search in what an application takes."""
 
@@ -164,14 +166,22 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report
     """Return how many GPUs each application gets.
 
     Each begins with one and gets more until its limits can be kept; every further GPU goes where it raises the
-    objective most. Idle power does not count here: the fleet draws it whoever has the GPU.
+    objective most. Those that raise none go to the application with the most work per GPU, whose waits they shorten.
+    Idle power does not count here: the fleet draws it whoever has the GPU.
     """
     counts = [1] * len(demands)
     worth = [_worth(demand, goal, 1, fleet) for demand, goal in zip(demands, goals, strict=True)]
     more = [_worth(demand, goal, 2, fleet) for demand, goal in zip(demands, goals, strict=True)]
+    work = [
+        demand.rate_per_s / demand.application.capacity_per_s(demand.application.base(1).weights) for demand in demands
+    ]
+
+    def benefit(at: int) -> tuple[bool, float, float, int]:
+        return worth[at] == -np.inf, _gain(worth[at], more[at]), work[at] / counts[at], -at
+
     while sum(counts) < fleet.gpus:
         report(Progress(sum(counts) / fleet.gpus, f"sharing out GPU {sum(counts) + 1} of {fleet.gpus}"))
-        at = max(range(len(demands)), key=lambda each: (worth[each] == -np.inf, _gain(worth[each], more[each]), -each))
+        at = max(range(len(demands)), key=benefit)
         counts[at] += 1
         worth[at] = more[at]
         more[at] = _worth(demands[at], goals[at], counts[at] + 1, fleet)
@@ -179,7 +189,9 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report
 
 
 def _gain(before: float, after: float) -> float:
-    return after - before if np.isfinite(before) and np.isfinite(after) else 0.0
+    """Return what a GPU adds to the objective; 0 where that is within the programmes' tolerance."""
+    gain = after - before if np.isfinite(before) and np.isfinite(after) else 0.0
+    return gain if gain > _LEAST_GAIN else 0.0
 
 
 def _worth(demand: Demand, goal: Goal, gpus: int, fleet: Fleet) -> float:
