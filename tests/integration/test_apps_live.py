@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from services.cli.client import CliError
+from services.contracts.apps import AppSpec
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
@@ -130,15 +136,10 @@ def photos() -> Iterator[Photos]:
         made.down()
 
 
-def test_no_request_is_lost_while_gpus_are_cut_anew_and_agents_are_killed(photos: Photos) -> None:
+def test_no_request_is_lost_while_gpus_are_cut_anew_and_agents_and_serving_are_killed(photos: Photos) -> None:
     with photos.asked() as answers:
         wait_until(lambda: answers["b7"] > 20)
         photos.put(1)
-        wait_until(lambda: photos.is_settled(("b1", "1g")), 240)
-        wait_until(lambda: answers["b1"] > 20)
-        assert any(len(gpu["sizes"]) == 7 for gpu in photos.gpus())
-
-        photos.put(0)
         changing: list[str] = []
 
         def is_being_cut() -> bool:
@@ -146,11 +147,44 @@ def test_no_request_is_lost_while_gpus_are_cut_anew_and_agents_are_killed(photos
             return bool(changing)
 
         wait_until(is_being_cut, 120)
+        photos.installation.kill("serving")
+        wait_until(lambda: photos.is_settled(("b1", "1g")), 240)
+        wait_until(lambda: answers["b1"] > 20)
+        assert any(len(gpu["sizes"]) == 7 for gpu in photos.gpus())
+
+        photos.put(0)
+        wait_until(is_being_cut, 120)
         photos.installation.kill(f"agent-{changing[0]}")
         wait_until(lambda: photos.is_settled(("b7", "7g")), 240)
         before = answers["b7"]
         wait_until(lambda: answers["b7"] > before + 20)
     assert set(answers) == {"b7", "b1"}, json.dumps(answers)
+
+
+def test_what_the_page_asks_is_answered(photos: Photos) -> None:
+    page = (ROOT / "docs" / "apps.md").read_text()
+    lines = [line.partition("#")[0].strip() for line in re.findall(r"^wattshift .*$", page, re.MULTILINE)]
+    asked = [shlex.split(line.replace(" edge", " images")) for line in lines]
+    asked = [words for words in asked if words[2] in ("show", "plans", "report", "list")]
+    assert len({(words[1], words[2]) for words in asked}) == 4
+    program = str(Path(sys.executable).with_name("wattshift"))
+    environment = os.environ | {"WATTSHIFT_DATA_DIR": str(photos.installation.folder)}
+    for words in asked:
+        found = subprocess.run(
+            [program, *words[1:]], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert found.returncode == 0, (words, found.stderr)
+        assert found.stdout.strip(), words
+
+
+def test_the_specs_of_the_page_are_specs() -> None:
+    page = (ROOT / "docs" / "apps.md").read_text()
+    (document,) = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert AppSpec.model_validate_json(document).fleet == "edge"
+    for name, rate in re.findall(r"apps set (\w+) examples\S+ +# (\d+) requests/s", page):
+        spec = json.loads((ROOT / "examples" / "apps" / f"{name}.json").read_text())
+        assert spec["requests_per_s"] == int(rate), name
+        assert f" {name}={rate}" in page
 
 
 def test_what_answered_is_in_the_ledger_by_variant(photos: Photos) -> None:

@@ -63,7 +63,8 @@ log = Log(__name__)
 WINDOW_S = 60.0
 """Requests of this time are looked at, less what is older than the last change of instances."""
 LEAST_ARRIVALS = 20
-"""With fewer, the rate is the application's own estimate."""
+LEAST_SPAN_S = 20.0
+"""With fewer, or over less time, the rate is the application's own estimate."""
 LONGEST_RETRY_S = 3_600.0
 DELETE_EVERY = timedelta(hours=1)
 
@@ -578,7 +579,7 @@ def _only_proposes(fleet: _Fleet) -> str | None:
 
 def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
     """Return the mean arrivals that were seen in the window; traffic may just have begun."""
-    if seen.arrivals < LEAST_ARRIVALS:
+    if seen.arrivals < LEAST_ARRIVALS or seen.span_s < LEAST_SPAN_S:
         return app.spec.requests_per_s
     return seen.rate_per_s(now)
 

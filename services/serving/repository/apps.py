@@ -120,6 +120,11 @@ class Seen:
     start_at: datetime | None = None
     end_at: datetime | None = None
 
+    @property
+    def span_s(self) -> float:
+        """Seconds that were reported."""
+        return 0.0 if self.start_at is None or self.end_at is None else (self.end_at - self.start_at).total_seconds()
+
     def rate_per_s(self, now: datetime) -> float:
         """Return the mean arrivals over what was reported; no report for some time means that nothing came."""
         if self.start_at is None or self.end_at is None:
