@@ -20,7 +20,7 @@ from carbon_service.zones import Source
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 
 log = Log(__name__)
 

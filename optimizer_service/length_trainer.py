@@ -13,7 +13,7 @@ from services.kit.background.queue import TaskQueue
 from services.kit.background.work_queue import sha256
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 
 log = Log(__name__)
 

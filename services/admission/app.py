@@ -52,8 +52,9 @@ from services.kit.http import new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
 from services.kit.redis import connect
+from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
-from services.kit.tasks import end_tasks, repeat
+from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 

@@ -30,8 +30,9 @@ from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
 from services.kit.redis import connect
+from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
-from services.kit.tasks import end_tasks, repeat
+from services.kit.tasks import end_tasks
 from services.router.answers import AnswerPasser
 from services.router.apps.asked import is_apps
 from services.router.apps.assignment import Assigner

@@ -14,7 +14,7 @@ from services.contracts.serving import PoolPartition, TrafficReceipt, TrafficRep
 from services.core.policies.freesh.classes import CLASSES, Thresholds
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 from services.serving.repository import ServingRepository
 from services.serving.repository.traffic import Counts, WindowCounts
 from services.serving.settings import ServingSettings

@@ -15,8 +15,9 @@ from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
+from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
-from services.kit.tasks import end_tasks, repeat
+from services.kit.tasks import end_tasks
 from services.telemetry import request_endpoints
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.intensity import Intensity, IntensitySource

@@ -110,7 +110,7 @@ async def test_a_command_this_node_cannot_carry_out_is_refused(node: Node) -> No
     image = await node.run(image="example.org/train:1")
     await node.send('{"type": "start_gang", "allocation_id": "later.1", "of": "a newer version"}')
     node.plane.named.add("later.1")
-    for gang, words in ((missing, "no devices [9]"), (image, "no container engine"), ("later.1", "cannot read")):
+    for gang, words in ((missing, "no device 9"), (image, "no container engine"), ("later.1", "cannot read")):
         await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
         rank = node.plane.rank(gang)
         assert rank is not None

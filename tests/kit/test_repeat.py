@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from services.kit.tasks import end_tasks, repeat
+from services.kit.repeating import repeat
+from services.kit.tasks import end_tasks
 
 
 async def test_a_turn_that_fails_is_left_to_the_next() -> None:

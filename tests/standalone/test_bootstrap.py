@@ -17,8 +17,8 @@ from tests.support.servers import ROOT, scratch_folder
 
 ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
-BESIDE = ("lstm", "tokenizers")
-"""Extras that are not in the lock: large, and needed by one optional part each."""
+BESIDE = ("lstm",)
+"""Extras that are not in the lock: large, and needed by one optional part."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -11,7 +11,7 @@ from services.kit.background.queue import TaskQueue
 from services.kit.background.settings import WorkSettings
 from services.kit.background.store import WorkStore
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 
 log = Log(__name__)
 

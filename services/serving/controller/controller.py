@@ -22,7 +22,8 @@ from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.tasks import end_tasks, repeat
+from services.kit.repeating import repeat
+from services.kit.tasks import end_tasks
 from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, stop
 from services.serving.controller.backoff import Failures, failures
 from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff

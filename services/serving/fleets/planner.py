@@ -25,7 +25,7 @@ from services.core.domain.gpus import can_be_sliced
 from services.core.solvers.model import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 from services.serving.controller.backoff import failures
 from services.serving.fleets.assignment import (
     WHOLE,

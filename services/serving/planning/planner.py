@@ -10,7 +10,7 @@ import contextlib
 
 from services.contracts.serving import PlanTrigger
 from services.kit.problems import ProblemError
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
 

@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process
 
 from services.kit.background.store import WorkStore
 from services.kit.logging import Log
-from services.kit.tasks import repeat
+from services.kit.repeating import repeat
 
 log = Log(__name__)
 
