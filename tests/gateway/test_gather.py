@@ -1,6 +1,7 @@
 """Gathering submissions: few requests, every answer to its own, nothing submitted twice."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -85,15 +86,15 @@ async def test_an_admission_that_starts_late_is_waited_for() -> None:
         return await gatherer.submit(an_entry("patient"))
 
     admission = FakeAdmission()
-    async with a_peer(admission) as url:
-        pass  # the address is free again
-    async with a_gatherer(url) as gatherer:
+    address = socket.socket()
+    address.bind(("127.0.0.1", 0))  # it refuses connections until it listens, and nothing else gets it
+    async with a_gatherer(f"http://127.0.0.1:{address.getsockname()[1]}") as gatherer:
         task = asyncio.create_task(answer_later(gatherer))
         await asyncio.wait({task}, timeout=0.3)
         runner = web.AppRunner(app := web.Application())
         app.router.add_post("/internal/submissions", admission.__call__)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", int(url.rpartition(":")[2])).start()
+        await web.SockSite(runner, address).start()
         assert (await task)["body"] == "patient"
         await runner.cleanup()
 

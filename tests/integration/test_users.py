@@ -12,6 +12,7 @@ import pytest
 from gateway.routes import EVENTS, ROUTES, Route
 from services.contracts.identity import Role
 from tests.integration.conftest import Installation
+from tests.support.servers import wait_until
 
 FOREIGN = "fish"
 """A word in everything that belongs to the other project."""
@@ -46,8 +47,12 @@ def test_a_job_runs_as_the_account_of_the_user_whose_key_submits_it(installation
         assert ada.get(f"/v1/jobs/{job['id']}/logs").text == "nobody\n"
         mine = ada.get("/v1/jobs", params={"user": "ada"}).json()["items"]
         assert [each["id"] for each in mine] == [job["id"]]
-        lines = ada.get("/v1/reports/footprint", params={"group_by": "user"}).json()["lines"]
-        assert "ada" in [line["group"] for line in lines]
+
+        def is_in_the_report() -> bool:  # the agent reports energy after the job has ended
+            lines = ada.get("/v1/reports/footprint", params={"group_by": "user"}).json()["lines"]
+            return "ada" in [line["group"] for line in lines]
+
+        wait_until(is_in_the_report)
         installation.gateway.call("PATCH", f"{users}/ada", body={"account": "no-such-account"})
         again = ada.post("/v1/jobs", json={"name": "who", "command": ["id", "-un"]}).json()["id"]
         failed = installation.wait_for_ends([again], 60)[0]
