@@ -65,6 +65,7 @@ ORDER_RECORD = struct.Struct("<QQ")
 _ORDER_SHARE, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.05, 0.25, 1.0
 _ORDER_RECORDS = 1 << 20
 _ORDER_LINES_BYTES = 1 << 20
+_ORDER_SNAPSHOTS = 8
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
 _INOTIFY_EVENT = struct.Struct("iIII")
 
@@ -316,7 +317,13 @@ class Order:
         self._next_look = clock() + pause_s
 
     def _sizes(self) -> list[int]:
-        return [os.fstat(file).st_size for file in self._files]
+        """Return the sizes as they were at one moment: with the other stream's from before or after, order is lost."""
+        sizes = [os.fstat(file).st_size for file in self._files]
+        for _ in range(_ORDER_SNAPSHOTS):
+            if (first := os.fstat(self._files[0]).st_size) == sizes[0]:
+                break
+            sizes = [first, os.fstat(self._files[1]).st_size]
+        return sizes
 
     def _runs(self) -> list[int]:
         """Return the streams in the order in which they were written, one entry for each change."""

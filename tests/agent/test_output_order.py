@@ -84,6 +84,28 @@ def test_many_changes_at_once_keep_lines_whole_and_in_turn(order: Order, tmp_pat
     assert lines.index("b1") not in (0, 4)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_what_is_written_between_the_looks_at_both_files_keeps_its_turn(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(1, "err 1\n")
+    size_of = os.fstat
+    files = iter(["out 2\n", "err 2\n"])
+
+    def size_and_then_a_write(descriptor: int) -> os.stat_result:
+        size = size_of(descriptor)
+        for stream, text in enumerate(files):
+            write(stream, text)
+        return size
+
+    monkeypatch.setattr(os, "fstat", size_and_then_a_write)
+    order.look()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    order.look()
+    assert shown(tmp_path) == "err 1\nout 2\nerr 2\n"
+
+
 def test_what_is_not_in_order_yet_is_shown_at_the_end_only(order: Order, tmp_path: Path) -> None:
     write(1, "first\n")
     order.look()
