@@ -1,17 +1,27 @@
-"""What `./test` runs where no test is named: ruff, then every test with pyright beside them; each may fail the run."""
+"""What `./test` runs where no test is named: ruff, then every test with pyright beside them; each may fail the run.
+
+A few tests that fail beside hundreds of processes on every core run once more, alone, when the rest is over: what fails
+again fails the run, and what passes then is named as unsteady, since the test or the code has a race to be mended.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
+
+import pytest
 
 LINTERS = (("ruff", "check", "--quiet", "."), ("ruff", "format", "--quiet", "--check", "."))
 COVERAGE = ("--cov", "--cov-report=")
 """Where and how is in pyproject.toml; the table at the end is ``tests/support/covered.py``."""
+SECOND_CHANCES = 3
+"""With more failures than these something is broken, and none runs again."""
 _BESIDE = 10  # niceness: pyright must not take the processor from tests that wait for processes
 
 
@@ -30,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
             if covered:
                 subprocess.run([sys.executable, "-m", "tests.support.covered"], check=True)
             types = pyright.wait()
+            if tests == pytest.ExitCode.TESTS_FAILED:
+                tests = _failed_again(rest)
         except KeyboardInterrupt:
             return 130
         finally:
@@ -39,6 +51,24 @@ def main(arguments: Sequence[str]) -> int:
         print(f"pyright: {output.read().strip()}")
     mutants = subprocess.run([sys.executable, "-m", "tests.mutation"]).returncode if covered else 0
     return tests or types or mutants
+
+
+def _failed_again(arguments: Sequence[str]) -> int:
+    """Run the few tests that failed once more, one after the other; return the exit status of the whole."""
+    failed = _last_failed()
+    if not 0 < len(failed) <= SECOND_CHANCES:
+        return 1
+    print(f"test: {len(failed)} failed beside others and run once more, alone", flush=True)
+    again = [sys.executable, "-m", "pytest", *arguments, "-n", "0", "--last-failed", "--last-failed-no-failures=none"]
+    status = subprocess.run(again).returncode
+    for test in failed - _last_failed():
+        print(f"test: UNSTEADY {test}: failed beside others, passed alone; it has a race to be mended")
+    return status
+
+
+def _last_failed() -> set[str]:
+    kept = Path(".pytest_cache", "v", "cache", "lastfailed")
+    return set(json.loads(kept.read_text())) if kept.is_file() else set()
 
 
 def _start_pyright(output: IO[str]) -> subprocess.Popen[bytes]:

@@ -1,0 +1,49 @@
+"""What `./test` does with a few tests that failed beside all others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import gates
+
+TESTS = """
+import pathlib
+
+def test_unsteady():
+    seen = pathlib.Path("seen")
+    is_second = seen.exists()
+    seen.touch()
+    assert is_second
+
+def test_broken():
+    assert {works}
+"""
+
+
+def run(folder: Path, text: str) -> None:
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_it.py").write_text(text)
+    assert subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=folder, stdout=subprocess.DEVNULL).returncode == 1
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_fails_again_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], works: bool
+) -> None:
+    run(tmp_path, TESTS.format(works=works))
+    monkeypatch.chdir(tmp_path)
+    assert gates._failed_again([]) == (not works)
+    told = capsys.readouterr().out
+    assert "UNSTEADY test_it.py::test_unsteady" in told
+    assert "UNSTEADY test_it.py::test_broken" not in told
+
+
+def test_many_failures_get_no_second_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, TESTS.format(works=True) + "".join(f"\ndef test_{n}(): assert 0\n" for n in range(3)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", pytest.fail)
+    assert gates._failed_again([]) == 1
