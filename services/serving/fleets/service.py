@@ -37,9 +37,10 @@ from services.kit.problems import ProblemError, not_found
 from services.serving.carbon import CarbonZones
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
 from services.serving.fleets.observations import percentile_ms
-from services.serving.fleets.planner import WINDOW_S, begin_proposed
+from services.serving.fleets.planner import begin_proposed
 from services.serving.fleets.problem import idle_w_of, slice_name
 from services.serving.fleets.report import report_of
+from services.serving.fleets.state import WINDOW_S
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.apps import AppRecord, Seen
 from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice

@@ -1,0 +1,199 @@
+"""What a pass of the planner knows of a fleet, read under the fleet's lock, and what follows from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from services.contracts.apps import FleetPlanTrigger
+from services.contracts.carbon import CurrentIntensity
+from services.contracts.serving import PlanMode
+from services.core.domain.gpus import can_be_sliced
+from services.serving.controller.backoff import failures
+from services.serving.fleets.assignment import WHOLE, Assignment, Gpu, GpuState, Kind, Placed
+from services.serving.fleets.observations import percentile_ms
+from services.serving.fleets.problem import PlannedApp
+from services.serving.fleets.steps import Progress
+from services.serving.fleets.triggers import Basis, Present, Service, trigger_of
+from services.serving.repository import Queries
+from services.serving.repository.apps import AppRecord, Seen
+from services.serving.repository.fleets import FleetRecord, PlanRecord, variant_and_slice
+
+WINDOW_S = 60.0
+"""Requests of this time are looked at, less what is older than the last change of instances."""
+LEAST_ARRIVALS = 20
+LEAST_SPAN_S = 20.0
+"""With fewer, or over less time, the rate is the application's own estimate."""
+LONGEST_RETRY_S = 3_600.0
+"""Longest wait after a failure; what failed longer ago is tried again."""
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """All that a pass knows of a fleet, read under its lock."""
+
+    record: FleetRecord
+    apps: list[AppRecord]
+    gpus: dict[Gpu, GpuState]
+    instances: list[Placed]
+    seen: Mapping[str, Seen]
+    planned: list[PlannedApp]
+    served: Mapping[str, Service]
+    plan: PlanRecord | None
+    now: datetime
+
+    @property
+    def up(self) -> list[Gpu]:
+        """Its GPUs that are up."""
+        return [gpu for gpu, state in sorted(self.gpus.items()) if state.is_up]
+
+    @property
+    def basis(self) -> Basis:
+        """What a plan is made from now."""
+        return Basis({"": self.record.revision, **{app.name: app.revision for app in self.apps}}, self.up)
+
+
+async def read_fleet(queries: Queries, record: FleetRecord) -> FleetState:
+    """Return what is known of a fleet; its row is locked."""
+    apps = await queries.apps.of_fleet(record.name)
+    live = [app for app in apps if app.deleted_at is None]
+    plan = await queries.fleets.newest_plan(record.name)
+    now = await queries.now()
+    since = now - timedelta(seconds=WINDOW_S)
+    if plan is not None and plan.ended_at is not None:
+        since = max(since, plan.ended_at)
+    names = [app.name for app in live]
+    recent = await queries.apps.seen(names, now - timedelta(seconds=WINDOW_S))
+    settled = await queries.apps.seen(names, since)
+    served = {app.name: _service(app, settled[app.name]) for app in live}
+    planned: list[PlannedApp] = []
+    for app in live:
+        failing = [
+            at
+            for at, each in failures(await queries.instances.lives(app.key, app.updated_at)).items()
+            if (now - each.last_at).total_seconds() < LONGEST_RETRY_S
+        ]
+        planned.append(
+            PlannedApp(
+                app.name,
+                app.spec,
+                app.revision,
+                _rate(app, recent[app.name], now),
+                served[app.name].is_late,
+                frozenset(variant_and_slice(at[1]) for at in failing),
+            )
+        )
+    gpus = (await queries.fleets.gpus([record.name])).get(record.name, [])
+    return FleetState(
+        record,
+        live,
+        {each.at: each for each in gpus},
+        await queries.fleets.placed([app.name for app in apps]),
+        recent,
+        planned,
+        served,
+        plan,
+        now,
+    )
+
+
+def of_apps(assignment: Assignment, fleet: FleetState) -> dict[Gpu, tuple[Kind, ...]]:
+    """Return an assignment without the instances of applications that are gone."""
+    names = {app.name for app in fleet.apps}
+    return {gpu: tuple(kind for kind in kinds if kind[0] in names) for gpu, kinds in assignment.items()}
+
+
+def is_base_for(assignment: Assignment, fleet: FleetState) -> bool:
+    """Whether the assignment gives every application an instance, and no GPU that is up is left out."""
+    apps = {kind[0] for kinds in assignment.values() for kind in kinds}
+    return apps == {app.name for app in fleet.apps} and {gpu for gpu, kinds in assignment.items() if kinds} == set(
+        fleet.up
+    )
+
+
+def best_kinds(fleet: FleetState) -> list[Kind]:
+    """Return the applications' most accurate variants on whole GPUs."""
+    return [(app.name, app.spec.most_accurate.name, WHOLE) for app in fleet.planned]
+
+
+def newcomers(fleet: FleetState, assignment: Assignment) -> list[Kind]:
+    """Return BASE of the applications that have no instance."""
+    there = {kind[0] for kinds in assignment.values() for kind in kinds}
+    return [kind for kind in best_kinds(fleet) if kind[0] not in there]
+
+
+def free_gpus(fleet: FleetState, assignment: Assignment) -> list[Gpu]:
+    """Return the whole GPUs on which nothing runs or is to run."""
+    used = {each.gpu for each in fleet.instances} | {gpu for gpu, kinds in assignment.items() if kinds}
+    return [gpu for gpu in fleet.up if gpu not in used and _is_whole(fleet.gpus[gpu])]
+
+
+def is_settled(fleet: FleetState) -> bool:
+    """Whether there are GPUs, and all that are up are cut as was asked, or could not be."""
+    return bool(fleet.up) and all(fleet.gpus[gpu].state in ("applied", "failed") for gpu in fleet.up)
+
+
+def _is_whole(state: GpuState) -> bool:
+    return state.sizes == state.wanted == () and state.state == "applied"
+
+
+def is_base(fleet: FleetState, assignment: Assignment) -> bool:
+    """Whether BASE runs, and there are GPUs for all applications, so that they may be divided anew at once."""
+    best = set(best_kinds(fleet))
+    return (
+        len(fleet.up) >= len(fleet.planned)
+        and all(_is_whole(fleet.gpus[gpu]) for gpu in fleet.up)
+        and all(kind in best for kinds in assignment.values() for kind in kinds)
+    )
+
+
+def present_of(fleet: FleetState, intensity: CurrentIntensity | None) -> Present:
+    """Return what plans would be made from now."""
+    retry_at = fleet.record.retry_at
+    return Present(
+        now_s=fleet.now.timestamp(),
+        basis=fleet.basis,
+        gco2_per_kwh=None if intensity is None else intensity.point.gco2_per_kwh,
+        served=fleet.served,
+        min_interval_s=max((app.spec.min_interval_s for app in fleet.planned), default=0.0),
+        retry_s=0.0 if retry_at is None else retry_at.timestamp(),
+    )
+
+
+def is_outdated(plan: PlanRecord, progress: Progress, present: Present) -> bool:
+    """Whether a plan is to open no further GPU: an application came after it, or it waits and another is due."""
+    if set(present.basis.revisions) - set(plan.basis.revisions):
+        return True
+    waits = progress.current is None and plan.detail is not None
+    newer = trigger_of(plan.as_last(), present)
+    broken = (FleetPlanTrigger.SLA, FleetPlanTrigger.ACCURACY)  # by what runs until this plan is carried out
+    return waits and newer is not None and not (newer is plan.trigger and newer in broken)
+
+
+def why_only_proposes(fleet: FleetState) -> str | None:
+    """Return why plans of a fleet are only proposed; None if they are carried out."""
+    model = fleet.record.spec.gpu_model
+    if not can_be_sliced(model):
+        return f"GPUs of model {model} cannot be cut into MIG slices: read sizes as percentages of CUDA MPS."
+    fixed = [app.name for app in fleet.apps if app.spec.mode is PlanMode.FIXED]
+    return f"The mode of application {fixed[0]} is fixed." if fixed else None
+
+
+def _rate(app: AppRecord, seen: Seen, now: datetime) -> float:
+    """Return the mean arrivals that were seen in the window; traffic may just have begun."""
+    if seen.arrivals < LEAST_ARRIVALS or seen.span_s < LEAST_SPAN_S:
+        return app.spec.requests_per_s
+    return seen.rate_per_s(now)
+
+
+def _service(app: AppRecord, seen: Seen) -> Service:
+    best = app.spec.most_accurate.accuracy_pct
+    loss_pct = app.spec.max_accuracy_loss_pct
+    return Service(
+        answered=seen.answered,
+        p95_ms=percentile_ms(seen.latency, 0.95),
+        accuracy_pct=seen.accuracy_sum / seen.answered if seen.answered else None,
+        sla_p95_ms=app.spec.sla_p95_ms,
+        floor_pct=None if loss_pct is None else best * (1 - loss_pct / 100),
+    )
