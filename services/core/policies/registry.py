@@ -134,8 +134,8 @@ POLICIES: dict[str, PolicyEntry] = {
         build=gandiva_zeus,
     ),
     "green": PolicyEntry(
-        summary="Jobs grow as long as they stay energy efficient; then those that have emitted least run first, and "
-        "high-power jobs run in the grid's greener hours.",
+        summary="Jobs grow as long as they stay energy efficient, on a share of the cluster; of all others those that "
+        "have emitted least run first, and high-power jobs in the grid's greener hours.",
         paper="Xu et al., GREEN: Carbon-efficient Resource Scheduling for Machine Learning Clusters, NSDI'25",
         config=GreenConfig,
         build=Green,

@@ -79,20 +79,22 @@ def test_gpu_seconds_can_stand_in_for_the_footprint() -> None:
     assert ranking_of(a_snapshot(jobs), memory, GreenConfig(carbon_factor="gpu_seconds")) == "ba"
 
 
-def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_come_last() -> None:
+def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_rank_in_the_lower_queue() -> None:
     def upper(name: str, minute: int, degraded: float) -> JobRow:
         at = NOON_S - 60 * minute
         efficiency = {"efficiency_base": 1.0, "efficiency_now": degraded}
-        return a_job(name, gpus=1, max_gpus=2, submitted_s=at, waiting_since_s=NOON_S - 1800, **efficiency)
+        since = {"submitted_s": at, "waiting_since_s": NOON_S - 1800}
+        return a_job(name, gpus=1, max_gpus=2, carbon_gco2=7, **since, **efficiency)
 
-    jobs = [upper("a", 50, 0.91), upper("b", 40, 0.99), upper("c", 30, 0.95), a_job("x", gpus=1, carbon_gco2=5)]
+    lower = [a_job("x", gpus=1, carbon_gco2=5), a_job("y", gpus=1, carbon_gco2=9)]
+    jobs = [upper("a", 50, 0.91), upper("b", 40, 0.99), upper("c", 30, 0.95), *lower]
     snapshot = a_snapshot(jobs, [a_node(gpus=10)])
     config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, theta=0.3)
 
-    result = run_cycle(Green(config), snapshot, remembering("x", lower="x"))
+    result = run_cycle(Green(config), snapshot, remembering("xy", lower="xy"))
 
-    # All three are to have 2 GPUs, and theta allows 3: b takes 2, c crosses the line, a waits behind the lower queue.
-    assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a"]
+    # All three are to have 2 GPUs, and theta allows 3: b takes 2, c crosses the line, a's footprint is between x and y.
+    assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a", "y"]
     assert result.memory.ahead == 2
     assert story(result.plan) == {"b": "preempt scale_out -> 2", "c": "preempt scale_out -> 2"}
     assert result.memory.gangs["a"] == 1
@@ -131,23 +133,15 @@ def test_a_passive_round_starts_jobs_by_the_last_ranking() -> None:
     assert result.memory == remembering("bca", lower="abc")
 
 
-@pytest.mark.parametrize(
-    ("theta", "order"),
-    [
-        pytest.param(0.3, "unlxmo", id="u and n hold 2 GPUs, more than 1.8: the others come last"),
-        pytest.param(0.5, "unmolx", id="u, n and m hold 3 GPUs, no more than 3: o is the last ahead"),
-        pytest.param(0.0, "ulxnmo", id="u fills it"),
-    ],
-)
-def test_arrivals_join_the_end_of_the_upper_queue_within_theta(theta: float, order: str) -> None:
+def test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue() -> None:
     jobs = [queued_at(name, minute, max_gpus=4) for name, minute in (("o", 2), ("m", 3), ("n", 4), ("u", 9))]
-    jobs += [queued_at("l", 9), queued_at("x", 9)]
+    jobs += [queued_at("l", 9), queued_at("x", 9), a_job("r", gpus=1)]
     snapshot = a_snapshot(jobs, [a_node(gpus=6)], trigger=Trigger.PASSIVE)
 
-    ranked, gangs = passive_ranking(snapshot, remembering("ulx", ahead=1, lower="l"), GreenConfig(theta=theta))
+    ranked, gangs = passive_ranking(snapshot, remembering("ulrx", ahead=1, lower="lr"))
 
-    assert "".join(snapshot.jobs.ids[job] for job in ranked) == order
-    assert gangs.tolist() == [1] * 6
+    assert "".join(snapshot.jobs.ids[job] for job in ranked) == "unmolrx"
+    assert gangs.tolist() == [1] * 7
 
 
 def test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten() -> None:

@@ -28,7 +28,8 @@ class GreenConfig:
     theta: Annotated[
         float,
         Parameter(
-            "Share of the cluster's GPUs that the upper queue may take ahead of the lower one. Default: section 6.4.",
+            "Share of the cluster's GPUs that the upper queue may take ahead of the lower one; its other jobs rank "
+            "among the lower queue's. Default: section 6.4.",
             minimum=0.0,
             maximum=1.0,
         ),

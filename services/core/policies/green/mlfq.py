@@ -3,13 +3,12 @@
 An active round sorts the jobs into queues, sets their sizes and ranks them:
 
 1. jobs that starve, then the upper queue in order of submission while its jobs' gangs keep within theta of the cluster;
-2. the lower queue by PRIORITY (``carbon.lower_priority``);
-3. what theta kept out of the upper queue, so that no GPU idles for its sake.
+2. the lower queue, and with it what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
 
 Where ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
 
-A passive round fills free GPUs by the last active ranking; jobs that came since join the end of the upper queue at
-their minimum gang, within theta as well.
+A passive round fills free GPUs by the last active ranking; jobs that came since stand right behind the first group, at
+their minimum gang. A passive round stops no job, so theta does not limit them.
 
 Source: GREEN section 6, Algorithm 1.
 """
@@ -63,7 +62,7 @@ class Green:
         if preemption is Preemption.NOW:
             order, gangs, memory = active_ranking(snapshot, memory, self.config)
         else:
-            order, gangs = passive_ranking(snapshot, memory, self.config)
+            order, gangs = passive_ranking(snapshot, memory)
         reason = Reason.WAITING_FOR_ROUND
         if memory.held:
             ids, reason = snapshot.jobs.ids, Reason.GREENER_HOURS
@@ -120,8 +119,10 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
         scaling.degradation,
         shifting(jobs.gpu_power_w, *_intensities(snapshot, config), config.mu),
     )
-    by_priority = order_by(jobs.ids, np.where(lower, priority, np.inf), jobs.submitted_s)
-    order: Ints = np.concatenate((first, head, by_priority[lower[by_priority]], skipped))
+    ranked = lower.copy()
+    ranked[skipped] = True
+    by_priority = order_by(jobs.ids, np.where(ranked, priority, np.inf), jobs.submitted_s)
+    order: Ints = np.concatenate((first, head, by_priority[ranked[by_priority]]))
 
     gangs = scaling.gangs.copy()
     gangs[skipped] = scaling.present[skipped]
@@ -139,34 +140,22 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
     return order, sizes, following
 
 
-def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
+def passive_ranking(snapshot: Snapshot, memory: GreenMemory) -> tuple[Ints, Ints]:
     """Return all jobs best first (n_ranked,) by the last active ranking, and their sizes in that order (n_ranked,).
 
-    Jobs that came since stand behind the upper queue in order of submission, as long as the gangs ahead of the lower
-    queue keep within theta; the rest of them come last.
+    Jobs that came since stand in order of submission behind those that were ahead of the lower queue. This is our
+    reading of section 6.1, which puts new jobs at the end of the upper queue, and 6.3, which ranks in active rounds
+    only. Shown by
+    ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
     order = contenders(snapshot, Preemption.LATER)
     if order.size > 1:
         rank = _rank(snapshot, memory, order)
-        if int(rank.min()) < 0:
-            return _with_arrivals(snapshot, memory, config)
-        order = order[np.argsort(rank)]
+        arrivals = _in_order_of_submission(snapshot, order[rank < 0])
+        known: Ints = order[np.argsort(rank)][arrivals.size :]
+        n_ahead = int(np.count_nonzero(rank < memory.ahead)) - arrivals.size
+        order = np.concatenate((known[:n_ahead], arrivals, known[n_ahead:]))
     return order, _present_gangs(snapshot, memory, order)
-
-
-def _with_arrivals(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
-    """Return ``passive_ranking`` with jobs that came since: what ranks before them, waiting or not, says where."""
-    everyone = every_job(snapshot)
-    rank, gangs = _rank(snapshot, memory, everyone), _present_gangs(snapshot, memory, everyone)
-    arrived = rank < 0
-    arrivals = _by_submission(snapshot, arrived)
-    ahead = ~arrived & (rank < memory.ahead)
-    before = int(gangs[ahead].sum()) + np.cumsum(gangs[arrivals]) - gangs[arrivals]
-    block = np.where(ahead, 0, 2)
-    block[arrivals] = np.where(before <= config.theta * snapshot.total_gpus, 1, 3)
-    rank[arrivals] = np.arange(arrivals.size)
-    order = np.lexsort((rank, block))
-    return order, gangs[order]
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -261,7 +250,8 @@ def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float
 
     While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission.
     Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job that
-    crosses the line is still ahead, as in Algorithm 1 line 7.
+    crosses the line is still ahead, as in Algorithm 1 line 7. Those kept out are ranked with the lower queue: section
+    6.4 "skips the remaining upper queue and considers the lower queue".
 
     Source: GREEN section 6.4, Algorithm 1 lines 3-8.
     """
@@ -291,12 +281,16 @@ def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
 
 def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
     """Return the indices of the marked jobs, first submitted first."""
+    return _in_order_of_submission(snapshot, np.flatnonzero(which))
+
+
+def _in_order_of_submission(snapshot: Snapshot, which: Ints) -> Ints:
+    """Return these jobs, first submitted first."""
     jobs = snapshot.jobs
-    marked = np.flatnonzero(which)
-    if marked.size < 2:
-        return marked
-    ids = tuple(jobs.ids[job] for job in marked.tolist())
-    return marked[order_by(ids, jobs.submitted_s[marked])]
+    if which.size < 2:
+        return which
+    ids = tuple(map(jobs.ids.__getitem__, which.tolist()))
+    return which[order_by(ids, jobs.submitted_s[which])]
 
 
 def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
