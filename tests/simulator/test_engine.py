@@ -129,7 +129,7 @@ def test_persistence_tells_policies_yesterday() -> None:
     trace = a_trace(days, forecast=ForecastKind.PERSISTENCE)
     now_s = START_S + 36 * 3_600.0
 
-    told = Grid(trace, 86_400.0, 86_400.0).outlook(now_s).curve
+    told = Grid(trace, 86_400.0, 86_400.0).outlooks(now_s)[0].curve
 
     assert told.at(now_s) == 200.0
     assert told.at(now_s + 6 * 3_600.0) == 100.0

@@ -12,6 +12,11 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Ints
 
 
+def is_uniform(snapshot: Snapshot) -> bool:
+    """Whether all devices are alike: of one GPU model, on nodes that take work."""
+    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable
+
+
 class Capacity:
     """Devices on schedulable nodes, and who has them.
 
@@ -24,11 +29,11 @@ class Capacity:
     def __init__(self, snapshot: Snapshot) -> None:
         nodes, jobs = snapshot.nodes, snapshot.jobs
         self._snapshot = snapshot
-        self._uniform = len(snapshot.gpu_models) == 1 and nodes.all_schedulable
+        self._uniform = is_uniform(snapshot)
         self.total: Ints = model_gpus(snapshot)
         goes = stopping(snapshot)
         if self._uniform:
-            self.free: list[int] = [int(nodes.free_gpus.sum())]
+            self.free: list[int] = [nodes.free_total]
             self.releasing: list[int] = [int(jobs.gpus[goes].sum()) if goes.size else 0]
             return
         taking, n_models = nodes.schedulable, self.total.size

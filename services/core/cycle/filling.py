@@ -198,13 +198,13 @@ class Filler:
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
         ranked, quota = self._ranked, self._quota
-        model, held, gpus = int(ranked.model[position]), int(ranked.held[position]), int(ranked.gpus[position])
+        model, held, gpus = ranked.model.item(position), ranked.held.item(position), ranked.gpus.item(position)
         if model < 0 or not held:
             if quota is not None:
                 quota.claim(job, gpus)
             return
         room = self._room[model]
-        resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and bool(ranked.resizable[position])
+        resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and ranked.resizable.item(position)
         if resizes and (quota is None or quota.allows(job, wanted)):
             verdict, held, gpus = RESIZE, wanted, wanted
         elif quota is not None and not quota.allows(job, gpus):

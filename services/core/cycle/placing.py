@@ -19,6 +19,8 @@ from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.placement import NodeShare, Placement
 
+FEW_NODES = 64
+"""Among fewer nodes one that a gang fills exactly is found sooner in a list."""
 NEVER_TIGHT = int(np.iinfo(np.int64).max)
 
 
@@ -48,7 +50,7 @@ class FreeDevices:
 
     def on(self, node: int) -> tuple[int, ...]:
         """Return the device indices still free on a node, ascending."""
-        if not self._nodes.schedulable[node]:
+        if not self._nodes.all_schedulable and not self._nodes.schedulable[node]:
             return ()
         return self._taken[node] if node in self._taken else self._nodes.free_devices[node]
 
@@ -139,6 +141,8 @@ def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
         count: (n_nodes,) free devices.
         gpus: Size of the gang.
     """
+    if count.size <= FEW_NODES and gpus in (free := count.tolist()):
+        return [(free.index(gpus), gpus)]
     shares: list[tuple[int, int]] = []
     left = gpus
     fullest = int(count.argmax()) if count.size else -1

@@ -230,7 +230,7 @@ def _within_reach(
         return None
     if jobs.priority[waits].any() or not jobs.eligible[waits].all():
         return None
-    room = int(snapshot.nodes.free_gpus.sum() + jobs.gpus[stopping(snapshot)].sum())
+    room = snapshot.nodes.free_total + int(jobs.gpus[stopping(snapshot)].sum())
     if not backfill:
         possible = sizes <= snapshot.total_gpus  # a wider one never blocks
         if int(possible.sum()) <= room + 1:

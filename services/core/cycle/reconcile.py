@@ -12,16 +12,17 @@ same ranking, arrives at the same claims and starts what has become free.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from services.core.cycle.capacity import Capacity
+from services.core.cycle.capacity import Capacity, is_uniform
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Preemption, Ranking, gives_reasons
+from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
@@ -58,6 +59,9 @@ def reconcile(
     sifted = preemption is not Preemption.NOW and not explained
     if sifted and not ranking.order.size:
         return Plan(snapshot.version, ())
+    if sifted and ranking.order.size < FEW and is_uniform(snapshot) and not snapshot.tenant_gpu_quota:
+        few = _those_that_fit(snapshot, ranking, backfill)
+        return Plan(snapshot.version, tuple(start for _, start in _starts(snapshot, few, place)[0]))
     capacity = Capacity(snapshot)
     if sifted:
         ranking = _waiting_only(snapshot, ranking, capacity, backfill)
@@ -68,7 +72,8 @@ def reconcile(
         quota = _quota(snapshot, all_runs_on=True)
         filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill)
         filler.fill(None if sifted else ranked.waiting())
-    starts, declined = _starts(snapshot, ranked, filler, place or PLACERS[snapshot.placement])
+    found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
+    starts, declined = _starts(snapshot, found, place)
     preempts = _preempts(snapshot, ranked, filler.verdicts()) if preemption is Preemption.NOW else []
     if not explained:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
@@ -126,17 +131,51 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
     return filler
 
 
+def _those_that_fit(snapshot: Snapshot, ranking: Ranking, backfill: bool) -> list[tuple[int, int, int]]:
+    """Return (job, size, GPU model) of each start among a few waiting jobs, in rank order.
+
+    That is what ``Filler`` decides where there is one GPU model and no quota, in a round without preemption and
+    without reasons; most of a simulation's rounds are such ones, with one job to start.
+    """
+    jobs = snapshot.jobs
+    goes = stopping(snapshot)
+    free = snapshot.nodes.free_total
+    room = free + int(jobs.gpus[goes].sum()) if goes.size else free
+    most = snapshot.total_gpus
+    fit: list[tuple[int, int, int]] = []
+    for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True):
+        phase = jobs.phase.item(job)
+        if not room:
+            break
+        if phase not in (QUEUED, PREEMPTING) or gpus > most or not jobs.eligible.item(job, 0):
+            continue
+        if gpus > room:
+            if not backfill:
+                break
+            continue
+        room -= gpus
+        if phase == QUEUED and gpus <= free:
+            free -= gpus
+            fit.append((job, gpus, 0))
+    return fit
+
+
 def _starts(
-    snapshot: Snapshot, ranked: Ranked, filler: Filler, place: Placer
+    snapshot: Snapshot, found: Sequence[tuple[int, int, int]], place: Placer | None
 ) -> tuple[list[tuple[int, Start]], list[int]]:
-    """Return (job, start) for every gang that is placed, and the jobs whose gang the placer declined."""
+    """Return (job, start) for every gang that is placed, and the jobs whose gang the placer declined.
+
+    Args:
+        snapshot: The cluster.
+        found: Job, size and GPU model of each gang, best rank first.
+        place: As in ``reconcile``.
+    """
     starts: list[tuple[int, Start]] = []
     declined: list[int] = []
-    if filler.starts:
-        free = FreeDevices(snapshot.nodes)
-        for position, model in filler.starts:
-            job = int(ranked.jobs[position])
-            placement = place(snapshot, job, int(ranked.wanted[position]), model, free)
+    if found:
+        free, place = FreeDevices(snapshot.nodes), place or PLACERS[snapshot.placement]
+        for job, gpus, model in found:
+            placement = place(snapshot, job, gpus, model, free)
             if placement is None:
                 declined.append(job)
             else:

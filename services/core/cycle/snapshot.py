@@ -212,11 +212,28 @@ class NodeTable:
             if getattr(self, name) is _NOWHERE:
                 object.__setattr__(self, name, np.zeros(len(self.ids), dtype=np.bool_))
 
-    def with_free(self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, asleep: Bools) -> NodeTable:
-        """Return the same nodes with other devices free and nodes asleep; cached properties are kept."""
+    @cached_property
+    def free_total(self) -> int:
+        """Free GPUs of all nodes, also of those that take no work."""
+        return int(self.free_gpus.sum())
+
+    @cached_property
+    def _unchanging(self) -> dict[str, Any]:
+        """What ``with_free`` keeps."""
         kept = {"index": self.index, "all_schedulable": self.all_schedulable, "schedulable_gpus": self.schedulable_gpus}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | kept
+
+    def with_free(
+        self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, free_total: int, asleep: Bools
+    ) -> NodeTable:
+        """Return the same nodes with other devices free and nodes asleep; the rest is taken over, unchecked."""
         table = object.__new__(NodeTable)
-        table.__dict__.update(self.__dict__, **kept, free_devices=free_devices, free_gpus=free_gpus, asleep=asleep)
+        columns = table.__dict__
+        columns.update(self._unchanging)
+        columns["free_devices"] = free_devices
+        columns["free_gpus"] = free_gpus
+        columns["free_total"] = free_total
+        columns["asleep"] = asleep
         return table
 
     def __len__(self) -> int:
@@ -368,6 +385,14 @@ class Snapshot:
     slice_units: tuple[SliceUnit, ...] = ()
     slice_jobs: tuple[SliceJob, ...] = ()
     hints: RoundHints = NO_HINTS
+
+    def again(self, **changed: Any) -> Snapshot:
+        """Return the snapshot with these fields changed, unchecked; for a caller that shows one every round."""
+        following = object.__new__(Snapshot)
+        columns = following.__dict__
+        columns.update(self.__dict__)
+        columns.update(changed)
+        return following
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
         """Return what is known of a job's speed and power by one kind of control on a GPU model; None if nothing."""

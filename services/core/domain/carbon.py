@@ -51,9 +51,9 @@ class CarbonCurve:
         """When the first step begins, UTC seconds."""
         return self._columns[0][0]
 
-    @property
+    @cached_property
     def edges_s(self) -> Floats:
-        """Where steps begin and end, UTC seconds: (n + 1,)."""
+        """Where steps begin and end, UTC seconds: (n + 1,); not to be written to."""
         return np.append(self.times_s, self.end_s)
 
     @property
@@ -154,9 +154,9 @@ class CarbonCurve:
 
     def _seconds_within(self, start_s: float, end_s: float) -> Floats:
         """Return how much of each step lies in a window, whose ends the first and the last step reach out to: (n,)."""
-        edges = self.edges_s
-        edges[0], edges[-1] = min(edges[0], start_s), max(edges[-1], end_s)
-        return np.diff(np.clip(edges, start_s, max(start_s, end_s)))
+        edges = np.minimum(np.maximum(self.edges_s, start_s), max(start_s, end_s))
+        edges[0], edges[-1] = start_s, max(start_s, end_s)
+        return edges[1:] - edges[:-1]
 
 
 def mixed(curves: Sequence[CarbonCurve], shares: Sequence[float]) -> CarbonCurve:

@@ -24,4 +24,5 @@ class Placement:
     @property
     def gpus(self) -> int:
         """How many devices the gang holds."""
-        return sum([len(share.devices) for share in self.shares])
+        shares = self.shares
+        return len(shares[0].devices) if len(shares) == 1 else sum([len(share.devices) for share in shares])

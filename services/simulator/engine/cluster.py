@@ -55,7 +55,7 @@ class Nodes:
         """Return the nodes that are up, as a snapshot shows them until the next event."""
         if self._table is None:
             if not self._down:
-                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self._asleep())
+                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self.free_total, self._asleep())
             else:
                 rows = [at for at, up in enumerate(self.up) if up]
                 self._table = NodeTable(

@@ -22,7 +22,8 @@ class Grid:
         self._end_s = whole.end_s
         last_day = whole.times_s >= whole.end_s - DAY_S
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
-        self._outlook: tuple[int, int, CarbonOutlook] | None = None
+        self._known_as: tuple[int, int] | None = None
+        self._outlooks: tuple[CarbonOutlook, ...] = ()
 
     def at(self, time_s: float) -> float:
         """Return the intensity in force, gCO2/kWh."""
@@ -36,15 +37,14 @@ class Grid:
             self._extend(time_s)
         return self._curve.integral(time_s)
 
-    def outlook(self, now_s: float) -> CarbonOutlook:
-        """Return what a policy knows now; the same value until the hour or the forecast changes."""
+    def outlooks(self, now_s: float) -> tuple[CarbonOutlook, ...]:
+        """Return what a policy knows now, of one zone; the same value until the hour or the forecast changes."""
         if now_s + self._horizon_s >= self._end_s:
             self._extend(now_s + self._horizon_s)
-        step = self._curve.step_at(now_s)
-        issue = self._issue(now_s)
-        if self._outlook is None or self._outlook[:2] != (step, issue):
-            self._outlook = (step, issue, self._outlook_of(now_s, step, issue))
-        return self._outlook[2]
+        known_as = (self._curve.step_at(now_s), self._issue(now_s))
+        if known_as != self._known_as:
+            self._known_as, self._outlooks = known_as, (self._outlook_of(now_s, *known_as),)
+        return self._outlooks
 
     def _extend(self, beyond_s: float) -> None:
         """Repeat the last day until the curve ends after ``beyond_s``."""

@@ -136,7 +136,7 @@ class LiveJobs:
         self.slot: dict[JobId, int] = {}
         self.profiled: dict[int, dict[int, float]] = {}
         self._whole = self._all_rows()
-        self._columns: dict[int, dict[str, Any]] = {}
+        self._tables: dict[int, JobTable] = {}
         self._all_eligible = bool(eligible.all())
         self._new = np.zeros(FloatRow.COUNT)
         self._new[[FloatRow.POWER, FloatRow.BASE, FloatRow.NOW, FloatRow.POWER_LIMIT, FloatRow.CLOCK]] = np.nan
@@ -259,18 +259,18 @@ class LiveJobs:
 
     def table(self) -> JobTable:
         """Return the live jobs as a snapshot shows them: views, valid until the next event."""
-        columns = self._columns.get(self.count)
-        return JobTable.of_columns(self._views() if columns is None else columns)
+        table = self._tables.get(self.count)
+        return self._views() if table is None else table
 
-    def _views(self) -> dict[str, Any]:
-        """Return the columns for so many live jobs, and keep them: the same slots are seen again and again."""
+    def _views(self) -> JobTable:
+        """Return the table of so many live jobs, and keep it: the same slots are seen again and again."""
         n = self.count
         columns: dict[str, Any] = {name: column[:n] for name, column in self._whole.items()}
         columns.update(ids=self.ids, tenants=self.tenants, placements=self.placements, index=self.slot)
-        if len(self._columns) >= KEPT_VIEWS:
-            self._columns.clear()
-        self._columns[n] = columns
-        return columns
+        if len(self._tables) >= KEPT_VIEWS:
+            self._tables.clear()
+        self._tables[n] = table = JobTable.of_columns(columns)
+        return table
 
     def _all_rows(self) -> dict[str, Any]:
         """Return every column of a job table for all slots, also those that are not filled here."""
@@ -282,7 +282,7 @@ class LiveJobs:
         return {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
 
     def _grow(self) -> None:
-        self._columns.clear()
+        self._tables.clear()
         self.floats = np.concatenate((self.floats, np.zeros_like(self.floats)), axis=1)
         self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
         self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))

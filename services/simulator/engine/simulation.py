@@ -119,17 +119,31 @@ class Simulation:
         self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
         kinds = zip(map(JobId, self.workload.ids), self.workload.profile.tolist(), strict=True) if graphs else ()
-        self._graphs = {job_id: graphs[kind] for job_id, kind in kinds if kind in graphs}
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.rounds = self.active_rounds = 0
-        self._curves = speed_curves(self.workload, models)
         self._tables = GangTables(self.workload, cluster, options.host_per_job_w)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._settable = (frozenset(ControlKind),) * len(models)
         self._goodputs = goodput_curves(self.workload, models) if tunes else None
         self._events = Events()
         self._version = 0
+        self._shown = Snapshot(
+            version=0,
+            now_s=math.nan,
+            trigger=Trigger.ACTIVE,
+            gpu_models=models,
+            jobs=self.live.table(),
+            nodes=self.nodes.table(),
+            outlooks=(),
+            tenant_gpu_quota={},
+            speed_curves=speed_curves(self.workload, models),
+            settable=(frozenset(ControlKind),) * len(models),
+            idle_w=self.nodes.idle_w_of,
+            placement=options.placement,
+            graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
+            network=self.network,
+            measures=True,
+        )
         self._waiting = Waiting(self.live, waits_by, policy_keeps=entry is not None and entry.keeps_queue)
         self.gangs = Gangs(
             self.workload,
@@ -234,31 +248,21 @@ class Simulation:
         """Return what the policy sees now; its columns are views that the next event changes."""
         self._version += 1
         stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
-        snapshot = Snapshot(
+        now_s = self.gangs.now_s
+        snapshot = self._shown.again(
             version=self._version,
-            now_s=self.gangs.now_s,
+            now_s=now_s,
             trigger=trigger,
-            gpu_models=self.nodes.models,
             jobs=self.live.table(),
             nodes=self.nodes.table(),
-            outlooks=(self.grid.outlook(self.gangs.now_s),),
-            tenant_gpu_quota={},
-            speed_curves=self._curves,
+            outlooks=self.grid.outlooks(now_s),
             control_curves=self._measurements.curves,
-            settable=self._settable,
             gangs=self._tables.shown(self._measurements.curves) if self._replans else (),
-            idle_w=self.nodes.idle_w_of,
             next_active_s=self._next_active_s,
-            placement=self.options.placement,
-            graphs=self._graphs,
-            network=self.network,
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
-            measures=True,
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             hints=RoundHints(
-                reasons=False,
-                contenders=self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
-                newly_waiting=self._waiting.newly(),
+                False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
             ),
         )
         return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)

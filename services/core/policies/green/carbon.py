@@ -36,7 +36,11 @@ def high_power(power_w: Floats) -> Bools:
     Source: GREEN section 5.2, P~; for jobs at the median see ``shifting``.
     """
     known = np.isfinite(power_w)
-    return power_w >= np.median(power_w[known]) if known.any() else known
+    ordered = np.sort(power_w[known])
+    if not ordered.size:
+        return known
+    median_w = (ordered.item((ordered.size - 1) // 2) + ordered.item(ordered.size // 2)) / 2
+    return power_w >= median_w
 
 
 def shifting(power_w: Floats, intensity: float | Floats, mean_intensity: float | Floats, mu: float) -> Floats:
@@ -100,5 +104,5 @@ def lower_priority(counted: Floats, degradation: Floats, shifting_factor: Floats
 
     Source: GREEN, equation 5.
     """
-    burden = np.maximum(np.nan_to_num(counted, nan=0.0), 0.0)
+    burden = np.where(counted > 0.0, counted, 0.0)
     return burden / np.where(np.isnan(degradation), 1.0, degradation) * shifting_factor
