@@ -18,8 +18,13 @@ from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.core.parallel.graph import JobGraph
     from services.core.parallel.mapping import Mapping
+
+TIMES = 5
+"""A placement is timed so often; a programme, which may take a minute, once."""
 
 group = typer.Typer(help="Plan without a control plane.", no_args_is_help=True)
 
@@ -55,8 +60,9 @@ def placement(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place a distributed training job on free GPUs so that its iterations are short."""
+    from services.core.parallel.graph import data_parallel
     from services.core.parallel.iteration import Network
-    from services.core.parallel.mapping import Mapper
+    from services.core.parallel.mapping import Mapper, Method
 
     free = _servers(servers)
     try:
@@ -64,10 +70,12 @@ def placement(
         network = Network(inter_gbps * 1e9 / 8, intra_gbytes * 1e9, server_gpus)
         if max(free) > server_gpus:
             raise DomainError(f"a server has {server_gpus} GPUs (--server-gpus), so {max(free)} cannot be free")
-        began_s = time.perf_counter()
-        mapper = Mapper(graph, network)
-        found = mapper.map(free, method, backend=solver, time_limit_s=time_limit_s)
-        solve_ms = 1_000 * (time.perf_counter() - began_s)
+        mapper, first = Mapper(graph, network), Mapper(data_parallel(2, 1.0), network)
+        first.map([1, 1], method, backend=solver)  # a process's first placement loads what later ones find loaded
+        found, solve_ms = _timed(
+            lambda: mapper.map(free, method, backend=solver, time_limit_s=time_limit_s),
+            1 if method == Method.ILP else TIMES,
+        )
     except DomainError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     document = _document(graph, found, len(free), solve_ms)
@@ -75,6 +83,17 @@ def placement(
         print_json(document)
     else:
         _show(document, free, mapper.model.worst_s)
+
+
+def _timed(place: Callable[[], Mapping], times: int) -> tuple[Mapping, float]:
+    """Return a placement and the shortest time it took, ms: whatever else runs on the machine only adds to it."""
+    taken_s: list[float] = []
+    while True:
+        began_s = time.perf_counter()
+        found = place()
+        taken_s.append(time.perf_counter() - began_s)
+        if len(taken_s) == times:
+            return found, 1_000 * min(taken_s)
 
 
 def _servers(text: str) -> list[int]:
