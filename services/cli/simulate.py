@@ -78,7 +78,8 @@ def training(
     host_idle_w: Annotated[float, typer.Option(help="Host power per idle GPU, watts.")] = 30.0,
     horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
     placement: Annotated[
-        str, typer.Option(help="consolidated, buddy, heavy-edge or refined; for policies that do not place jobs.")
+        str,
+        typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places."),
     ] = "consolidated",
     predictor: Annotated[
         str, typer.Option(help="Predictor of job lengths: perfect; or, for recurring jobs, forest, mean or median.")

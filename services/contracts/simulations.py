@@ -79,8 +79,8 @@ class TrainingOptions(Message):
     )
     placement: Word = Field(
         default="consolidated",
-        description="`consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs "
-        "themselves.",
+        description="`consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place "
+        "jobs themselves.",
     )
     predictor: Word = Field(
         default="perfect",

@@ -50,7 +50,8 @@ class SchedulerSettings(SharedSettings):
 
     placement: str = Field(
         "consolidated",
-        description="How gangs are placed by policies that leave it open: consolidated, buddy, heavy-edge or refined.",
+        description="How gangs are placed by policies that leave it open: consolidated, buddy, first-fit, heavy-edge "
+        "or refined.",
     )
     inter_gbps: float = Field(
         10, gt=0, description="A node's NIC, gigabits per second; for placement by a job's layout."

@@ -18,8 +18,10 @@ from services.simulator.workload import ClusterSpec
 FILE = Path(__file__).parent / "recurring.json"
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "a-srpt": ("a-srpt", {}),
+    "a-srpt, machine runs": ("a-srpt", {"machine": "runs"}),
     "a-srpt, tau 0, refined": ("a-srpt", {"tau": 0.0, "placement": "refined"}),
-    "a-srpt, speed 0.7": ("a-srpt", {"machine_speed": 0.7}),
+    "a-srpt, machine runs, speed 0.7": ("a-srpt", {"machine": "runs", "machine_speed": 0.7}),
+    "wcs-duration, heavy-edge": ("wcs-duration", {"placement": "heavy-edge"}),
     **{name: (name, {}) for name in ("spjf", "spwf", "wcs-duration", "wcs-workload", "wcs-subtime")},
 }
 

@@ -102,3 +102,29 @@ def test_the_heap_gives_its_items_in_order_and_never_changes(items: list[tuple[i
     assert len(heap) == len(items)
     assert rest == Heap(reversed(list(rest)))
     assert (rest == heap) == (not given_out)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=20),
+    stands=st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=12),
+)
+def test_by_its_own_clock_a_machine_that_stands_still_at_times_loses_nothing(
+    rows: list[tuple[int, int]], stands: list[tuple[int, bool]]
+) -> None:
+    """What Theorem 1 needs of it: less the time it stood still, its sum is at most that of one that always runs."""
+    machine, ended, idle_s, clock_s = VirtualMachine(), 0.0, 0.0, 0.0
+    arrivals = the_arrivals(rows)
+    for duration_s, still in [*stands, (int(LATE_S), False)]:
+        began_s, clock_s = clock_s, clock_s + duration_s
+        new = [each for each in arrivals if began_s <= each[0] < clock_s]
+        if still:
+            idle_s += duration_s
+            machine = machine.stood_still(clock_s)
+        machine, done = machine.run(new, clock_s)
+        assert not (still and done)
+        ended += sum(job.ended_s - idle_s for job in done)
+
+    _, always = VirtualMachine().run(arrivals, LATE_S)
+
+    assert ended <= sum(job.ended_s for job in always)
+    assert not machine.job_ids()

@@ -92,8 +92,10 @@ def test_a_shorter_job_passes_on_the_virtual_machine_and_nobody_in_the_queue() -
     assert story(both.plan) == {"a": "hold not_enough_free_gpus", "c": "hold not_enough_free_gpus"}
 
 
-@pytest.mark.parametrize(("machine", "order"), [("waits", "bca"), ("runs", "abc")])
-def test_the_machine_stands_still_while_the_head_of_the_queue_is_held_up(machine: str, order: str) -> None:
+@pytest.mark.parametrize(("parameters", "order"), [({}, "bca"), ({"machine": "runs"}, "abc")])
+def test_the_machine_stands_still_while_the_head_of_the_queue_is_held_up(
+    parameters: dict[str, str], order: str
+) -> None:
     """h holds up the queue from 10 s on; meanwhile a machine that runs ends a (40 s), before b and c come."""
     full = [a_job("r", on={"n0": (0, 1, 2, 3)}), waiting("h", 8), waiting("a", 8, at_s=15.0)]
     jobs = [*full, waiting("b", 8, at_s=60.0), waiting("c", 8, at_s=60.0)]
@@ -102,7 +104,7 @@ def test_the_machine_stands_still_while_the_head_of_the_queue_is_held_up(machine
 
     *_, last = rounds(
         [*(shown(full, at_s=at_s, needs_s=needs) for at_s in times), shown(jobs, at_s=60.0, needs_s=needs)],
-        machine=machine,
+        **parameters,
     )
 
     machine_at_60, queue = last.memory.machine, sorted(last.memory.queue)
@@ -270,11 +272,15 @@ def test_the_baselines_differ_in_their_order_and_in_who_may_pass(name: str, star
     assert POLICIES[name].waits_by
 
 
-def test_the_baselines_place_by_the_graph_unless_told_otherwise() -> None:
+@pytest.mark.parametrize("name", ["spjf", "spwf", "wcs-duration", "wcs-workload", "wcs-subtime"])
+def test_the_baselines_take_the_first_servers_unless_another_placement_is_asked_for(name: str) -> None:
     nodes = [a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4)]
-    snapshot = shown([waiting("a", 4)], nodes, needs_s={"a": 1.0}, graphs={"a": LIGHT})
-    for placement, placed in (("heavy-edge", "start n0:0,1 n1:0,1"), ("consolidated", "start n2:0,1,2,3")):
-        policy = build_policy("wcs-duration", {"placement": placement})
+    snapshot = shown([waiting("a", 4)], nodes, needs_s={"a": 1.0}, graphs={"a": HEAVY})
+    for parameters, placed in (
+        ({}, "start n0:0,1 n1:0,1"),
+        ({"placement": "heavy-edge"}, "start n2:0,1,2,3"),
+    ):
+        policy = build_policy(name, parameters)
         assert story(run_cycle(policy, snapshot, policy.initial()).plan) == {"a": placed}
 
 

@@ -1146,8 +1146,8 @@ class TrainingProblem:
         node_mtbf_days: Mean time between failures of a node; by default nodes do not fail.
         host_idle_w: Power of the host per idle GPU, in watts.
         horizon_hours: How far ahead policies know the carbon intensity.
-        placement: `consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs
-            themselves.
+        placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
+            jobs themselves.
         predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
             `median-of-all`, learned from jobs that have ended.
     """
@@ -1505,8 +1505,8 @@ class TrainingRequestFields(TypedDict, total=False):
         node_mtbf_days: Mean time between failures of a node; by default nodes do not fail.
         host_idle_w: Power of the host per idle GPU, in watts.
         horizon_hours: How far ahead policies know the carbon intensity.
-        placement: `consolidated`, `buddy`, `heavy-edge` or `refined`; for policies that do not place jobs
-            themselves.
+        placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
+            jobs themselves.
         predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
             `median-of-all`, learned from jobs that have ended.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this

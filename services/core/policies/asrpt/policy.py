@@ -8,9 +8,9 @@ it was first offered. Any other takes what the emptiest servers have left, at on
 As printed, all jobs wait behind a gang that waits for better servers. What the paper leaves open, and we fill in:
 
 - whether the machine runs while the head of the queue is held up. Algorithm 1 moves the machine in line 2, and does not
-  come back to that line while line 25, or the loop of line 16, counts time: by that reading it stands still
-  (``machine="waits"``). Theorem 1 is stated for a machine that runs, which is the default; under load it outpaces the
-  cluster, and the queue becomes first come, first served;
+  come back to that line while line 25, or the loop of line 16, counts time: by that reading, our default, it stands
+  still (``machine="waits"``). A machine that runs outpaces the cluster under load, and the queue becomes first come,
+  first served. Theorem 1 is stated for one that runs and holds for one that waits too (``bounds.completion``);
 - users' priorities come before lengths, on the machine and in the queue;
 - on several GPU models, the queue is held up on those that its head may use; a tenant over its quota, and a gang that
   could not sit on the empty cluster, hold up no other job;
@@ -79,10 +79,10 @@ class AsrptConfig:
     machine: Annotated[
         Literal["waits", "runs"],
         Parameter(
-            "What the virtual machine does while the head of the queue is held up: runs, as Theorem 1 has it; waits, "
-            "our reading of Algorithm 1, whose loop moves it only while nothing is held up."
+            "What the virtual machine does while the head of the queue is held up. Default: waits, our reading of "
+            "Algorithm 1, whose loop moves it only while nothing is held up; runs: as the proof of Theorem 1 has it."
         ),
-    ] = "runs"
+    ] = "waits"
     machine_speed: Annotated[
         float,
         Parameter(

@@ -43,10 +43,10 @@ class PredictedOrderConfig:
     placement: Annotated[
         Literal["first-fit", "heavy-edge", "refined", "consolidated", "buddy"],
         Parameter(
-            "How gangs are placed. Default: as A-SRPT places its own; first-fit: on the first servers with free GPUs, "
-            "replicas mapped by Heavy-Edge, which is all that the paper says of its baselines."
+            "How gangs are placed. Default: on the first servers with free GPUs, replicas mapped by Heavy-Edge, which "
+            "is all that the paper says of its baselines; heavy-edge: on the servers that A-SRPT would take."
         ),
-    ] = "heavy-edge"
+    ] = "first-fit"
     gang: GangParameter = "min"
 
     def __post_init__(self) -> None:

@@ -3,6 +3,20 @@
 A cluster of G GPUs does no more than one machine as fast as all of them that may cut work at will. On that machine
 shortest remaining first is optimal; and no job ends before its submission plus its own shortest time.
 
+The theorem is stated for a virtual machine that always runs. It also holds for one that stands still while the head of
+the queue is held up. Let ``c`` be when a job ends on that machine by the machine's own clock, which stops with it:
+
+- By that clock no job arrives later than it really did. So the sum of ``c`` is at most that of a machine that always
+  runs: shortest remaining first is optimal, and earlier arrivals do not make the optimum longer. Lemma 3 holds as
+  printed.
+- The jobs that end on the machine no later than this one have a length of at most ``c``, taken together. While the
+  machine stands still, or this job waits in the queue, one of them either waits for better servers, which they do for
+  at most ``tau c`` in all, or lacks GPUs; then more than ``G - g_max`` GPUs are busy with the others, for at most
+  ``rho G c / (G - g_max)`` in all, and longer only by what was predicted too short. So a job starts within
+  ``(1 + tau + rho G / (G - g_max)) c`` plus the term of the error; summed over all jobs that is Lemma 2.
+
+As in the paper, this leaves aside priorities, quotas and tensor groups that find no server with enough room.
+
 Source: A-SRPT, Lemma 1 (without its factor rho, since lengths here are lower bounds) and Theorem 1.
 """
 
