@@ -49,7 +49,7 @@ class StepTimes:
     step_s: Floats
     sync_s: Floats
 
-    def throughput(self, gpus: int, batch_per_gpu: Ints, accumulated: Ints) -> Floats:
+    def throughput(self, gpus: int, batch_per_gpu: Ints | Floats, accumulated: Ints) -> Floats:
         """Return samples/s of a gang whose steps accumulate the gradients of so many more passes; same shape."""
         step_s = np.interp(batch_per_gpu, self.batch_per_gpu, self.step_s)
         pass_s = step_s - np.interp(batch_per_gpu, self.batch_per_gpu, self.sync_s)

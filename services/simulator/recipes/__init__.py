@@ -4,7 +4,12 @@
 """
 
 from services.simulator.recipes.green import green, green_users
-from services.simulator.recipes.powerflow import powerflow, powerflow_fitted
+from services.simulator.recipes.powerflow import (
+    powerflow,
+    powerflow_fitted,
+    powerflow_strong,
+    powerflow_strong_fitted,
+)
 from services.simulator.recipes.recipe import Recipe
 from services.simulator.recipes.recurrent import recurrent
 from services.simulator.recipes.stated import measured, plain, sia
@@ -16,6 +21,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe("green-users", "the same, with gangs as users of Philly asked for", green_users),
         Recipe("powerflow", "models and batches of PowerFlow's Table 1, gangs as users of Philly asked for", powerflow),
         Recipe("powerflow-fitted", "the same, with policies seeing fitted models instead", powerflow_fitted),
+        Recipe("powerflow-strong", "as powerflow, with the batch of a job split over its GPUs", powerflow_strong),
+        Recipe("powerflow-strong-fitted", "the same, with policies seeing fitted models", powerflow_strong_fitted),
         Recipe("a-srpt", "recurring jobs of nine models in parallel layouts, 70 % on one GPU", recurrent()),
         *(
             Recipe(f"a-srpt-{share}", f"the same, {share} % on one GPU", recurrent(share / 100))

@@ -109,7 +109,7 @@ def batches_of(model: str) -> tuple[int, ...]:
 
 
 @cache
-def dynamic_fraction(model: str, batch: int) -> float:
+def dynamic_fraction(model: str, batch: float) -> float:
     """Return the share of a board's dynamic range a model draws at full limit; nearest batch per GPU; 0 to 1."""
     name = POWER_OF.get(model, model)
     if model in POWER_BATCHES:

@@ -99,6 +99,18 @@ def test_a_round_gives_the_shares_out_and_a_lossy_job_does_not_grow() -> None:
     assert round_of(Afs(AfsConfig())) == {"short": 2, "long": 2}, "powers of two"
 
 
+def test_without_lengths_the_service_so_far_tells_short_from_long() -> None:
+    jobs = [a_job("long", max_gpus=1), a_job("short", max_gpus=1, attained_gpu_s=50.0)]
+    snapshot = with_lengths(a_snapshot(jobs, [a_node("n0", gpus=1)]), 9_000.0, 900.0)
+
+    def first(**parameters: str) -> set[str]:
+        policy = build_policy("afs", parameters)
+        return set(started(run_cycle(policy, snapshot, policy.initial()).plan))
+
+    assert first() == first(lengths="predicted") == {"short"}
+    assert first(lengths="attained") == {"long"}, "it has had no service yet"
+
+
 def test_a_running_job_grows_only_where_that_pays_for_its_restart() -> None:
     def stops(left_s: float, **parameters: float) -> Set[str]:
         snapshot = with_lengths(a_snapshot([a_job("a", gpus=1, max_gpus=4)], [a_node("n0", gpus=4)]), left_s)

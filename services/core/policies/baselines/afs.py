@@ -11,8 +11,8 @@ others takes the step. A job without GPUs counts a full gain: jobs that scale wi
 one has its first, and jobs that scale badly one.
 
 The throughputs are ``Snapshot.speed_curves``; a job without one is taken to scale without loss. The length is the
-predicted remaining time; of a job without a prediction, the service it has had so far. A step of several GPUs counts
-its gain per GPU, and one that gains nothing is given to no job.
+predicted remaining time; of a job without a prediction, or of all with ``lengths=attained``, the service it has had so
+far. A step of several GPUs counts its gain per GPU, and one that gains nothing is given to no job.
 
 The paper shares out anew at each arrival and end, in a system that resizes a job in seconds. Here a resize is a
 checkpoint and a restart, so that sizes change in active rounds only, and not where that does not pay: a running job
@@ -20,7 +20,7 @@ grows where it saves ``resize_gain`` restarts, and shrinks where another job nee
 ``resize_gain`` 0 resizes at every round, whatever it costs. Gangs are powers of two, as in the paper's system: others
 would lie across nodes.
 
-Source: Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21, sections 4.1 and 4.2 (AFS-L).
+Source: Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21, section 4 (AFS-L and AFS-P).
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ class AfsConfig:
     sizes: Annotated[
         Literal["powers_of_two", "any"], Parameter("Sizes a gang may have: powers of two (the paper), or any.")
     ] = "powers_of_two"
+    lengths: Annotated[
+        Literal["predicted", "attained"],
+        Parameter(
+            "What tells short jobs from long ones: their predicted remaining time (AFS-L), or the service they have "
+            "had so far, as if lengths were unknown (AFS-P)."
+        ),
+    ] = "predicted"
     restart_s: Annotated[
         float,
         Parameter("Time a gang loses when it is stopped and started again. Default: ours.", unit="s", minimum=0.0),
@@ -88,7 +95,7 @@ class Afs:
     def decide(self, snapshot: Snapshot, memory: AfsMemory) -> tuple[Plan, AfsMemory]:
         """Return the shares of all jobs in an active round; in between, free GPUs go to the shortest that wait."""
         jobs = snapshot.jobs
-        length = lengths(snapshot)
+        length = attained_s(snapshot) if self.config.lengths == "attained" else lengths(snapshot)
         if snapshot.trigger is Trigger.PASSIVE:
             which = contenders(snapshot, Preemption.LATER)
             ids = map(jobs.ids.__getitem__, which.tolist())
@@ -168,9 +175,14 @@ class Afs:
 
 def lengths(snapshot: Snapshot) -> Floats:
     """Return how long each job still takes at its smallest gang: (n_jobs,) seconds; attained service where unknown."""
+    left_s = snapshot.jobs.remaining_s
+    return np.where(np.isnan(left_s), attained_s(snapshot), left_s)
+
+
+def attained_s(snapshot: Snapshot) -> Floats:
+    """Return the service each job has had so far, at its smallest gang: (n_jobs,) seconds."""
     jobs = snapshot.jobs
-    attained_s = np.nan_to_num(jobs.attained_gpu_s, nan=0.0) / jobs.min_gpus
-    return np.where(np.isnan(jobs.remaining_s), attained_s, jobs.remaining_s)
+    return np.nan_to_num(jobs.attained_gpu_s, nan=0.0) / jobs.min_gpus
 
 
 def _speeds(snapshot: Snapshot, which: Ints) -> Floats:

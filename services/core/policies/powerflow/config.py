@@ -130,7 +130,7 @@ class PowerflowConfig:
         Parameter(
             "Whether jobs are moved to free blocks of GPUs or whole nodes if that pays for itself (section 5.3)."
         ),
-    ] = False
+    ] = True
     power_down: Annotated[bool, Parameter("Whether unused nodes that may be powered down are (section 5.3).")] = True
     spare_nodes: Annotated[int, Parameter("How many unused nodes stay on for new jobs. Default: ours.", minimum=0)] = 1
     default_gpu_w: Annotated[
