@@ -138,10 +138,22 @@ def test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue
     jobs += [queued_at("l", 9), queued_at("x", 9), a_job("r", gpus=1)]
     snapshot = a_snapshot(jobs, [a_node(gpus=6)], trigger=Trigger.PASSIVE)
 
-    ranked, gangs = passive_ranking(snapshot, remembering("ulrx", ahead=1, lower="lr"))
+    ranked, gangs = passive_ranking(snapshot, remembering("ulrx", ahead=1, lower="lr"), GreenConfig())
 
     assert "".join(snapshot.jobs.ids[job] for job in ranked) == "unmolrx"
     assert gangs.tolist() == [1] * 7
+
+
+def test_a_size_fixed_for_all_holds_for_arrivals_and_beyond_theta() -> None:
+    jobs = [queued_at(name, minute, max_gpus=4) for name, minute in (("a", 9), ("b", 5))]
+    policy = Green(GreenConfig(fixed_gpus=2, theta=0.0))
+    nodes = [a_node(gpus=4)]
+
+    passive = run_cycle(policy, a_snapshot(jobs, nodes, trigger=Trigger.PASSIVE), GreenMemory())
+    active = run_cycle(policy, a_snapshot(jobs, nodes), GreenMemory())
+
+    assert story(passive.plan) == story(active.plan) == {"a": "start n0:0,1", "b": "start n0:2,3"}
+    assert active.memory.ahead == 1
 
 
 def test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten() -> None:

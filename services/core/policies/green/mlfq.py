@@ -8,7 +8,7 @@ An active round sorts the jobs into queues, sets their sizes and ranks them:
 Where ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
 
 A passive round fills free GPUs by the last active ranking; jobs that came since stand right behind the first group, at
-their minimum gang. A passive round stops no job, so theta does not limit them.
+their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so theta does not limit them.
 
 Source: GREEN section 6, Algorithm 1.
 """
@@ -62,7 +62,7 @@ class Green:
         if preemption is Preemption.NOW:
             order, gangs, memory = active_ranking(snapshot, memory, self.config)
         else:
-            order, gangs = passive_ranking(snapshot, memory)
+            order, gangs = passive_ranking(snapshot, memory, self.config)
         reason = Reason.WAITING_FOR_ROUND
         if memory.held:
             ids, reason = snapshot.jobs.ids, Reason.GREENER_HOURS
@@ -140,7 +140,7 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
     return order, sizes, following
 
 
-def passive_ranking(snapshot: Snapshot, memory: GreenMemory) -> tuple[Ints, Ints]:
+def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
     """Return all jobs best first (n_ranked,) by the last active ranking, and their sizes in that order (n_ranked,).
 
     Jobs that came since stand in order of submission behind those that were ahead of the lower queue. This is our
@@ -155,7 +155,7 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory) -> tuple[Ints, Ints
         known: Ints = order[np.argsort(rank)][arrivals.size :]
         n_ahead = int(np.count_nonzero(rank < memory.ahead)) - arrivals.size
         order = np.concatenate((known[:n_ahead], arrivals, known[n_ahead:]))
-    return order, _present_gangs(snapshot, memory, order)
+    return order, _present_gangs(snapshot, memory, config, order)
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -170,7 +170,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    present = _present_gangs(snapshot, memory, every_job(snapshot))
+    present = _present_gangs(snapshot, memory, config, every_job(snapshot))
     known_lower = np.fromiter(map(memory.lower.__contains__, jobs.ids), np.bool_, len(jobs))
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == RUNNING) & ~known_lower
@@ -237,7 +237,7 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     jobs = snapshot.jobs
     which = [job for job in np.flatnonzero(jobs.phase == QUEUED).tolist() if jobs.ids[job] in memory.held]
     held: Ints = np.array(which, dtype=np.int64)
-    gangs = _awaited_gangs(snapshot, memory, held)
+    gangs = _awaited_gangs(snapshot, memory, config, held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
     comes_s = expected_start_s(snapshot, held, *needs)
     if config.starvation_s is not None:
@@ -299,9 +299,9 @@ def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
     return np.fromiter(map(memory.rank.get, ids, repeat(-1)), np.int64, which.size)
 
 
-def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
+def _present_gangs(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints) -> Ints:
     """Return the size each of these jobs has, or waits to have: (n_which,)."""
-    jobs, awaited = snapshot.jobs, _awaited_gangs(snapshot, memory, which)
+    jobs, awaited = snapshot.jobs, _awaited_gangs(snapshot, memory, config, which)
     gpus = jobs.gpus[which]
     if not np.count_nonzero(gpus):
         return awaited
@@ -309,10 +309,10 @@ def _present_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints
     return np.where((phase == STARTING) | (phase == RUNNING), gpus, awaited)
 
 
-def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
-    """Return the size of each of these jobs when it starts again; for a new job its minimum: (n_which,)."""
+def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints) -> Ints:
+    """Return the size of each of these jobs when it starts again; for a new job its first one: (n_which,)."""
     ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
-    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(0)), np.int64, which.size)
+    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(config.fixed_gpus or 0)), np.int64, which.size)
     return possible_sizes(snapshot, gangs, which)
 
 
