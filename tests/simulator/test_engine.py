@@ -11,6 +11,7 @@ from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
+from services.simulator.engine.behaviour import GangTables
 from services.simulator.engine.grid import Grid
 from services.simulator.workload import Behaviour, ClusterSpec, ForecastKind
 from tests.support.workloads import START_S, a_profile, a_trace, a_wave, a_workload, a_year
@@ -64,6 +65,26 @@ def test_a_host_may_be_charged_to_each_job_on_it() -> None:
 
     assert shared.energy_kwh == pytest.approx(2 * 0.3)
     assert spread.peak_power_w == pytest.approx(4 * 200.0 + 2 * 100.0)
+
+    once = replace(options, host_per_job_once=True)
+    shared = simulate("fifo", jobs, ClusterSpec.parse("1x2:RTX3090"), a_trace(), options=once)
+    spread = simulate("fifo", wide, ClusterSpec.parse("2x2:RTX3090"), a_trace(), options=once)
+
+    assert shared.energy_kwh == pytest.approx(2 * 0.3), "two jobs, two charges"
+    assert spread.peak_power_w == pytest.approx(4 * 200.0 + 100.0), "one job, one charge"
+
+
+def test_policies_see_the_host_charge_that_counts() -> None:
+    profile = a_profile(gpu_w=200.0, host_power_w=50.0)
+    jobs, cluster = a_workload([(0.0, 3_600.0, 4)], [profile]), ClusterSpec.parse("2x2:RTX3090")
+
+    def drawn_w(options: EngineOptions) -> list[float]:
+        table = GangTables(jobs, cluster, options).shown(({},))[0][0]
+        return table.power_w[:, 0].tolist()
+
+    assert drawn_w(EngineOptions()) == [250.0, 500.0, 1_000.0]
+    assert drawn_w(EngineOptions(host_per_job_w=100.0)) == [300.0, 500.0, 1_000.0]
+    assert drawn_w(EngineOptions(host_per_job_w=100.0, host_per_job_once=True)) == [300.0, 500.0, 900.0]
 
 
 def test_a_preempted_job_pays_for_its_checkpoint_and_its_restart() -> None:
@@ -159,6 +180,11 @@ def test_a_gang_placed_by_buddies_waits_for_a_block(placement: str, starts_h: in
 def test_an_unknown_placement_is_refused() -> None:
     with pytest.raises(DomainError, match="unknown placement"):
         EngineOptions(placement="anywhere")
+
+
+def test_a_charge_once_per_job_needs_its_watts() -> None:
+    with pytest.raises(DomainError, match="needs host_per_job_w"):
+        EngineOptions(host_per_job_once=True)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Behaviours:
         self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
         self._network = network
         self._models = models
-        self._host_per_job_w = options.host_per_job_w
+        self._options = options
         self._runs: dict[Key, Run] = {}
 
     def run(
@@ -98,8 +98,7 @@ class Behaviours:
         slower, cooler = behaviour.factors_at(dict(control_values))
         speed = float(behaviour.speed_at(size, spread=spread)[0]) * slower * self._pace(kind, gpus, shares)
         gpu_w = gpus * float(behaviour.power_w_at(size, spread=spread)[0]) * cooler
-        host_w = gpus * kind.host_power_w if self._host_per_job_w is None else nodes * self._host_per_job_w
-        draw_w = gpu_w + host_w
+        draw_w = gpu_w + float(self._options.host_w(kind.host_power_w, size, np.array([nodes]))[0])
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s)
 
     def _pace(self, kind: JobProfile, gpus: int, shares: Shares) -> float:
@@ -119,9 +118,9 @@ class GangTables:
     because their boards wait longer.
     """
 
-    def __init__(self, workload: Workload, cluster: ClusterSpec, host_per_job_w: float | None) -> None:
-        """Take the kinds of jobs, the cluster, and ``EngineOptions.host_per_job_w``."""
-        self._profiles, self._host_per_job_w = workload.profiles, host_per_job_w
+    def __init__(self, workload: Workload, cluster: ClusterSpec, options: EngineOptions) -> None:
+        """Take the kinds of jobs, the cluster, and the options."""
+        self._profiles, self._options = workload.profiles, options
         self._models = tuple(dict.fromkeys(group.model.name for group in cluster.groups))
         self._widest = [max(g.gpus for g in cluster.groups if g.model.name == name) for name in self._models]
         doublings = 1 << np.arange(int(workload.max_gpus.max(initial=1)).bit_length(), dtype=np.int64)
@@ -151,9 +150,7 @@ class GangTables:
         sizes, spans = self._sizes, self._sizes > self._widest[model]
         speed = np.where(spans, behaviour.speed_at(sizes, spread=True), behaviour.speed_at(sizes))
         board_w = np.where(spans, behaviour.power_w_at(sizes, spread=True), behaviour.power_w_at(sizes))
-        host_w = sizes * profile.host_power_w
-        if self._host_per_job_w is not None:
-            host_w = -(-sizes // self._widest[model]) * self._host_per_job_w
+        host_w = self._options.host_w(profile.host_power_w, sizes, -(-sizes // self._widest[model]))
         kind = next((kind for kind in ControlKind if (model, kind) in curves), None)
         if kind is None:
             drawn_w = (sizes * board_w + host_w)[:, None]
@@ -163,7 +160,7 @@ class GangTables:
         return GangTable(
             sizes,
             speed[:, None] * curve.speed,
-            (sizes * board_w)[:, None] * cooler + np.asarray(host_w, dtype=np.float64)[:, None],
+            (sizes * board_w)[:, None] * cooler + host_w[:, None],
             kind,
             curve.values,
             behaviour.power_error,

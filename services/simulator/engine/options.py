@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.core.cycle.placers import PLACERS
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 
 
@@ -28,6 +31,9 @@ class EngineOptions:
         host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
         host_per_job_w: Where given, what a job is charged for every node it sits on, watts, in place of its profile's
             host power per GPU; jobs that share a node are then each charged for it.
+        host_per_job_once: Whether a job is charged ``host_per_job_w`` once, however many nodes it sits on: GREEN
+            section 4.1 to the letter, ``P_job = P_gpu + P_cpu + P_static``. No meter would read it: a gang over four
+            nodes keeps four hosts on.
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job responds to power
         limits and clocks; otherwise they have it measured. metered: Whether policies see the cluster's measured power,
         as live ones do; otherwise only the models' predictions. placement: How gangs are placed unless the policy says
@@ -55,6 +61,7 @@ class EngineOptions:
     boot_s: float = 180.0
     host_idle_w: float = 30.0
     host_per_job_w: float | None = None
+    host_per_job_once: bool = False
     settings_known: bool = False
     metered: bool = False
     placement: str = "consolidated"
@@ -73,7 +80,21 @@ class EngineOptions:
         ]
         least = [self.passive_interval_s, self.grace_s, self.min_profile_s, self.lease_s, self.boot_s, self.host_idle_w]
         least.append(self.host_per_job_w or 0.0)
+        if self.host_per_job_once and self.host_per_job_w is None:
+            raise DomainError("host_per_job_once needs host_per_job_w: the watts that a job is charged")
         if self.placement not in PLACERS:
             raise DomainError(f"unknown placement {self.placement!r}; known: {', '.join(PLACERS)}")
         if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
             raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")
+
+    def host_w(self, per_gpu_w: float, gpus: Ints, nodes: Ints) -> Floats:
+        """Return what gangs are charged for their hosts, watts: (n,).
+
+        Args:
+            per_gpu_w: By the job's profile.
+            gpus, nodes: (n,) what each gang sits on.
+        """
+        if self.host_per_job_w is None:
+            return np.multiply(gpus, per_gpu_w, dtype=np.float64)
+        charges = np.ones_like(nodes) if self.host_per_job_once else nodes
+        return np.multiply(charges, self.host_per_job_w, dtype=np.float64)

@@ -122,7 +122,7 @@ class Simulation:
         self.recorder = Recorder(self.workload, models)
         self.memory: Any = policy.initial()
         self.rounds = self.active_rounds = 0
-        self._tables = GangTables(self.workload, cluster, options.host_per_job_w)
+        self._tables = GangTables(self.workload, cluster, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
         self._goodputs = goodput_curves(self.workload, models) if tunes else None
         self._events = Events()

@@ -41,8 +41,8 @@ from services.core.domain.errors import DomainError
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
 from services.simulator.readers.carbon import FORECASTS
 
-RESULT_VERSION = 2
-"""Raised when the meaning of a cell's result changes: all cells then run again."""
+RESULT_VERSION = 3
+"""Raised when a cell's result changes though its inputs do not: all cells then run again. 3: GREEN's queues."""
 
 
 @dataclass(frozen=True)

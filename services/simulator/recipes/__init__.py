@@ -3,7 +3,8 @@
 ``measured.py`` holds the measured models, ``green.py`` and ``stated.py`` the recipes; each documents its mapping.
 """
 
-from services.simulator.recipes.green import green, green_users
+from services.simulator.recipes.green import green, green_assuming, green_users
+from services.simulator.recipes.measured import Assumed
 from services.simulator.recipes.powerflow import (
     powerflow,
     powerflow_fitted,
@@ -19,6 +20,9 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe("green", "measured models by duration; one GPU asked for where the trace does not say", green),
         Recipe("green-users", "the same, with gangs as users of Philly asked for", green_users),
+        green_assuming("green-fast-links", Assumed(fast_links=True)),
+        green_assuming("green-waiting-5", Assumed(waiting_fraction=0.05)),
+        green_assuming("green-waiting-30", Assumed(waiting_fraction=0.3)),
         Recipe("powerflow", "models and batches of PowerFlow's Table 1, gangs as users of Philly asked for", powerflow),
         Recipe("powerflow-fitted", "the same, with policies seeing fitted models instead", powerflow_fitted),
         Recipe("powerflow-strong", "as powerflow, with the batch of a job split over its GPUs", powerflow_strong),

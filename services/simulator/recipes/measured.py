@@ -25,8 +25,10 @@ H200 (``dgx-ext``), which differ in speed and in scaling.
 ``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
 idle draws and limits of both are those of ``services.core.domain.gpus``. The part of a step in
 which the GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``:
-boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 84 W (A100, 400 W) in the
-Perseus example of ml-energy/lowtime.
+boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 85 W (A100, 400 W), says
+github.com/ml-energy/kareus at commit 98f0255823bd993399866c64efdea8ccb1ab5a09, file ``model_config.py`` in the folder
+``bayesian/common`` of its tests (``p2p_power_w``, "the measured power while the GPU is blocked on P2P communication").
+What 0.05 and 0.3 in its place do to GREEN's day is in ``docs/results/green.md`` (experiment ``green-waiting``).
 
 **Power limits.** Zeus measured four of the models at seven limits of a V100 (100 to 250 W) and six of a P100 (125 to
 250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are laid on another board's range as
@@ -45,6 +47,7 @@ GPUs is charged n shares of its static draw, as the agents' meter splits it.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -59,7 +62,10 @@ from services.simulator.workload import ANY_MODEL, Behaviour, JobProfile
 HOST_IDLE_W_PER_GPU = 30.0
 HOST_W_PER_GPU = 2 * HOST_IDLE_W_PER_GPU
 WAITING_FRACTION = 0.15
-"""(70.4 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw."""
+"""(70 - 30) / (300 - 30) of an A40's dynamic range, taking 30 W for its idle draw; an A100's (85 - 55) / (400 - 55) is
+0.09."""
+FAST_LINKS = "dgx-ext"
+"""The tag of Sia's tables whose nodes have the fastest links."""
 SIZES: Ints = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24], dtype=np.int64)
 MOST_GPUS = 1 << 20
 """More than any gang has."""
@@ -151,14 +157,34 @@ def power_w(fraction: float, gpu_model: str) -> float:
     return board.idle_w + fraction * (board.peak_w - board.idle_w)
 
 
-def behaviour(model: str, batch: int, gpu_model: str) -> Behaviour:
+@dataclass(frozen=True)
+class Assumed:
+    """What the measured models leave open; the defaults are what the recipes take.
+
+    Attributes:
+        waiting_fraction: Share of its dynamic range that a board draws while its gang waits.
+        fast_links: Whether gangs on any board speed up as on nodes with the fastest links (``FAST_LINKS``).
+    """
+
+    waiting_fraction: float = WAITING_FRACTION
+    fast_links: bool = False
+
+
+MEASURED = Assumed()
+
+
+def behaviour(model: str, batch: int, gpu_model: str, assumed: Assumed = MEASURED) -> Behaviour:
     """Return a model at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
     table = speeds()[(SPEED_OF[model], speed_tag(gpu_model), batch)]
+    if assumed.fast_links:
+        fast, alone = speeds()[(SPEED_OF[model], FAST_LINKS, batch)], table[("one", 1)]
+        table = {gang: alone * speed / fast[("one", 1)] for gang, speed in fast.items()}
     base = speeds()[(SPEED_OF[model], "rtx", batch)][("one", 1)]
     one = _column(table, "one", "spread")
     spread = _column(table, "spread", "one")
     spread = np.minimum(spread, one)
-    busy_w, waiting_w = (power_w(each, gpu_model) for each in (dynamic_fraction(model, batch), WAITING_FRACTION))
+    shares = dynamic_fraction(model, batch), assumed.waiting_fraction
+    busy_w, waiting_w = (power_w(each, gpu_model) for each in shares)
 
     def drawn_w(speed: Floats) -> Floats:
         """Return the mean draw of a gang's GPUs, which work for part of a step and wait for the rest."""
@@ -177,9 +203,9 @@ def _column(table: dict[tuple[str, int], float], first: str, second: str) -> Flo
 
 
 @cache
-def profile(model: str, batch: int) -> JobProfile:
+def profile(model: str, batch: int, assumed: Assumed = MEASURED) -> JobProfile:
     """Return a measured model at one batch per GPU, on every board we know."""
-    true = {name: behaviour(model, batch, name) for name in GPU_MODELS}
+    true = {name: behaviour(model, batch, name, assumed) for name in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
     return JobProfile(f"{model}, batch {batch}", true, host_power_w=HOST_W_PER_GPU)
 

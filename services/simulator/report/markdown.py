@@ -5,7 +5,8 @@ text around them is written by hand. A word after the name says which tables:
 
 - ``zones`` (the default): carbon by zone and means of everything; the baseline itself; completion times by size;
 - ``means``: means over traces, zones and seeds alone;
-- ``traces``: means by trace, for experiments whose traces are settings.
+- ``traces``: means by trace, for experiments whose traces are settings;
+- ``settings``: the same with traces together whose labels are equal up to their first comma: settings on several days.
 
 ``--page`` of that command fills a page; ``python -m services.simulator.report.markdown PAGE RESULTS`` fills it from the
 results there are. Both leave every cell's figures beside the page, in ``PAGE-cells.csv.gz``.
@@ -27,8 +28,11 @@ from services.simulator.report.tables import (
     Compared,
     Result,
     bound_ratios,
+    by_setting,
     by_signal,
     by_trace,
+    change,
+    changes,
     compare,
     label_of,
     place_of,
@@ -96,12 +100,12 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
         same = [mean.label for mean in means if mean.signal == signal and mean.label != BASELINE and _is_baseline(mean)]
         for mean in means:
             if mean.signal == signal and mean.label not in (BASELINE, *same):
-                carbon = [_change(of.get((mean.label, zone), float("nan"))) for zone in zones]
-                lines.append([mean.label, *carbon, *_figures(mean)])
+                carbon = [change(of.get((mean.label, zone), float("nan"))) for zone in zones]
+                lines.append([mean.label, *carbon, *changes(mean)])
         for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
             ratios = [least.get((zone, signal, hours), float("nan")) for zone in zones]
             name = f"*least possible, {hours:g} h*" if hours else "*least possible*"
-            lines.append([name, *map(_change, ratios), _change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)])
+            lines.append([name, *map(change, ratios), change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)])
         head = ["policy", *(f"carbon {zone}" for zone in zones), *HEAD]
         equal = f" {', '.join(same)}: the same schedule." if same else ""
         parts.append(f"Against {BASELINE}, {signal} intensity:{equal}\n\n{_table(head, lines)}")
@@ -115,43 +119,39 @@ def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     rows = [row for row in compare(cells, BASELINE, by_signal) if row.label != BASELINE]
     return [
         f"Against {BASELINE}, {signal} intensity, means over zones:\n\n"
-        + _table(["policy", *HEAD], [[row.label, *_figures(row)] for row in rows if row.signal == signal])
+        + _table(["policy", *HEAD], [[row.label, *changes(row)] for row in rows if row.signal == signal])
         for signal in dict.fromkeys(row.signal for row in rows)
     ]
 
 
 def _traces(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
-    rows = [row for row in compare(cells, BASELINE, by_trace) if row.label != BASELINE]
-    lines = [[row.of[0], row.label, *_figures(row)] for row in sorted(rows, key=lambda row: row.of[0])]
-    return [
-        f"Against {BASELINE} in the same setting, means over zones:\n\n" + _table(["setting", "policy", *HEAD], lines)
-    ]
+    return _settings_by(compare(cells, BASELINE, by_trace), "zones")
+
+
+def _settings(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
+    del bounds
+    return _settings_by(compare(cells, BASELINE, by_setting), "zones and days")
+
+
+def _settings_by(rows: Sequence[Compared], over: str) -> list[str]:
+    others = sorted((row for row in rows if row.label != BASELINE), key=lambda row: row.of[0])
+    lines = [[row.of[0], row.label, *changes(row)] for row in others]
+    head = f"Against {BASELINE} in the same setting, means over {over}:"
+    return [f"{head}\n\n{_table(['setting', 'policy', *HEAD], lines)}"]
 
 
 KINDS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], list[str]]] = {
     "zones": _zones,
     "means": _means,
     "traces": _traces,
+    "settings": _settings,
 }
 
 
 def _is_baseline(row: Compared) -> bool:
     ratios = (row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak)
     return all(abs(ratio - 1.0) < 1e-4 for ratio in ratios)
-
-
-def _figures(row: Compared) -> list[str]:
-    ratios = [row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak]
-    split = [row.by_energy, row.by_idle, row.by_intensity]
-    carbon, *others = map(_change, ratios)
-    if row.between_seeds == row.between_seeds:
-        carbon += f" ± {100 * row.between_seeds:.1f}"
-    return [carbon, *others, *(_change(1 + value) for value in split)]
-
-
-def _change(ratio: float) -> str:
-    return "-" if ratio != ratio else f"{100 * (ratio - 1):+.1f} %"
 
 
 def _absolute(cells: Sequence[Result]) -> str:
@@ -174,7 +174,7 @@ def _sizes(cells: Sequence[Result]) -> str:
     found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in green}
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
-    return _table(head, [[label, *(_change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])
+    return _table(head, [[label, *(change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -14,11 +14,12 @@ from services.core.policies.registry import POLICIES, policy_name
 from services.simulator.engine import EngineOptions
 from services.simulator.report.charts import Line, bars, lines, stacks
 from services.simulator.report.tables import (
-    Compared,
     Result,
     bound_ratios,
     by_signal,
     by_trace,
+    change,
+    changes,
     compare,
     label_of,
     place_of,
@@ -92,8 +93,9 @@ def _intro(baseline: str, results: Sequence[Result]) -> str:
         f'<p class="note">{len(results)} simulations on {escape(", ".join(clusters))}; traces: '
         f"{escape(', '.join(traces))}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Figures are taken against "
         f"{escape(baseline)} on the same trace, zone, signal and seed, and averaged; less is better everywhere. "
-        "Energy and carbon are the whole cluster's, idle GPUs and their hosts included, until the policy's own last "
-        f"job ends. JCT: submission to end.{warning if unfinished else ''}</p>"
+        "± is the standard deviation between seeds. Energy and carbon are the whole cluster's, idle GPUs and their "
+        "hosts included, until the policy's own last job ends. JCT: submission to end."
+        f"{warning if unfinished else ''}</p>"
     )
 
 
@@ -103,20 +105,16 @@ def _summary(results: Sequence[Result], bounds: Sequence[Result], baseline: str)
     least = bound_ratios(bounds, results, baseline)
     for signal in _signals(results):
         rows = [row for row in compare(results, baseline, by_signal) if row.signal == signal]
-        head, cells = HEAD.copy(), [[row.label, *_changes(row)] for row in rows]
-        if any(row.between_seeds == row.between_seeds for row in rows):
-            head.insert(2, "± seeds")
-            for row, cell in zip(rows, cells, strict=True):
-                cell.insert(2, f"{100 * row.between_seeds:.1f}" if row.between_seeds == row.between_seeds else "")
+        cells = [[row.label, *changes(row)] for row in rows]
         for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
             ratios = [ratio for key, ratio in least.items() if key[1:] == (signal, hours)]
             name = f"least possible, {hours:g} h of shifting" if hours else "least possible"
-            cells.append([name, _change(sum(ratios) / len(ratios)), *[""] * (len(head) - 2)])
+            cells.append([name, change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 2)])
         others = [row for row in rows if row.label != baseline]
         split = [[row.by_energy, row.by_idle, row.by_intensity] for row in others]
         parts += [
             f"<h3>{escape(signal)} intensity, means over all</h3>",
-            table_html(head, cells, marked=baseline),
+            table_html(HEAD, cells, marked=baseline),
             stacks([row.label for row in others], CAUSES, split, unit="change of carbon by cause") if others else "",
         ]
     return parts
@@ -140,11 +138,13 @@ def _zones(results: Sequence[Result], bounds: Sequence[Result], baseline: str) -
         parts += [
             f"<h3>{escape(signal)} intensity: carbon, ratio to {escape(baseline)}</h3>",
             bars(zones, labels, values("carbon"), marks=marks if hours else (), mark=bound),
+            "<h3>Energy</h3>",
+            bars(zones, labels, values("energy")),
             "<h3>Mean completion time</h3>",
             bars(zones, labels, values("avg_jct"), most=HIGHEST),
             "<h3>99th percentile of completion times</h3>",
             bars(zones, labels, values("p99_jct"), most=HIGHEST),
-            _folded("figures", HEAD, [[f"{row.label}, {row.zone}", *_changes(row)] for row in rows]),
+            _folded("figures", HEAD, [[f"{row.label}, {row.zone}", *changes(row)] for row in rows]),
         ]
     parts.append(_folded(f"{baseline} itself", ABSOLUTE, _absolute(results, baseline)))
     return parts
@@ -176,7 +176,7 @@ def _absolute(results: Sequence[Result], baseline: str) -> list[list[str]]:
 def _traces(results: Sequence[Result], baseline: str) -> list[str]:
     rows = compare(results, baseline, by_trace)
     head = ["policy, trace, signal", *HEAD[1:]]
-    cells = [[f"{row.label}, {', '.join(row.of)}", *_changes(row)] for row in rows if row.label != baseline]
+    cells = [[f"{row.label}, {', '.join(row.of)}", *changes(row)] for row in rows if row.label != baseline]
     return [_folded("figures", head, cells)]
 
 
@@ -270,7 +270,7 @@ def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) 
         place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
         horizon = f"{bound['horizon_h']:g} h" if bound["horizon_h"] else "whole"
         carbon, own = bound["carbon_kg"], base[place]["carbon_kg"]
-        figures = ["-", "-"] if carbon is None else [f"{carbon:.2f}", _change(carbon / own)]
+        figures = ["-", "-"] if carbon is None else [f"{carbon:.2f}", change(carbon / own)]
         rows.append([f"{', '.join(map(str, place))}", horizon, *figures, bound["status"]])
     head = ["trace, zone, signal, seed", "shifting", "least carbon, kg", "against the baseline", "status"]
     note = (
@@ -304,16 +304,6 @@ def _inputs(results: Sequence[Result]) -> list[str]:
 
 def _signals(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(place_of(result)[2] for result in results))
-
-
-def _changes(row: Compared) -> list[str]:
-    ratios = (row.carbon, row.energy, row.avg_jct, row.p99_jct, row.peak)
-    split = (row.by_energy, row.by_idle, row.by_intensity)
-    return [*map(_change, ratios), *(_change(1 + value) for value in split)]
-
-
-def _change(ratio: float) -> str:
-    return "-" if ratio != ratio else f"{100 * (ratio - 1):+.1f} %"
 
 
 def _folded(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -60,6 +60,7 @@ class Compared:
         by_energy, by_idle, by_intensity: Change of carbon by cause, shares of the baseline's carbon; they add up.
         cells: How many ratios were averaged.
         between_seeds: Standard deviation of the carbon ratio from seed to seed, everything else averaged; NaN of one.
+        deviations: The same of every ratio, by its name.
     """
 
     label: str
@@ -73,7 +74,8 @@ class Compared:
     by_idle: float
     by_intensity: float
     cells: int
-    between_seeds: float = math.nan
+    between_seeds: float
+    deviations: Mapping[str, float]
 
     @property
     def zone(self) -> str:
@@ -124,6 +126,11 @@ def by_trace(place: Place) -> tuple[str, ...]:
     return place[0], place[2]
 
 
+def by_setting(place: Place) -> tuple[str, ...]:
+    """Return what the trace's label says before its first comma, and signal: one setting on several days."""
+    return place[0].split(",")[0], place[2]
+
+
 def by_signal(place: Place) -> tuple[str, ...]:
     """Return the signal alone: means over traces, zones and seeds."""
     return (place[2],)
@@ -140,28 +147,41 @@ def compare(
             groups[(label_of(result), by(place_of(result)))].append(result)
     rows: list[Compared] = []
     for (label, of), cells in groups.items():
-        pairs = [(cell["summary"], base[place_of(cell)]["summary"]) for cell in cells]
+        pairs = {place_of(cell): (cell["summary"], base[place_of(cell)]["summary"]) for cell in cells}
         ratios = {
-            name: _mean([_per(one[figure], other[figure]) for one, other in pairs]) for name, figure in RATIOS.items()
+            name: {place: _per(one[figure], other[figure]) for place, (one, other) in pairs.items()}
+            for name, figure in RATIOS.items()
         }
-        split = [_mean(column) for column in zip(*(causes(one, other) for one, other in pairs), strict=True)]
-        carbon = {
-            place_of(cell): _per(one["carbon_kg"], other["carbon_kg"])
-            for cell, (one, other) in zip(cells, pairs, strict=True)
-        }
+        split = [_mean(column) for column in zip(*(causes(*pair) for pair in pairs.values()), strict=True)]
+        deviations = {name: _deviation(_grouped(each, lambda place: place[3])) for name, each in ratios.items()}
         rows.append(
             Compared(
                 label,
                 of,
-                **ratios,
+                **{name: _mean(each.values()) for name, each in ratios.items()},
                 by_energy=split[0],
                 by_idle=split[1],
                 by_intensity=split[2],
                 cells=len(pairs),
-                between_seeds=_deviation(_grouped(carbon, lambda place: place[3])),
+                between_seeds=deviations["carbon"],
+                deviations=deviations,
             )
         )
     return rows
+
+
+def change(ratio: float, deviation: float = math.nan) -> str:
+    """Return a ratio as a change in per cent, with its standard deviation between seeds where there is one."""
+    if ratio != ratio:
+        return "-"
+    spread = f" ± {100 * deviation:.1f}" if deviation == deviation else ""
+    return f"{100 * (ratio - 1):+.1f} %{spread}"
+
+
+def changes(row: Compared) -> list[str]:
+    """Return a comparison's cells: carbon, energy, completion times and peak, then carbon by cause."""
+    ratios = [change(getattr(row, name), row.deviations[name]) for name in RATIOS]
+    return [*ratios, *(change(1 + share) for share in (row.by_energy, row.by_idle, row.by_intensity))]
 
 
 def bound_ratios(

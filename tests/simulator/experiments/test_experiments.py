@@ -19,9 +19,17 @@ from services.simulator.experiments.bound import bound_of, need_of
 from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
 from services.simulator.experiments.plan import Trace, load_experiment
 from services.simulator.report.charts import ticks
-from services.simulator.report.markdown import fill, fill_page, load
+from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables
 from services.simulator.report.page import defaults_of, render
-from services.simulator.report.tables import by_signal, causes, compare, sensitivities, write_csv
+from services.simulator.report.tables import (
+    RATIOS,
+    by_signal,
+    causes,
+    changes,
+    compare,
+    sensitivities,
+    write_csv,
+)
 from services.simulator.workload import ClusterSpec, ForecastKind
 
 FILE = """
@@ -162,7 +170,7 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     assert {link.get("href") for link in root.findall(".//nav/a")} == {
         f"#{title.get('id')}" for title in root.findall(".//h2")
     }
-    assert len(root.findall(".//svg")) == 1 + 3 + 5 + 1
+    assert len(root.findall(".//svg")) == 1 + 4 + 5 + 1
     assert "least possible, 24 h of shifting" in page
     assert "mu = 3.0" in page
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -266,7 +274,7 @@ def test_means_over_seeds_say_how_far_apart_those_are() -> None:
             "energy_kwh": 10.0,
             "idle_energy_kwh": 1.0,
             "idle_carbon_kg": 0.1,
-            "avg_jct_s": 1.0,
+            "avg_jct_s": 5.0 + seed if label == "x" else 10.0,
             "p99_jct_s": 1.0,
         }
         return {"inputs": inputs, "summary": {**amounts, "carbon_kg": carbon, "peak_power_w": 1.0}}
@@ -279,7 +287,29 @@ def test_means_over_seeds_say_how_far_apart_those_are() -> None:
     row = next(row for row in compare(cells, "base", by_signal) if row.label == "x")
 
     assert row.carbon == pytest.approx(0.9)
-    assert row.between_seeds == pytest.approx(np.std([0.85, 0.95], ddof=1))
+    assert row.between_seeds == row.deviations["carbon"] == pytest.approx(np.std([0.85, 0.95], ddof=1))
+    assert row.deviations["avg_jct"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    assert changes(row)[:3] == ["-10.0 % ± 7.1", "+0.0 % ± 0.0", "-35.0 % ± 7.1"]
+    alone = next(row for row in compare(cells[:2] + cells[4:6], "base", by_signal) if row.label == "x")
+    assert changes(alone)[:3] == ["-15.0 %", "+0.0 %", "-40.0 %"], "one seed has no deviation"
+
+
+def test_one_setting_on_several_days_is_one_row() -> None:
+    def cell(label: str, trace: str, carbon: float) -> dict[str, Any]:
+        inputs = {"choice": {"label": label}, "trace": {"label": trace}, "zone": "GB", "signal": "direct", "seed": 1}
+        summary = dict.fromkeys((*RATIOS.values(), "idle_energy_kwh", "idle_carbon_kg"), 1.0)
+        return {"inputs": inputs, "summary": {**summary, "carbon_kg": carbon}}
+
+    traces = ("a, August 8", "a, August 22", "b, August 8")
+    cells = [cell(BASELINE, trace, 10.0) for trace in traces]
+    cells += [cell("x", trace, carbon) for trace, carbon in zip(traces, (8.0, 9.0, 11.0), strict=True)]
+
+    lines = tables(cells, [], "settings").splitlines()
+
+    assert [line.split(" | ")[:3] for line in lines if "| x |" in line] == [
+        ["| a", "x", "-15.0 %"],
+        ["| b", "x", "+10.0 %"],
+    ]
 
 
 @pytest.mark.parametrize(("low", "top", "least", "most"), [(0.0, 1.04, 4, 8), (0.0, 203.0, 4, 8), (-0.21, 0.21, 4, 10)])

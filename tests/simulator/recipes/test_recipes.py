@@ -16,6 +16,7 @@ from services.simulator.recipes.measured import (
     HOST_W_PER_GPU,
     SIZES,
     WAITING_FRACTION,
+    Assumed,
     batches_of,
     dynamic_fraction,
     profile,
@@ -92,11 +93,38 @@ def test_gpus_that_wait_for_each_other_draw_less() -> None:
     assert smooth.true["RTX3090"].gpu_power_w[1] == smooth.true["RTX3090"].gpu_power_w[0]
 
 
-def test_no_gang_is_more_efficient_than_one_gpu() -> None:
+def test_one_gpu_is_the_most_efficient_size_but_for_resnet50() -> None:
+    """Progress per joule at two GPUs of one node, hosts included, over that at one."""
+    gains: dict[str, list[float]] = {}
     for model in MODELS:
         for batch in batches_of(model):
             truth = profile(model, batch).true["RTX3090"]
-            assert (truth.speed / SIZES <= 1.05).all()
+            efficiency = truth.speed / SIZES / (truth.gpu_power_w + HOST_W_PER_GPU)
+            gains.setdefault(model, []).append(float(efficiency[1] / efficiency[0]))
+            assert efficiency.argmax() == (1 if model == "resnet50" else 0)
+
+    assert gains.pop("resnet50") == pytest.approx([1.024, 1.043, 1.009], abs=1e-3)
+    assert all(gain < 1 for of_model in gains.values() for gain in of_model)
+
+
+def test_fast_links_change_speed_ups_and_leave_one_gpu_as_it_is() -> None:
+    fast, own = (profile("bert", 4, Assumed(fast_links=links)).true["RTX3090"] for links in (True, False))
+    a100 = profile("bert", 4).true["A100-SXM4-40GB"]
+
+    assert (fast.speed[0], fast.gpu_power_w[0]) == (own.speed[0], own.gpu_power_w[0])
+    assert fast.speed[1] == pytest.approx(float(a100.speed[1] / a100.speed[0]))
+    assert fast.speed[1] > own.speed[1]
+
+
+def test_recipes_take_what_they_are_named_after() -> None:
+    def waits_w(recipe: str) -> float:
+        jobs = read_jobs("green-day", start=START, recipe=recipe)
+        lossy = next(each for each in jobs.profiles if each.name == "bert, batch 4").true["RTX3090"]
+        return (float(lossy.gpu_power_w[1]) - 0.5637 * float(lossy.gpu_power_w[0])) / 0.4363
+
+    assert waits_w("green-waiting-5") == pytest.approx(30 + 0.05 * 320, abs=0.1)
+    assert waits_w("green") == pytest.approx(30 + 0.15 * 320, abs=0.1)
+    assert waits_w("green-waiting-30") == pytest.approx(30 + 0.3 * 320, abs=0.1)
 
 
 def write(folder: Path, text: str) -> Path:
