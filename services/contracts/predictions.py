@@ -20,7 +20,7 @@ class JobPrediction(Message):
     examples: int = Field(description="How many jobs of the group the model was trained on.")
     gpu_s: float = Field(description="Predicted GPU seconds.")
     duration_s: float = Field(description="Predicted duration on the smallest gang, assuming linear speed-up.")
-    spread_gpu_s: float = Field(description="Standard deviation over the trees of the random forest.")
+    spread_gpu_s: float = Field(description="Standard deviation of the earlier runs it was learned from.")
     low_gpu_s: float | None = Field(description="10th percentile of the group's jobs.")
     median_gpu_s: float | None
     high_gpu_s: float | None = Field(description="90th percentile of the group's jobs.")

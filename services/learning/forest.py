@@ -8,6 +8,11 @@ the same whatever the split; it takes a tenth of the time or less.
 Known pairs are predicted when the forest is fitted, so that serving it is a look-up. Only a known group with a new user
 needs the trees.
 
+A group's number is a hash, so its neighbours in a tree have nothing to do with it. A tree whose bootstrap did not draw
+a pair predicts a neighbour's length for it, and the mean over the trees is off for every pair of few jobs. Without the
+bootstrap the forest is one tree, the mean of each pair's jobs, and errs less
+(``python -m reproductions.asrpt_forest``); the scheduler's predictions are made so.
+
 Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """
 
@@ -48,13 +53,19 @@ _new_tree = cast("Callable[..., _TreeRegressor]", import_module("sklearn.tree").
 class Forest:
     """How to grow one; equal history and equal seed give equal forests.
 
-    Without ``keeps_trees``, which take a hundred bytes and more per pair each, there is no prediction for a new user of
-    a known group.
+    Attributes:
+        trees: How many, with a bootstrap.
+        seed: Of the bootstraps and the trees.
+        keeps_trees: Without them, which take a hundred bytes and more per pair each, there is no prediction for a new
+            user of a known group.
+        bootstrap: Whether each tree sees a sample of the jobs. Otherwise there is one tree, and ``spread`` is the
+            standard deviation of a pair's jobs instead of that over the trees.
     """
 
     trees: int = TREES
     seed: int = 1
     keeps_trees: bool = True
+    bootstrap: bool = True
 
     def fit(self, history: Runs) -> ForestModel | GroupTable:
         """Return the forest of a history; of an empty one, a table that predicts 0."""
@@ -76,18 +87,24 @@ class Forest:
             return tree.tree_, tree.tree_.predict(coded)[:, 0]
 
         def draw(seed: int) -> tuple[int, Floats, Floats]:
-            drawn = pair_of_job[jobs := rng.integers(0, len(history), len(history))]
+            jobs = rng.integers(0, len(history), len(history)) if self.bootstrap else np.arange(len(history))
+            drawn = pair_of_job[jobs]
             weight = np.bincount(drawn, minlength=len(pairs)).astype(np.float64)
             total = np.bincount(drawn, history.amount[jobs], minlength=len(pairs)).astype(np.float64)
             return seed, weight, total
 
-        for tree, predicted in _in_order(grow, (draw(seed) for seed in rng.integers(0, 2**31, self.trees).tolist())):
+        trees = self.trees if self.bootstrap else 1
+        for tree, predicted in _in_order(grow, (draw(seed) for seed in rng.integers(0, 2**31, trees).tolist())):
             if self.keeps_trees:
                 grown.append(tree)
             sums += predicted
             squares += predicted**2
-        mean = sums / self.trees
-        spread = np.sqrt(np.maximum(squares / self.trees - mean**2, 0.0))
+        mean = sums / trees
+        if not self.bootstrap:
+            jobs_of_pair = np.bincount(pair_of_job, minlength=len(pairs))
+            squares = np.bincount(pair_of_job, (history.amount - mean[pair_of_job]) ** 2) / jobs_of_pair
+            return ForestModel(groups, users, pairs, mean, np.sqrt(squares), grown)
+        spread = np.sqrt(np.maximum(squares / trees - mean**2, 0.0))
         return ForestModel(groups, users, pairs, mean, spread, grown)
 
 
@@ -98,7 +115,7 @@ class ForestModel:
     Attributes:
         groups, users: Known ones, ascending; a tree sees their indices.
         pairs: (n_pairs, 2) known (group, user), ascending.
-        mean, spread: (n_pairs,) mean and standard deviation over the trees.
+        mean, spread: (n_pairs,) mean over the trees, and standard deviation; see ``Forest``.
         trees: Of scikit-learn.
     """
 

@@ -36,7 +36,7 @@ class LengthTable:
         examples: (n_groups,) jobs of the history.
         quantiles: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``.
         pairs: (n_pairs, 2) known (group, user), ascending.
-        pair_amount, pair_spread: (n_pairs,) mean and standard deviation over the trees.
+        pair_amount, pair_spread: (n_pairs,) the forest's mean, and its standard deviation.
     """
 
     groups: Ints

@@ -63,7 +63,7 @@ def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through
 
 
 def _fitted(history: Runs) -> LengthTable:
-    return LengthTable.of(Forest(keeps_trees=False).fit(history), history)
+    return LengthTable.of(Forest(keeps_trees=False, bootstrap=False).fit(history), history)
 
 
 def _rows(history: Runs, which: slice) -> Runs:

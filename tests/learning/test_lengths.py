@@ -41,6 +41,22 @@ def test_known_jobs_are_told_what_the_forest_tells() -> None:
     assert found.seen.all()
 
 
+def test_without_a_bootstrap_a_pair_is_predicted_its_mean_however_few_its_runs() -> None:
+    """Group 7's neighbours by number are a thousand times as long; the paper's forest takes some of that."""
+    history = runs((6, 1, 9e3), (7, 1, 9.0), (8, 1, 9e3), (8, 1, 3e3), (8, 2, 5e3))
+    ask = np.array([7, 8, 8]), np.array([1, 1, 2])
+
+    one = Forest(bootstrap=False).fit(history).predict(*ask)
+    many = Forest().fit(history).predict(*ask)
+    served = learn(history, np.arange(5.0), None, 0.0).table.predict(*ask)
+
+    assert one.amount.tolist() == [9.0, 6e3, 5e3]
+    assert one.spread.tolist() == [0.0, 3e3, 0.0]
+    assert many.amount[0] > 500.0
+    assert served.amount.tolist() == one.amount.tolist()
+    assert served.spread.tolist() == one.spread.tolist()
+
+
 def test_a_new_group_is_told_0_and_a_new_user_the_mean_of_its_group() -> None:
     history = runs((7, 1, 10.0), (7, 1, 10.0), (7, 2, 40.0), (9, 1, 5.0))
     table = table_of(history)

@@ -55,7 +55,7 @@ class Predictions(NamedTuple):
         job_id: Which.
         group_id, user_id: Their groups, by ``core.profiles.job_group``.
         gpu_s: GPU seconds, 0 of a group that is new.
-        spread_gpu_s: Standard deviation over the trees of the forest.
+        spread_gpu_s: Standard deviation of the earlier runs.
         seen: Whether the group was seen in training, with ``examples`` jobs.
         low_gpu_s, median_gpu_s, high_gpu_s: Deciles and median of the group, None of one that is new.
     """

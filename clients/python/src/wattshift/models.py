@@ -611,7 +611,7 @@ class JobPrediction:
         examples: How many jobs of the group the model was trained on.
         gpu_s: Predicted GPU seconds.
         duration_s: Predicted duration on the smallest gang, assuming linear speed-up.
-        spread_gpu_s: Standard deviation over the trees of the random forest.
+        spread_gpu_s: Standard deviation of the earlier runs it was learned from.
         low_gpu_s: 10th percentile of the group's jobs.
         high_gpu_s: 90th percentile of the group's jobs.
         actual_gpu_s: Actual GPU seconds; null until the job has succeeded.
