@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from reproductions.asrpt_layouts import PATTERNS, SEED, patterns
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
 from services.core.parallel.graph import JobGraph, data_parallel
@@ -28,7 +29,7 @@ from services.core.parallel.planner import plan_layout
 from tests.benchmarks.results import write_result
 from tests.support.builders import a_job, a_node, a_snapshot
 
-PATTERNS, SEED, REPEATS = 20, 20, 5
+REPEATS = 5
 PLAIN_MS, REFINED_MS, LARGE_MS, REFINED_GAP = 1.5, 5.0, 50.0, 0.01
 ILP_LIMIT_S = 60.0
 PAPER = (
@@ -40,19 +41,6 @@ PAPER = (
 HARDEST = ("resnet152", 16, None, 3 * PATTERNS)
 """Where refining falls short most of the planner's layouts; its targets are of the paper's models."""
 SEAM_REPEATS = 200
-
-
-def patterns(gpus: int, count: int) -> list[list[int]]:
-    """Return patterns of free GPUs for a job of that size."""
-    random = np.random.default_rng(SEED)
-    drawn: list[list[int]] = []
-    for _ in range(count):
-        free: list[int] = []
-        while sum(free) < gpus:
-            free.append(int(random.integers(1, 9)))
-        free[-1] -= sum(free) - gpus
-        drawn.append(free)
-    return drawn
 
 
 def timed(call: Callable[[], Mapping], repeats: int) -> tuple[Mapping, float]:
