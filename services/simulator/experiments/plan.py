@@ -34,11 +34,13 @@ import hashlib
 import json
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from services.core.domain.errors import DomainError
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+from services.simulator.engine.options import EngineOptions
 from services.simulator.readers.carbon import FORECASTS
 
 RESULT_VERSION = 3
@@ -147,7 +149,8 @@ def load_experiment(path: Path) -> Experiment:
     """Read an experiment's file.
 
     Raises:
-        DomainError: no such file, invalid TOML, or a key that is missing, unknown, or of the wrong type.
+        DomainError: no such file, invalid TOML, a key that is missing, unknown, or of the wrong type, or options that
+            the engine does not take.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -165,6 +168,9 @@ def load_experiment(path: Path) -> Experiment:
     baseline = str(content.get("baseline", labels[0]))
     if baseline not in labels or len(set(labels)) != len(labels):
         raise DomainError(f"{path}: every policy must have its own label, and the baseline must be one of them")
+    shared = dict(content.get("options", {}))
+    for trace, choice in product(traces, choices):
+        _check_options({**shared, **trace.options, **choice.options}, path)
     return Experiment(
         name=str(content.get("name", path.stem)),
         cluster=str(content.get("cluster", "32x2:RTX3090")),
@@ -174,9 +180,26 @@ def load_experiment(path: Path) -> Experiment:
         baseline=baseline,
         traces=traces,
         choices=choices,
-        options=dict(content.get("options", {})),
+        options=shared,
         bound_horizons_h=tuple(map(float, content.get("bound_horizons_h", []))),
     )
+
+
+def _check_options(options: dict[str, Any], path: Path) -> None:
+    """Check what the engine would be given, so that a mistake shows before the first cell runs."""
+    given = {name: value for name, value in options.items() if name != "predictor"}
+    defaults = {each.name: each.default for each in fields(EngineOptions)}
+    for name, value in given.items():
+        if name not in defaults:
+            raise DomainError(f"{path}: options: the engine has no option {name!r}")
+        wanted = {bool: "true or false", str: "a text"}.get(type(defaults[name]), "a number")
+        fits = {bool: "true or false", str: "a text", int: "a number", float: "a number"}.get(type(value))
+        if fits != wanted:
+            raise DomainError(f"{path}: options: {name} must be {wanted}, not {value!r}")
+    try:
+        EngineOptions(**given)
+    except DomainError as error:
+        raise DomainError(f"{path}: options: {error}") from error
 
 
 def _list(content: dict[str, Any], key: str, path: Path) -> list[Any]:

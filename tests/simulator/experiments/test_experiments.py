@@ -91,6 +91,9 @@ def test_a_file_lists_its_cells_the_baseline_first(file: Path) -> None:
         (("days = 0.08", "dayz = 0.08"), "unknown key 'dayz'"),
         (("name =", "name"), "is not TOML"),
         (('policy = "green"', 'label = "x"'), "missing"),
+        (("tail_days = 2", "options = { host_per_job = 1.0 }"), "the engine has no option 'host_per_job'"),
+        (("tail_days = 2", "options = { host_per_job_once = true }"), "once needs host_per_job_w"),
+        (("params = {", 'options = { grace_s = "2" }\nparams = {'), "grace_s must be a number, not '2'"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_one_clear_error(file: Path, change: tuple[str, str], message: str) -> None:
