@@ -54,10 +54,10 @@ class World:
         if step.cut is not None:
             gpu, sizes = step.cut
             self.gpus[gpu] = replace(self.gpus[gpu], wanted=sizes, state="pending")
-        self.instances = [each for each in self.instances if each.id not in step.leave]
         there = Counter(each.kind for each in self.instances)
-        for kind, count in (there - step.wanted).items():  # the controller's own choice
-            for each in [each for each in self.instances if each.kind == kind][:count]:
+        for kind, count in (there - step.wanted).items():  # only what is too much leaves, as the controller has it
+            mine = [each for each in self.instances if each.kind == kind]
+            for each in sorted(mine, key=lambda each: each.id not in step.leave)[:count]:
                 self.instances.remove(each)
         for kind in (step.wanted - there).elements():
             self.made += 1
@@ -330,3 +330,20 @@ def test_a_layout_is_found_again_by_its_slices(layout: int) -> None:
 def test_slices_that_are_no_layout_count_as_uncut() -> None:
     assert layout_of((3,)) == 1
     assert fitting([("a", "big", "7g"), ("a", "big", "3g")], (3,)) == (("a", "big", "3g"),)
+
+
+def test_an_instance_that_runs_where_another_gpu_has_a_place_for_its_kind_moves_there() -> None:
+    """Slices of a size are alike to the scheduler: what belongs on one GPU may have been placed on another."""
+    first, second = ("n0", 0), ("n0", 1)
+    small: Kind = ("photos", "small", "1g")
+    big: Kind = ("photos", "big", "7g")
+    sevens = (1,) * 7
+    world = World(
+        gpus={gpu: GpuState(gpu, sevens, sevens, "applied", True) for gpu in (first, second)},
+        assignment={first: (small,), second: ()},
+        instances=[Placed("i0", small, READY, second)],
+    )
+    progress = Progress({first: sevens, second: ()}, {first: (small,), second: (big,)}, frozenset(), None, (), 0.0)
+    step = world.run(progress)
+    assert step.outcome is Outcome.APPLIED
+    assert {each.gpu: each.kind for each in world.instances} == {first: small, second: big}

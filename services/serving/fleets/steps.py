@@ -286,9 +286,12 @@ def _go_on(
             at_rest(present, gpus, instances), cut=(gpu, progress.former), outcome=Outcome.FAILED, detail=detail
         )
     leave = frozenset(each.id for each in there)
-    return NextStep(
-        present, _counted(_here(others, gpus)), leave, progress=progress, cut=None if is_asked else (gpu, target)
-    )
+    wanted = _counted(_here(others, gpus))
+    elsewhere = Counter(each.kind for each in instances if each.gpu != gpu and each.state not in LEAVING)
+    for kind in {each.kind for each in there}:
+        # One that runs here may belong on another GPU with slices of the size: it leaves first, and is made anew there.
+        wanted[kind] = min(wanted[kind], elsewhere[kind])
+    return NextStep(present, +wanted, leave, progress=progress, cut=None if is_asked else (gpu, target))
 
 
 def _finish(
