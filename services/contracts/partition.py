@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -15,9 +16,10 @@ from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import Outcome
 from services.core.policies.clover.layouts import LAYOUTS, SLICES
 from services.core.policies.clover.objective import delta_accuracy_pct
-from services.core.policies.clover.partition import Demand, Fleet, Share, partition
+from services.core.policies.clover.partition import MAX_LEADING, Demand, Fleet, Share, partition
 from services.core.solvers.model import Backend, SolveStatus
 
 SLICE_NAMES: tuple[SliceName, ...] = ("1g", "2g", "3g", "4g", "7g")
@@ -136,6 +138,12 @@ class PartitionRequest(Message):
     screen: bool = Field(
         default=True, description="Predict configurations before measuring; false searches as printed."
     )
+    candidates: Int = Field(
+        default=0,
+        ge=0,
+        le=MAX_LEADING,
+        description="How many of the best configurations of each application to name beside the chosen one.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -160,6 +168,16 @@ class PartitionProblem(PartitionRequest):
         return [each.demand(self.idle_w) for each in self.applications], fleet
 
 
+class PartitionCandidate(Message):
+    """A configuration of an application that keeps its limits, and what it does by the queue model."""
+
+    instances: list[VariantInstances]
+    objective_pct: float
+    accuracy_pct: float
+    energy_j_per_request: float
+    p95_ms: float
+
+
 class ApplicationPlan(Message):
     """What runs of an application, and what it does by the queue model."""
 
@@ -178,6 +196,10 @@ class ApplicationPlan(Message):
     p95_ms: float
     sla_p95_ms: float
     evaluations: int
+    candidates: list[PartitionCandidate] = Field(
+        default_factory=list[PartitionCandidate],
+        description="The best configurations that were found, the best first; as many as were asked for, at most.",
+    )
 
 
 class PartitionResult(SolveOutcome):
@@ -198,7 +220,7 @@ def solve_partition(problem: PartitionProblem, report: Report = unreported) -> P
     demands, fleet = problem.in_core()
     config = AnnealingConfig(max_evaluations=problem.max_evaluations)
     shares, realised = partition(demands, fleet, problem.seed, config, screen=problem.screen, report=report)
-    plans = [_plan(demand, share, fleet) for demand, share in zip(demands, shares, strict=True)]
+    plans = [_plan(demand, share, fleet, problem.candidates) for demand, share in zip(demands, shares, strict=True)]
     held = [
         sum(SLICES.index(size) == column for gpu in realised.layouts for size in LAYOUTS[gpu]) for column in range(5)
     ]
@@ -218,19 +240,30 @@ def solve_partition(problem: PartitionProblem, report: Report = unreported) -> P
     )
 
 
-def _plan(demand: Demand, share: Share, fleet: Fleet) -> ApplicationPlan:
-    outcome, goal = share.outcome, share.goal
+def instances_of(variants: Sequence[str], graph: ConfigGraph) -> list[VariantInstances]:
+    """Return a configuration's instances, by variant and slice."""
+    return [
+        VariantInstances(variant=variants[row], slice=SLICE_NAMES[column], count=int(graph.weights[row, column]))
+        for row, column in np.argwhere(graph.weights).tolist()
+    ]
+
+
+def _plan(demand: Demand, share: Share, fleet: Fleet, candidates: int) -> ApplicationPlan:
+    outcome, goal, variants = share.outcome, share.goal, demand.application.variants
+
+    def candidate(found: Outcome) -> PartitionCandidate:
+        return PartitionCandidate(
+            instances=instances_of(variants, found.graph),
+            objective_pct=goal.objective(found.accuracy, found.energy_j * fleet.gco2_per_j),
+            accuracy_pct=found.accuracy,
+            energy_j_per_request=found.energy_j,
+            p95_ms=1_000 * found.p95_s,
+        )
+
     return ApplicationPlan(
         name=demand.name,
         gpus=share.gpus,
-        instances=[
-            VariantInstances(
-                variant=demand.application.variants[row],
-                slice=SLICE_NAMES[column],
-                count=int(outcome.graph.weights[row, column]),
-            )
-            for row, column in np.argwhere(outcome.graph.weights).tolist()
-        ],
+        instances=instances_of(variants, outcome.graph),
         keeps_limits=share.keeps_limits,
         objective_pct=share.objective,
         bound_pct=share.bound,
@@ -241,4 +274,5 @@ def _plan(demand: Demand, share: Share, fleet: Fleet) -> ApplicationPlan:
         p95_ms=1_000 * outcome.p95_s,
         sla_p95_ms=1_000 * goal.baseline.p95_s,
         evaluations=share.evaluations,
+        candidates=[candidate(found) for found in share.leading[:candidates]],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,8 @@ from services.core.policies.clover.objective import Goal, annealing_energy
 
 Measure = Callable[[ConfigGraph], Outcome]
 """Runs a configuration and returns what it did."""
+_DRAWS = 200
+"""Neighbours drawn until one may be run; after so many none is left that is worth a search."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class Search:
             self.best = outcome
         return outcome, better
 
+    def leading(self, count: int) -> list[Outcome]:
+        """Return the best of what was measured and keeps the limits, at most so many, the best first."""
+        allowed = {each.graph: each for each in self.measured if self.goal.allows(each.accuracy, each.p95_s)}
+        return sorted(allowed.values(), key=self.objective, reverse=True)[:count]
+
     def _worth(self, outcome: Outcome) -> tuple[bool, float]:
         """Order outcomes: those within the limits by objective come after those that break one, by energy."""
         if self.goal.allows(outcome.accuracy, outcome.p95_s):
@@ -99,12 +106,34 @@ class Search:
 
 
 def anneal(
-    search: Search, application: Application, gpus: int, rng: np.random.Generator, config: AnnealingConfig
+    search: Search,
+    application: Application,
+    gpus: int,
+    rng: np.random.Generator,
+    config: AnnealingConfig,
+    *,
+    first: Sequence[ConfigGraph] = (),
+    may_run: Callable[[ConfigGraph], bool] | None = None,
 ) -> None:
-    """Search as the paper prints it: one random neighbour of the centre is measured per iteration (equations 6, 7)."""
+    """Search as the paper prints it: one random neighbour of the centre is measured per iteration (equations 6, 7).
+
+    Args:
+        search: From where, and what is known so far.
+        application, gpus: What neighbours may be.
+        rng: Where chance comes from.
+        config: Schedule and rules of stopping.
+        first: Measured before any neighbour, and accepted or not like those.
+        may_run: Whether a neighbour may be measured; the search ends where hardly any may. All may by default.
+    """
+    ahead = iter(first)
     centre, without_gain, iteration = search.start, 0, 0
     while without_gain < config.patience and iteration < config.max_evaluations:
-        graph = random_neighbour(centre.graph, application.fits, gpus, rng)
+        graph = next(ahead, None)
+        if graph is None:
+            drawn = (random_neighbour(centre.graph, application.fits, gpus, rng) for _ in range(_DRAWS))
+            graph = next((each for each in drawn if may_run is None or may_run(each)), None)
+        if graph is None:
+            return
         outcome, better = search.try_graph(graph)
         without_gain = 0 if better else without_gain + 1
         if _accepts(search.energy(centre), search.energy(outcome), config.temperature(iteration), rng):

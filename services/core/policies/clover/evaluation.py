@@ -24,14 +24,14 @@ class Outcome:
         accuracy: Mean over requests of the accuracy of the variant that answered.
         energy_j: Per request, idle draw included.
         p95_s: 95th percentile of latency.
-        latency_s: (200,) quantiles of latency at ``QUANTILES``.
+        latency_s: (200,) quantiles of latency at ``QUANTILES``; empty where they are not known.
     """
 
     graph: ConfigGraph
     accuracy: float
     energy_j: float
     p95_s: float
-    latency_s: Floats
+    latency_s: Floats = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass

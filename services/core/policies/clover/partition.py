@@ -19,6 +19,8 @@ from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, search_screened
 
+MAX_LEADING = 10
+"""Configurations that a share names beside the chosen one."""
 _SPLIT_INTERVALS = 8
 _LEAST_GAIN = 0.02
 """What a GPU must add to the objective to be a benefit, per cent: the least that a search goes on for."""
@@ -78,6 +80,7 @@ class Share:
         bound: No configuration has a higher objective; None where none keeps the limits.
         keeps_limits: Whether SLA and accuracy floor are kept.
         evaluations: How many configurations were measured.
+        leading: The best of these that keep the limits, the best first.
     """
 
     gpus: int
@@ -87,6 +90,7 @@ class Share:
     bound: float | None
     keeps_limits: bool
     evaluations: int
+    leading: Sequence[Outcome] = ()
 
 
 def partition(
@@ -202,14 +206,20 @@ def _worth(demand: Demand, goal: Goal, gpus: int, fleet: Fleet) -> float:
 
 
 def _goal(demand: Demand, fleet: Fleet, arrivals: Arrivals) -> Goal:
-    """Return the goal; its baseline is the best variant on a GPU of its own, at work all the time (§4.1)."""
+    """Return the goal; where no SLA is asked, it is the p95 of BASE on all GPUs."""
+    if demand.sla_p95_s is not None:
+        return goal_of(demand, fleet, demand.sla_p95_s)
     application = demand.application
-    base, best = application.base(fleet.gpus), application.best_variant
-    sla_s = demand.sla_p95_s
-    if sla_s is None:
-        sla_s = QueueEvaluator(application, fleet.gpus, demand.rate_per_s, arrivals).measure(base).p95_s
+    evaluator = QueueEvaluator(application, fleet.gpus, demand.rate_per_s, arrivals)
+    return goal_of(demand, fleet, evaluator.measure(application.base(fleet.gpus)).p95_s)
+
+
+def goal_of(demand: Demand, fleet: Fleet, sla_p95_s: float) -> Goal:
+    """Return the goal within an SLA; its baseline is the best variant on a GPU of its own, always at work (§4.1)."""
+    application = demand.application
+    best = application.best_variant
     energy_j = float(application.service_s[best, -1] * (application.busy_w[best, -1] + application.idle_w))
-    baseline = Baseline(float(application.accuracy[best]), energy_j * fleet.baseline_gco2_per_j, sla_s)
+    baseline = Baseline(float(application.accuracy[best]), energy_j * fleet.baseline_gco2_per_j, sla_p95_s)
     return Goal(baseline, demand.carbon_weight, demand.max_accuracy_loss_pct)
 
 
@@ -260,4 +270,5 @@ def _share(
         None if found is None else found.bound,
         goal.allows(search.best.accuracy, search.best.p95_s),
         len(search.measured),
+        search.leading(MAX_LEADING),
     )

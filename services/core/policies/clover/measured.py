@@ -1,0 +1,112 @@
+"""The search where each evaluation takes real traffic: decided anew from what was measured so far, at any time.
+
+Between two evaluations minutes may pass, and whoever decides may be killed. So nothing is remembered but the outcomes:
+the annealer runs from its beginning with the same seed, is given the outcomes that are known, and is stopped where it
+asks for the first that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.domain.errors import DomainError
+from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import Outcome
+from services.core.policies.clover.objective import Goal
+from services.core.policies.clover.prediction import predict
+
+
+@dataclass(frozen=True)
+class MeasuredSearch:
+    """One application's search on its share of the GPUs.
+
+    Attributes:
+        application, gpus: What runs, and on how many GPUs.
+        rate_per_s: Mean rate of requests, for predictions.
+        goal, gco2_per_j: What is maximised, at which carbon per energy.
+        first: What a model proposes: measured before any neighbour.
+        seed: Of the neighbours.
+        config: Schedule and rules of stopping.
+    """
+
+    application: Application
+    gpus: int
+    rate_per_s: float
+    goal: Goal
+    gco2_per_j: float
+    first: Sequence[ConfigGraph]
+    seed: int
+    config: AnnealingConfig
+
+    def next_graph(self, start: Outcome, measured: Sequence[Outcome]) -> tuple[ConfigGraph | None, Outcome]:
+        """Return what to measure next, None once the rules of stopping end the search, and the best so far.
+
+        Args:
+            start: The incumbent.
+            measured: What was measured since, in order.
+
+        Raises:
+            DomainError: The outcomes are not those of this search.
+        """
+        search = Search(self.goal, self.gco2_per_j, _Known(measured), start)
+
+        def may_run(graph: ConfigGraph) -> bool:
+            known = (start, *search.measured)
+            return all(graph != each.graph for each in known) and self.may_run(graph)
+
+        try:
+            anneal(
+                search,
+                self.application,
+                self.gpus,
+                np.random.default_rng(self.seed),
+                self.config,
+                first=[graph for graph in self.first if graph != start.graph],
+                may_run=may_run,
+            )
+        except _UnmeasuredError as error:
+            return error.graph, search.best
+        if len(search.measured) < len(measured):
+            raise DomainError("what was measured is not of this search")
+        return None, search.best
+
+    def may_run(self, graph: ConfigGraph) -> bool:
+        """Return whether a configuration keeps the limits by the model in closed form, so that it may be tried."""
+        found = self.predicted(graph)
+        return found is not None and self.goal.allows(found.accuracy, found.p95_s)
+
+    def predicted(self, graph: ConfigGraph) -> Outcome | None:
+        """Return what a configuration does by the model in closed form; None if it cannot serve the requests."""
+        found = predict(self.application, graph.weights[None], self.gpus, self.rate_per_s)
+        if found.load[0] >= 1:
+            return None
+        return Outcome(graph, float(found.accuracy[0]), float(found.energy_j[0]), float(found.p95_s[0]))
+
+    def objective(self, accuracy: float, energy_j: float) -> float:
+        """Return f in per cent."""
+        return self.goal.objective(accuracy, energy_j * self.gco2_per_j)
+
+
+class _UnmeasuredError(Exception):
+    def __init__(self, graph: ConfigGraph) -> None:
+        self.graph = graph
+
+
+class _Known:
+    """Answers from what was measured, in order."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self._left = list(reversed(outcomes))
+
+    def __call__(self, graph: ConfigGraph) -> Outcome:
+        if not self._left:
+            raise _UnmeasuredError(graph)
+        outcome = self._left.pop()
+        if outcome.graph != graph:
+            raise DomainError("what was measured is not of this search")
+        return outcome
