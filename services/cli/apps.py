@@ -9,7 +9,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import EXIT_USAGE, CliError, Gateway
-from services.cli.fleets import configuration, plan_line, show_configuration, show_rows
+from services.cli.fleets import configuration, plan_line, show_configuration, show_rows, show_search
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import filled, json_document
@@ -77,6 +77,7 @@ def show_app(name: AppArgument, as_json: AsJson = False) -> None:
         rows["only proposals"] = app["only_proposes"]
     show_rows(rows)
     show_configuration(app["plan"], as_percentages=bool(app["only_proposes"] and "MPS" in app["only_proposes"]))
+    show_search(app["plan"])
     shown = output.table("instance", "variant", "slice", "state", "node", "GPU", "since", "", right=("GPU",))
     for each in instances:
         gpu = "" if each["gpu"] is None else str(each["gpu"])
@@ -154,7 +155,24 @@ def report(
         "BASE": "-" if base is None else f"{base:.4g} gCO2 per 1,000 requests, modelled",
         "saved": "-" if saved is None else f"{saved:.1f} %",
     }
+    if found["evaluations"]:
+        rows["searches by measurement"] = _evaluations(found["evaluations"])
     show_rows(rows)
+
+
+def _evaluations(found: dict[str, Any]) -> str:
+    """Return what searches by measurement did, in a few words."""
+    said = f"{found['evaluations']} evaluations, {found['measuring_s']:.0f} s of them measured"
+    said += f" and {found['bringing_up_s']:.0f} s until instances were ready"
+    said += f"; {found['late']} of {found['answered']} answers late, {found['failed']} failed"
+    if found["unmeasured"]:
+        said += f"; {found['unmeasured']} could not be measured"
+    errors = [
+        f"{what} {found[f'{name}_error_pct']:+.1f} %"
+        for what, name in (("p95", "p95"), ("energy", "energy"), ("accuracy", "accuracy"))
+        if found[f"{name}_error_pct"] is not None
+    ]
+    return f"{said}; the model against what was measured: {', '.join(errors)}" if errors else said
 
 
 def delete_app(name: AppArgument, as_json: AsJson = False) -> None:

@@ -13,6 +13,7 @@ from services.cli.client import EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import json_document
+from services.contracts.apps import Evaluation
 
 FleetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The fleet's name.")]
 WHY = {
@@ -84,6 +85,7 @@ def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
     if fleet["gpus"]:
         console.print(shown)
     show_configuration(fleet["plan"], as_percentages=bool(fleet["only_proposes"] and "MPS" in fleet["only_proposes"]))
+    show_search(fleet["plan"])
 
 
 def set_fleet(
@@ -92,6 +94,9 @@ def set_fleet(
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None,
     gpu_model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.")] = None,
     zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
+    evaluation: Annotated[
+        Evaluation | None, typer.Option(help="How plans evaluate configurations: by the model, or by measurement.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Set GPUs aside for applications, or change that; the same spec again changes nothing.
@@ -101,7 +106,7 @@ def set_fleet(
     spec = {} if file is None else json_document(file)
     if not isinstance(spec, dict):
         raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
-    given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone}
+    given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation and evaluation.value}
     spec = {**spec, **{key: value for key, value in given.items() if value is not None}}
     fleet = Gateway().call("PUT", f"/v1/fleets/{name}", body=spec)
     if as_json:
@@ -123,7 +128,8 @@ def list_plans(
     shown = output.table("plan", "made", "because of", "gCO2/kWh", "state", "instances", right=("gCO2/kWh",))
     for plan in found:
         instances = "; ".join(f"{each['name']}: {configuration(each['instances'])}" for each in plan["applications"])
-        state = plan["state"] if not plan["detail"] else f"{plan['state']}: {plan['detail']}"
+        said = [each for each in (plan["detail"], searched(plan["search"])) if each]
+        state = ": ".join([plan["state"], *said])
         shown.add_row(
             *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),
             *(state, instances or ("the most accurate variants on whole GPUs" if plan.get("layouts") else "")),
@@ -188,6 +194,63 @@ def show_configuration(plan: dict[str, Any] | None, *, as_percentages: bool = Fa
             f"{1_000 * each['carbon_gco2_per_request']:.4f}",
         )
     console.print(shown)
+
+
+def searched(search: dict[str, Any] | None) -> str:
+    """Return how far a search by measurement is, in a few words."""
+    if search is None:
+        return ""
+    took_s = _seconds(search["begun_at"], search["ended_at"]) or 0.0
+    count = len(search["evaluations"])
+    said = f"{count} evaluation{'' if count == 1 else 's'}"
+    return f"{said} in {took_s:.0f} s. {search['detail']}" if search["detail"] else f"{said} so far"
+
+
+def _seconds(start: str | None, end: str | None) -> float | None:
+    start_at, end_at = output.instant(start), output.instant(end)
+    return None if start_at is None or end_at is None else (end_at - start_at).total_seconds()
+
+
+def show_search(plan: dict[str, Any] | None) -> None:
+    """Print what was measured of configurations, beside what the model had predicted of them."""
+    search = None if plan is None else plan["search"]
+    if plan is None or search is None:
+        return
+    console.print(f"searched by measurement: {searched(search)}")
+    chosen = {each["name"]: each["instances"] for each in plan["applications"]} if search["ended_at"] else {}
+    right = ("accuracy", "p95 (model)", "J/request (model)", "objective (model)", "late", "ready after")
+    shown = output.table("evaluation", "application", "instances", *right, right=right)
+    for number, evaluation in enumerate(search["evaluations"], 1):
+        for each in evaluation["applications"]:
+            name = f"{number}, chosen" if chosen.get(each["name"]) == each["instances"] else str(number)
+            took_s = _seconds(evaluation["begun_at"], evaluation["measured_from"])
+            shown.add_row(
+                *(name, each["name"], configuration(each["instances"])),
+                *_measured(each),
+                f"{each['late']} of {each['answered']}",
+                "-" if took_s is None else f"{took_s:.0f} s",
+            )
+        if evaluation["detail"]:
+            shown.add_row(str(number), "", evaluation["detail"], *[""] * len(right))
+    console.print(shown)
+
+
+def _measured(each: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return an evaluation's figures as people read them, what the model had predicted in brackets."""
+    measured, predicted = each["measured"] or {}, each["predicted"] or {}
+
+    def both(name: str, form: str) -> str:
+        values = (measured.get(name), predicted.get(name))
+        own, model = ("-" if value is None else format(value, form) for value in values)
+        return f"{own} ({model})"
+
+    accuracy = measured.get("accuracy_pct")
+    return (
+        "-" if accuracy is None else f"{accuracy:.2f} %",
+        f"{both('p95_ms', '.0f')} ms",
+        both("energy_j_per_request", ".3g"),
+        f"{both('objective_pct', '.1f')} %",
+    )
 
 
 PERCENTAGES = {"1g": "14 %", "2g": "28 %", "3g": "43 %", "4g": "57 %", "7g": "100 %"}

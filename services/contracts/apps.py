@@ -35,6 +35,15 @@ LATENCY_BOUNDS_MS: tuple[float, ...] = tuple(round(1.1**step, 4) for step in ran
 """Upper bounds of the buckets of latency histograms, 1 ms to 180 s, each 10 % above the one before."""
 
 
+class Evaluation(StrEnum):
+    """How configurations of a fleet are evaluated."""
+
+    MODEL = "model"
+    """By a queue model with the variants' profiles."""
+    MEASURED = "measured"
+    """What the model proposes is run and measured, one configuration after the other, while the SLAs have room."""
+
+
 class FleetSpec(Message):
     """GPUs that an operator sets aside for applications. While it has them, nothing else is placed on them."""
 
@@ -60,6 +69,20 @@ class FleetSpec(Message):
     )
     tenants: list[Name | Literal["*"]] = Field(
         default=["*"], max_length=1_000, description="Tenants whose applications may use it; `*` for all."
+    )
+    evaluation: Evaluation = Evaluation.MODEL
+    evaluation_s: Real = Field(
+        default=10, ge=5, le=600, description="Seconds of traffic that a measured evaluation takes, in steps of 5."
+    )
+    evaluation_sla_share: Real = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="A configuration is only tried while the measured p95 of every application is at most this share "
+        "of its SLA.",
+    )
+    search_s: Real = Field(
+        default=300, ge=10, le=86_400, description="Time after which a measured search tries no further configuration."
     )
 
 
@@ -182,6 +205,8 @@ class FleetPlanState(StrEnum):
     """The optimizer searches for it."""
     PROPOSED = "proposed"
     """It is only shown: an application's mode is `fixed`, or the fleet's GPUs cannot be cut."""
+    MEASURING = "measuring"
+    """Traffic to the configuration that runs is measured, to decide which one is tried next."""
     CARRYING_OUT = "carrying_out"
     """GPUs are being cut anew and instances replaced, one GPU at a time."""
     APPLIED = "applied"
@@ -208,6 +233,55 @@ class FleetPlanTrigger(StrEnum):
     """The carbon intensity was more than 5 % off that of the plan before."""
 
 
+class EvaluationFigures(Message):
+    """What a configuration does for an application."""
+
+    objective_pct: float = Field(description="lambda * dCarbon + (1 - lambda) * dAccuracy.")
+    accuracy_pct: float
+    p95_ms: float
+    energy_j_per_request: float = Field(
+        description="Of the GPUs: that of its instances, and the idle power of the rest of its share of the fleet."
+    )
+
+
+class AppEvaluation(Message):
+    """What an evaluation was of one application."""
+
+    name: str
+    instances: list[VariantInstances]
+    is_tried: bool = Field(
+        description="Whether the search asked for this configuration; otherwise it stayed, or was gone back to."
+    )
+    predicted: EvaluationFigures | None = Field(
+        default=None, description="By the queue model in closed form; null if that cannot serve the requests."
+    )
+    measured: EvaluationFigures | None = Field(default=None, description="Null while it is not, or could not be.")
+    answered: int = 0
+    late: int = Field(default=0, description="Answers beyond the SLA, up to a tenth of it too few.")
+    failed: int = 0
+
+
+class FleetEvaluation(Message):
+    """One configuration of a fleet that was run and measured."""
+
+    begun_at: Instant = Field(description="When its instances began to be brought up.")
+    measured_from: Instant | None = Field(default=None, description="When all were ready; null before.")
+    measured_to: Instant | None = None
+    recut: int = Field(default=0, description="Number of GPUs that were cut anew for it.")
+    detail: str | None = Field(default=None, description="Why it could not be measured.")
+    applications: list[AppEvaluation]
+
+
+class FleetSearch(Message):
+    """A search by measurement."""
+
+    begun_at: Instant
+    ended_at: Instant | None = None
+    detail: str | None = Field(default=None, description="Why it ended; null while it goes on.")
+    evaluations: list[FleetEvaluation] = Field(description="In order; the first is of what ran already.")
+    present: FleetEvaluation = Field(description="The configuration that is brought up or measured, or was at last.")
+
+
 class FleetPlan(Message):
     """A plan of a fleet: which variants of its applications run on which slices."""
 
@@ -225,7 +299,14 @@ class FleetPlan(Message):
         description="Sizes of each GPU's slices in sevenths, in the order of the fleet's GPUs; empty for a whole GPU.",
     )
     recut: int = Field(default=0, description="Number of GPUs that are cut anew.")
-    applications: list[ApplicationPlan] = Field(default_factory=list[ApplicationPlan])
+    applications: list[ApplicationPlan] = Field(
+        default_factory=list[ApplicationPlan],
+        description="What is to run, and what it does: by the model, or as measured where a search by measurement "
+        "chose it.",
+    )
+    search: FleetSearch | None = Field(
+        default=None, description="What was measured; null where plans are found by the model alone."
+    )
 
 
 class FleetPlanList(Message):
@@ -369,6 +450,23 @@ class AppMix(Message):
     carbon_gco2: float
 
 
+class AppEvaluations(Message):
+    """What searches by measurement did to an application in a time."""
+
+    evaluations: int = Field(description="Measured configurations, also of what ran already.")
+    unmeasured: int = Field(description="Configurations that could not be brought up or measured.")
+    bringing_up_s: float = Field(description="Seconds in which their instances were brought up.")
+    measuring_s: float
+    answered: int
+    late: int = Field(description="Of the answers while it was measured, those beyond the SLA.")
+    failed: int
+    p95_error_pct: float | None = Field(
+        description="Mean difference of the model's prediction to what was measured, of that; null without any."
+    )
+    energy_error_pct: float | None
+    accuracy_error_pct: float | None
+
+
 class AppReport(Message):
     """What an application did, beside BASE: the most accurate variant on whole GPUs, all the time."""
 
@@ -391,6 +489,9 @@ class AppReport(Message):
         description="The same of BASE, modelled: the energy of its profile at the grid's intensities of the time."
     )
     carbon_saving_pct: float | None
+    evaluations: AppEvaluations | None = Field(
+        default=None, description="Searches by measurement; null where there was none."
+    )
     mix: list[AppMix]
 
 
@@ -410,6 +511,7 @@ class AppObservation(Message):
     arrivals: Int = Field(ge=0)
     answered: Int = Field(ge=0)
     failed: Int = Field(default=0, ge=0, description="Requests that got no answer of an instance.")
+    waiting: Int = Field(default=0, ge=0, description="Requests in its queue when this was sent.")
     p50_ms: Real | None = Field(default=None, ge=0, description="Of answers, from arrival to the end, waits included.")
     p95_ms: Real | None = Field(default=None, ge=0)
     latency: list[Annotated[Int, Field(ge=0)]] = Field(

@@ -113,7 +113,7 @@ class Router:
         self.traffic = TrafficReporter(serving, self.fleet, self.name)
         self.usage = UsageReporter(telemetry, self.name)
         self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
-        self.observations = ObservationReporter(serving, self.name)
+        self.observations = ObservationReporter(serving, self.name, self.assigner.waiting)
         self.peers = Peers(redis, self.fleet, self.apps, self.coordinator, self.name, settings.workers)
         self.limits = Limits(
             settings.connect_timeout_s,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.apps import AppObservation, AppObservations, AppServerObservation, AppSpec, FleetSpec
 from services.contracts.identity import Identity, Role
-from services.contracts.partition import PartitionProblem, PartitionRequest, solve_partition
+from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult, solve_partition
 from services.core.domain.mig import parent_of, placed, slice_index
 from services.db.database import connect
 from services.db.engine import create_engine
@@ -58,6 +59,12 @@ def an_app(**changes: Any) -> AppSpec:
     return AppSpec.model_validate({**spec, **changes})
 
 
+@cache
+def _solved(request: str) -> PartitionResult:
+    """Return the answer to a problem, found once by all tests of a process, with one seed."""
+    return solve_partition(PartitionProblem.model_validate_json(request))
+
+
 @dataclass
 class FleetWorld:
     """A planner, its database, and what obeys it."""
@@ -84,7 +91,7 @@ class FleetWorld:
 
     async def _search(self, plan_id: str, request: PartitionRequest) -> Answer:
         self.asked.append(plan_id)
-        return self.fails or solve_partition(PartitionProblem.model_validate(request.model_dump()))
+        return self.fails or _solved(request.model_dump_json(exclude={"seed"}))
 
     async def node(self, name: str, gpus: int, model: str = MODEL) -> None:
         devices = [
@@ -162,6 +169,46 @@ class FleetWorld:
         at = (at or datetime.now(UTC)).replace(microsecond=0)
         at -= timedelta(seconds=at.second % 5)
         await self.observations.report(AppObservations(router="r", start_at=at, apps=[seen]))
+
+    async def serve(
+        self, figures: Callable[[Counter[str]], tuple[float, float]], *, answers: int = 200, seconds: float = 20
+    ) -> None:
+        """Have what is measured now have run and been asked for so long already.
+
+        Args:
+            figures: From an application's instances to latency in ms and GPU energy of its instances in J per answer.
+            answers: Of each application in each 5 s.
+            seconds: Since when it has been measured.
+        """
+        plan = await self.plan()
+        if plan is None or plan["state"] != "measuring" or plan["search"]["present"]["measured_from"] is None:
+            return
+        at = datetime.fromtimestamp(5 * ((datetime.now(UTC).timestamp() - seconds) // 5), UTC)
+        search = plan["search"]
+        search["present"]["measured_from"] = at.isoformat()
+        await self.database.execute("UPDATE fleet_plans SET search = $2 WHERE id = $1", plan["id"], search)
+        await self.database.execute("DELETE FROM app_observations")
+        await self.database.execute("DELETE FROM energy_usages")
+        now = datetime.now(UTC)
+        for app in await self.database.fetch("SELECT name FROM apps ORDER BY name"):
+            rows = await self.database.fetch(
+                "SELECT job_id, mode FROM pool_instances WHERE pool = $1 AND state = 'ready' ORDER BY id",
+                f"app:{app['name']}",
+            )
+            latency_ms, energy_j = figures(Counter(row["mode"] for row in rows))
+            windows = int(seconds // 5)
+            for window in range(windows):
+                start_at = at + timedelta(seconds=5 * window)
+                await self.see(app["name"], answers=answers, latency_ms=latency_ms, at=start_at)
+            total_j = energy_j * answers / 5 * (now - at).total_seconds()
+            for row in rows:
+                await self.database.execute(
+                    "INSERT INTO energy_usages (node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, "
+                    "gpu_energy_j, cpu_energy_j, static_energy_j, source, zone, signal, intensity_gco2_per_kwh, "
+                    "intensity_estimated, pue, carbon_gco2) VALUES "
+                    "('n0', 'b', 1, $1, $1, $2, $3, 1, $4, 5, 5, 'measured', 'GB', '', 200, false, 1, 0)",
+                    *(row["job_id"], at, now, total_j / len(rows)),
+                )
 
     async def _agents(self) -> None:
         for row in await self.database.fetch("SELECT * FROM gpu_partitions WHERE state = 'pending'"):
@@ -283,7 +330,7 @@ async def a_fleet_world(database_url: str, **changes: Any) -> AsyncIterator[Flee
     await database.execute("SET session_replication_role = replica")  # rows stand for jobs that are not there
     await database.execute(
         "TRUNCATE fleets, apps, fleet_plans, app_observations, pool_instances, gpu_partitions, device_claims, "
-        "allocations, nodes, audit_log CASCADE"
+        "allocations, nodes, audit_log, energy_usages CASCADE"
     )
     world = FleetWorld(engine, database, ServingRepository(engine), Grid(), settings)
     world.grid.gco2_per_kwh[ZONE] = 200

@@ -62,19 +62,22 @@ fleet_plans = Table(
     Column("progress", JSONB),
     Column("made_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("ended_at", Timestamp),
+    Column("search", JSONB),
     Index("fleet_plans_by_fleet", "fleet", "id"),
     Index(
         "fleet_plans_one_at_a_time",
         "fleet",
         unique=True,
-        postgresql_where=text("state IN ('solving', 'carrying_out')"),
+        postgresql_where=text("state IN ('solving', 'measuring', 'carrying_out')"),
     ),
     CheckConstraint(
-        "state IN ('solving', 'proposed', 'carrying_out', 'applied', 'failed', 'superseded')", name="fleet_plans_state"
+        "state IN ('solving', 'proposed', 'carrying_out', 'applied', 'failed', 'superseded', 'measuring')",
+        name="fleet_plans_state",
     ),
 )
 """``basis`` is what the plan was made from: revisions and GPUs. ``problem`` is a ``PartitionRequest``, and the plan's
-id the idempotency key of its solve; a plan without one is BASE. ``progress`` is how far carrying it out is."""
+id the idempotency key of its solve; a plan without one is BASE. ``progress`` is how far carrying it out is.
+``search`` is a ``FleetSearch``: what was measured of configurations, and which one is brought up or measured now."""
 
 app_observations = Table(
     "app_observations",
@@ -89,7 +92,9 @@ app_observations = Table(
     Column("variants", JSONB, nullable=False),
     Column("servers", JSONB, nullable=False),
     Column("accuracy_sum", Double, nullable=False),
+    Column("waiting", Integer, nullable=False, server_default=text("0")),
     Index("app_observations_by_time", "start_at"),
 )
 """Requests in 5 seconds as one router process saw them. ``latency``: answers by the index of their bucket of
-``LATENCY_BOUNDS_MS``; ``variants``: answers by variant; ``accuracy_sum``: of the accuracies of the answers."""
+``LATENCY_BOUNDS_MS``; ``variants``: answers by variant; ``accuracy_sum``: of the accuracies of the answers;
+``waiting``: requests in the queue when it was reported."""

@@ -76,6 +76,11 @@ class Assigner:
             seat.id: seat.held for queue in self.queues.values() for seat in queue.seats.values() if not seat.is_ready
         }
 
+    def waiting(self, name: str) -> int:
+        """Return how many requests wait in an application's queue here."""
+        queue = self.queues.get(name)
+        return 0 if queue is None else queue.waiting
+
     def _queue(self, name: str) -> AppQueue:
         queue = self.queues.get(name)
         if queue is None:

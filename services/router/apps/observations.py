@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 
 from services.contracts.apps import LATENCY_BOUNDS_MS, AppObservation, AppObservations, AppServerObservation
@@ -37,7 +37,9 @@ class _App:
 class ObservationReporter:
     """Counts requests of applications, and reports them."""
 
-    def __init__(self, serving: ServiceClient, router: str) -> None:
+    def __init__(self, serving: ServiceClient, router: str, waiting: Callable[[str], int]) -> None:
+        """Take who says how many requests wait in an application's queue."""
+        self._waiting = waiting
         self._serving = serving
         self._router = router
         self._windows: OrderedDict[int, dict[str, _App]] = OrderedDict()
@@ -86,7 +88,7 @@ class ObservationReporter:
             report = AppObservations(
                 router=self._router,
                 start_at=datetime.fromtimestamp(start_s, UTC),
-                apps=[_observation(name, window.get(name) or _App()) for name in names],
+                apps=[_observation(name, window.get(name) or _App(), self._waiting(name)) for name in names],
             )
             try:
                 if report.apps:
@@ -104,13 +106,14 @@ class ObservationReporter:
             del self._windows[start_s]
 
 
-def _observation(app: str, found: _App) -> AppObservation:
+def _observation(app: str, found: _App, waiting: int) -> AppObservation:
     latencies_ms = sorted(found.latencies_ms)
     return AppObservation(
         app=app,
         arrivals=found.arrivals,
         answered=len(latencies_ms),
         failed=found.failed,
+        waiting=waiting,
         p50_ms=_quantile(latencies_ms, 0.50),
         p95_ms=_quantile(latencies_ms, 0.95),
         latency=_counts(latencies_ms),

@@ -74,6 +74,7 @@ class Observations:
                         arrivals=each.arrivals,
                         answered=sum(variants.values()),
                         failed=each.failed,
+                        waiting=each.waiting,
                         latency=sparse(each.latency),
                         variants=variants,
                         servers=[server.model_dump(mode="json") for server in each.servers],

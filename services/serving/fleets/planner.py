@@ -11,44 +11,35 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from services.contracts.apps import FleetPlanState, FleetPlanTrigger
+from services.contracts.apps import Evaluation, FleetPlanState, FleetPlanTrigger
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.partition import PartitionRequest, PartitionResult
-from services.contracts.serving import InstanceState
 from services.core.domain.gpus import can_be_sliced
 from services.core.solvers.model import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.serving.fleets.assignment import (
-    Assignment,
-    Gpu,
-    GpuState,
-    Placed,
-    assign,
     base,
     with_base_of,
 )
+from services.serving.fleets.carrying import Carrier, progress_of, write_targets
+from services.serving.fleets.evaluator import CANDIDATES, Evaluator
 from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.problem import (
-    SlaModel,
     idle_w_of,
     in_core,
-    layouts_for,
     partition_request,
     wanted_of,
 )
 from services.serving.fleets.search import Answer, Search
 from services.serving.fleets.state import (
-    LONGEST_RETRY_S,
     FleetState,
-    best_kinds,
     free_gpus,
     is_base,
     is_base_for,
@@ -60,7 +51,7 @@ from services.serving.fleets.state import (
     read_fleet,
     why_only_proposes,
 )
-from services.serving.fleets.steps import Limits, NextStep, Outcome, Progress, at_rest, carry_out
+from services.serving.fleets.steps import Outcome, Progress, at_rest
 from services.serving.fleets.triggers import Present, trigger_of
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.fleets import FleetRecord, PlanRecord
@@ -88,6 +79,8 @@ class FleetPlanner:
         self._baselines = baselines
         self._search = search
         self._settings = settings
+        self._carrier = Carrier(settings)
+        self._evaluator = Evaluator(self._carrier)
         self._solving: dict[str, asyncio.Future[Answer]] = {}
         self._delete_at = datetime.min.replace(tzinfo=UTC)
 
@@ -170,8 +163,17 @@ class FleetPlanner:
                 plan = await self._decide(queries, fleet, plan, answer, only_proposes)
         present = present_of(fleet, intensity)
         if plan is not None and plan.state is FleetPlanState.CARRYING_OUT and plan.progress is not None:
-            await self._carry_out(queries, fleet, plan, plan.progress, is_outdated(plan, plan.progress, present))
+            is_stale = is_outdated(plan, plan.progress, present)
+            await self._carry_out(queries, fleet, plan, plan.progress, is_stale=is_stale)
             return
+        if plan is not None and plan.state is FleetPlanState.MEASURING:
+            if plan.basis.is_same(fleet.basis):
+                await self._evaluator.measure(queries, fleet, plan)
+                return
+            await self._evaluator.supersede(
+                queries, fleet, plan, "The fleet, its applications or its GPUs changed while it was measured."
+            )
+            plan = replace(plan, state=FleetPlanState.SUPERSEDED)
         assignment = of_apps(record.assignment, fleet)
         waiting = newcomers(fleet, assignment) if plan is not None or not is_settled(fleet) else []
         if waiting and (free := free_gpus(fleet, assignment)):
@@ -179,7 +181,7 @@ class FleetPlanner:
             await queries.fleets.set_assignment(record.name, assignment)
             fleet = replace(fleet, record=replace(record, assignment=assignment))
             waiting = waiting[len(free) :]
-        await _write_targets(queries, fleet, at_rest(assignment, fleet.gpus, fleet.instances))
+        await write_targets(queries, fleet, at_rest(assignment, fleet.gpus, fleet.instances))
         if plan is None or plan.state is not FleetPlanState.SOLVING:
             is_divided = waiting and is_base(fleet, assignment)
             trigger = FleetPlanTrigger.PARAMETER if is_divided else trigger_of(plan and plan.as_last(), present)
@@ -217,10 +219,17 @@ class FleetPlanner:
         plan_id = new_id("plan")
         try:
             request = partition_request(
-                record.spec, fleet.planned, gpus, running, gco2, baseline, seed=zlib.crc32(plan_id.encode()) >> 1
+                record.spec,
+                fleet.planned,
+                gpus,
+                running,
+                gco2,
+                baseline,
+                seed=zlib.crc32(plan_id.encode()) >> 1,
+                candidates=CANDIDATES if record.spec.evaluation is Evaluation.MEASURED else 0,
             )
         except ValidationError as error:
-            await self._fail(queries, fleet, None, trigger, gco2, str(error.errors()[0]["msg"]))
+            await self._carrier.refuse(queries, fleet, trigger, gco2, str(error.errors()[0]["msg"]))
             return
         await queries.fleets.supersede_proposals(record.name)
         await queries.fleets.add_plan(
@@ -271,11 +280,11 @@ class FleetPlanner:
         """Check what was found, and propose it or begin to carry it out."""
         record, gpus = fleet.record, list(plan.basis.gpus)
         if isinstance(answer, str):
-            return await self._fail(queries, fleet, plan, plan.trigger, plan.gco2_per_kwh, answer)
+            return await self._carrier.fail(queries, fleet, plan, answer)
         if answer.status is SolveStatus.INFEASIBLE:
             late = [each.name for each in answer.applications if not each.keeps_limits]
             detail = f"No configuration keeps the limits of {', '.join(late)} with {len(gpus)} GPUs. {answer.note}"
-            return await self._fail(queries, fleet, plan, plan.trigger, plan.gco2_per_kwh, detail.strip(), answer)
+            return await self._carrier.fail(queries, fleet, plan, detail.strip(), answer)
         result = answer.model_dump(mode="json")
         if {each.name for each in answer.applications} != {app.name for app in fleet.apps} or gpus != fleet.up:
             detail = "The fleet's applications or GPUs changed before the plan was ready."
@@ -283,112 +292,32 @@ class FleetPlanner:
             return replace(plan, state=FleetPlanState.SUPERSEDED)
         if only_proposes is not None:
             await queries.fleets.change_plan(plan.id, FleetPlanState.PROPOSED, detail=only_proposes, result=result)
-            await self._forgive(queries, fleet)
+            await self._carrier.forgive(queries, fleet)
             return replace(plan, state=FleetPlanState.PROPOSED)
-        progress = self.progress_of(answer, gpus, fleet.gpus, fleet.instances, record.assignment, fleet.now)
+        if record.spec.evaluation is Evaluation.MEASURED:
+            return await self._evaluator.begin(queries, fleet, plan, answer)
+        wanted = wanted_of(answer)
+        progress = progress_of(wanted, gpus, fleet.gpus, fleet.instances, record.assignment, fleet.now)
         await queries.fleets.change_plan(
             plan.id, FleetPlanState.CARRYING_OUT, result=result, progress=progress.document()
         )
         log.info("fleet.planned", fleet=record.name, plan=plan.id, trigger=plan.trigger.value, recut=len(answer.recut))
         return replace(plan, state=FleetPlanState.CARRYING_OUT, result=result, progress=progress)
 
-    @staticmethod
-    def progress_of(
-        answer: PartitionResult,
-        gpus: Sequence[Gpu],
-        states: Mapping[Gpu, GpuState],
-        instances: Sequence[Placed],
-        assignment: Assignment,
-        now: datetime,
-    ) -> Progress:
-        """Return the beginning of carrying out what was found; GPUs on which little runs are cut first of all."""
-        sizes = {gpu: states[gpu].sizes for gpu in gpus}
-        layouts = layouts_for(wanted_of(answer), sizes, Counter(each.gpu for each in instances))
-        after = assign(layouts, wanted_of(answer), sizes, assignment)
-        return Progress(layouts, after, frozenset(), None, (), now.timestamp())
-
     async def _carry_out(
-        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, is_stale: bool
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool
     ) -> None:
-        record = fleet.record
-        idle_w = idle_w_of(record.spec)
-        assert idle_w is not None
-        ready = Counter(each.kind for each in fleet.instances if each.state is InstanceState.READY)
-        progress = replace(progress, after=of_apps(progress.after, fleet))
-        step = carry_out(
-            progress,
-            {gpu: of_apps(record.assignment, fleet).get(gpu, ()) for gpu in progress.layouts},
-            fleet.gpus,
-            fleet.instances,
-            SlaModel(fleet.planned, idle_w, ready).broken_by,
-            fleet.now.timestamp(),
-            self._limits(fleet),
-            {name: kind for kind in best_kinds(fleet) for name in kind[:1]},
-            is_outdated=is_stale,
-        )
-        await _write_targets(queries, fleet, step)
-        if step.assignment != record.assignment:
-            await queries.fleets.set_assignment(record.name, step.assignment)
-        if step.cut is not None:
-            gpu, sizes = step.cut
-            await queries.fleets.want(gpu, sizes, record.name)
-            log.info("fleet.gpu_cut", fleet=record.name, node=gpu[0], gpu=gpu[1], sizes=list(sizes))
+        step = await self._carrier.step(queries, fleet, plan, progress, is_stale=is_stale)
         if step.outcome is None:
-            assert step.progress is not None
-            if step.progress != plan.progress or step.detail != plan.detail:
-                await queries.fleets.change_plan(
-                    plan.id, FleetPlanState.CARRYING_OUT, progress=step.progress.document(), detail=step.detail
-                )
             return
-        log.info(f"fleet.plan_{step.outcome.name.lower()}", fleet=record.name, plan=plan.id, detail=step.detail)
-        if step.outcome is Outcome.FAILED:
-            await self._fail(queries, fleet, plan, plan.trigger, plan.gco2_per_kwh, step.detail or "")
-            return
-        applied = step.outcome is Outcome.APPLIED
-        state = FleetPlanState.APPLIED if applied else FleetPlanState.SUPERSEDED
-        await queries.fleets.change_plan(plan.id, state, detail=step.detail)
-        if applied:
-            await self._forgive(queries, fleet)
-        for app in fleet.apps:
-            if applied and app.name in plan.basis.revisions:
-                revision = plan.basis.revisions[app.name]
-                await queries.apps.change(app.name, planned_revision=revision, plan_id=plan.id)
-
-    def _limits(self, fleet: FleetState) -> Limits:
-        probes = [app.spec.probes for app in fleet.apps]
-        start_s = max((each.ready_timeout_s + each.drain_timeout_s + each.grace_s for each in probes), default=0.0)
-        cut_s = self._settings.fleet_cut_s
-        return Limits(cut_s=cut_s, start_s=start_s + cut_s, wait_s=self._settings.fleet_wait_s)
-
-    async def _fail(
-        self,
-        queries: Queries,
-        fleet: FleetState,
-        plan: PlanRecord | None,
-        trigger: FleetPlanTrigger,
-        gco2: float,
-        detail: str,
-        result: PartitionResult | None = None,
-    ) -> PlanRecord:
-        """End a plan that failed; the next is not made before some time has passed, more after each failure."""
-        record = fleet.record
-        if plan is None:
-            plan_id = new_id("plan")
-            await queries.fleets.add_plan(plan_id, record.name, trigger, fleet.basis, gco2)
-            plan = await queries.fleets.plan(record.name, plan_id)
-            assert plan is not None
-        more = {} if result is None else {"result": result.model_dump(mode="json")}
-        await queries.fleets.change_plan(plan.id, FleetPlanState.FAILED, detail=detail, **more)
-        wait_s = min(self._settings.fleet_retry_s * 2.0 ** min(record.failures, 10), LONGEST_RETRY_S)
-        await queries.fleets.change(
-            record.name, failures=record.failures + 1, retry_at=fleet.now + timedelta(seconds=wait_s)
-        )
-        log.warning("fleet.plan_failed", fleet=record.name, plan=plan.id, detail=detail, retry_s=wait_s)
-        return replace(plan, state=FleetPlanState.FAILED)
-
-    async def _forgive(self, queries: Queries, fleet: FleetState) -> None:
-        if fleet.record.failures:
-            await queries.fleets.change(fleet.record.name, failures=0, retry_at=None)
+        if plan.search is not None and plan.search.ended_at is None:
+            await self._evaluator.carried_out(queries, fleet, plan, step)
+        elif step.outcome is Outcome.FAILED:
+            await self._carrier.fail(queries, fleet, plan, step.detail or "")
+        elif step.outcome is Outcome.APPLIED:
+            await self._carrier.applied(queries, fleet, plan)
+        else:
+            await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=step.detail)
 
 
 async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord) -> str | None:
@@ -403,8 +332,8 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
         return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
     answer = PartitionResult.model_validate(plan.result)
     placed = await queries.fleets.placed([app.name for app in await queries.apps.of_fleet(record.name)])
-    progress = FleetPlanner.progress_of(
-        answer, list(plan.basis.gpus), states, placed, record.assignment, await queries.now()
+    progress = progress_of(
+        wanted_of(answer), list(plan.basis.gpus), states, placed, record.assignment, await queries.now()
     )
     await queries.fleets.change_plan(
         plan.id, FleetPlanState.CARRYING_OUT, progress=progress.document(), detail=None, ended_at=None
@@ -419,15 +348,3 @@ async def _give_back(queries: Queries, fleet: FleetState) -> None:
     if not fleet.instances:
         await queries.fleets.remove(fleet.record.name)
         log.info("fleet.removed", fleet=fleet.record.name)
-
-
-async def _write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> None:
-    """Write what the controller is to make true for each application."""
-    leave = {each.id: each.kind[0] for each in fleet.instances if each.id in step.leave}
-    for app in fleet.apps:
-        wanted = sorted(
-            [variant, size, count] for (name, variant, size), count in step.wanted.items() if name == app.name
-        )
-        target = {"wanted": wanted, "leave": sorted(each for each, name in leave.items() if name == app.name)}
-        if target != app.target:
-            await queries.apps.change(app.name, target=target)

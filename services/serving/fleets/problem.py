@@ -67,6 +67,7 @@ def partition_request(
     gco2_per_kwh: float,
     baseline_gco2_per_kwh: float | None,
     seed: int,
+    candidates: int = 0,
 ) -> PartitionRequest:
     """Return the problem of a fleet: all its applications share its GPUs.
 
@@ -78,6 +79,7 @@ def partition_request(
         gco2_per_kwh: Intensity now.
         baseline_gco2_per_kwh: Intensity that savings are compared with.
         seed: Of the search.
+        candidates: How many configurations of each application to ask for beside the best.
 
     Raises:
         ValidationError: It is inconsistent.
@@ -92,6 +94,7 @@ def partition_request(
         baseline_gco2_per_kwh=baseline_gco2_per_kwh,
         applications=[_application(app, running, len(gpus)) for app in apps],
         seed=seed,
+        candidates=candidates,
     )
 
 

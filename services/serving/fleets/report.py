@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from services.contracts.apps import AppMix, AppReport
+import numpy as np
+
+from services.contracts.apps import AppEvaluations, AppMix, AppReport, FleetEvaluation
 from services.core.accounting.carbon import carbon_gco2 as emissions_gco2
 from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
 from services.serving.fleets.observations import percentile_ms
@@ -24,8 +26,9 @@ def report_of(
     steps: Mapping[int, StepSeen],
     latency: Mapping[int, Mapping[int, int]],
     variants: Mapping[int, Mapping[str, int]],
+    evaluations: Sequence[FleetEvaluation],
 ) -> AppReport:
-    """Return the report of an application.
+    """Return the report of an application; ``evaluations`` are those of its fleet in the time.
 
     BASE is the most accurate variant on whole GPUs that are always at work: the energy of a request is its service time
     times the GPU's power, at the intensity and PUE that the ledger has for the step (Clover, section 4.1).
@@ -76,5 +79,37 @@ def report_of(
         gco2_per_1000=per_1000,
         base_gco2_per_1000=base_per_1000,
         carbon_saving_pct=None if not per_1000 or not base_per_1000 else delta_carbon_pct(per_1000, base_per_1000),
+        evaluations=evaluations_of(app.name, evaluations),
         mix=mix,
+    )
+
+
+def evaluations_of(name: str, evaluations: Sequence[FleetEvaluation]) -> AppEvaluations | None:
+    """Return what was measured of an application in some evaluations; None without any."""
+    found = [(each, app) for each in evaluations for app in each.applications if app.name == name]
+    if not found:
+        return None
+    pairs = [(app.predicted, app.measured) for _, app in found if app.predicted and app.measured]
+
+    def error_pct(figure: str) -> float | None:
+        """Return the mean difference of predictions, per cent of what was measured."""
+        errors = [
+            100 * (getattr(model, figure) / getattr(own, figure) - 1) for model, own in pairs if getattr(own, figure)
+        ]
+        return float(np.mean(errors)) if errors else None
+
+    def seconds(spans: Sequence[tuple[datetime | None, datetime | None]]) -> float:
+        return sum((end - start).total_seconds() for start, end in spans if start is not None and end is not None)
+
+    return AppEvaluations(
+        evaluations=sum(app.measured is not None for _, app in found),
+        unmeasured=sum(app.measured is None for _, app in found),
+        bringing_up_s=seconds([(each.begun_at, each.measured_from) for each, app in found if app.is_tried]),
+        measuring_s=seconds([(each.measured_from, each.measured_to) for each, _ in found]),
+        answered=sum(app.answered for _, app in found),
+        late=sum(app.late for _, app in found),
+        failed=sum(app.failed for _, app in found),
+        p95_error_pct=error_pct("p95_ms"),
+        energy_error_pct=error_pct("energy_j_per_request"),
+        accuracy_error_pct=error_pct("accuracy_pct"),
     )

@@ -19,11 +19,13 @@ from services.contracts.apps import (
     AppSpec,
     AppTraffic,
     Fleet,
+    FleetEvaluation,
     FleetGpu,
     FleetList,
     FleetPlan,
     FleetPlanList,
     FleetPlanState,
+    FleetSearch,
     FleetSpec,
 )
 from services.contracts.identity import Identity
@@ -274,7 +276,8 @@ class Apps:
             end_at = await queries.now()
             start_at = max(end_at - timedelta(hours=query.hours), app.created_at)
             seen = await queries.apps.steps(app, start_at, end_at, query.step_s)
-        return report_of(app, fleet, start_at, end_at, query.step_s, *seen)
+            evaluations = await queries.fleets.evaluations(app.fleet, start_at, end_at)
+        return report_of(app, fleet, start_at, end_at, query.step_s, *seen, evaluations)
 
     async def _check_fleet(self, queries: Queries, name: str, spec: AppSpec, caller: Identity) -> None:
         detail = f"There is no fleet {spec.fleet} that the application may use; operators create one."
@@ -317,7 +320,20 @@ def show_plan(plan: PlanRecord, app: str | None = None) -> FleetPlan:
         layouts=_layouts(plan, result),
         recut=len(result.recut) if result else 0,
         applications=[each for each in result.applications if app in (None, each.name)] if result else [],
+        search=None if plan.search is None else _show_search(plan.search, app),
     )
+
+
+def _show_search(search: FleetSearch, app: str | None) -> FleetSearch:
+    """Return a search, on request with one application alone."""
+
+    def shown(evaluation: FleetEvaluation) -> FleetEvaluation:
+        return evaluation.model_copy(
+            update={"applications": [each for each in evaluation.applications if app in (None, each.name)]}
+        )
+
+    evaluations = [shown(each) for each in search.evaluations]
+    return search.model_copy(update={"evaluations": evaluations, "present": shown(search.present)})
 
 
 def _layouts(plan: PlanRecord, result: PartitionResult | None) -> list[list[int]]:

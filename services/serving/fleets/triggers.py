@@ -31,6 +31,10 @@ class Basis:
         """Return it as it is stored."""
         return {"revisions": dict(self.revisions), "gpus": [list(gpu) for gpu in self.gpus]}
 
+    def is_same(self, other: Basis) -> bool:
+        """Return whether nothing of it has changed; the order of GPUs does not count."""
+        return self.revisions == other.revisions and set(self.gpus) == set(other.gpus)
+
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Basis:
         """Return it from what is stored."""

@@ -37,13 +37,29 @@ SELECT app, sum(arrivals) AS arrivals, sum(answered) AS answered, sum(failed) AS
        sum(accuracy_sum) AS accuracy_sum, min(start_at) AS start_at,
        max(start_at) + interval '5 seconds' AS end_at
   FROM app_observations
- WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY app
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since
+   AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY app
 """)
 SEEN_LATENCY = text("""
 SELECT app, bucket::int AS bucket, sum(count::int) AS count
   FROM app_observations, jsonb_each_text(latency) AS of(bucket, count)
- WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since GROUP BY 1, 2
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at >= :since
+   AND start_at < coalesce(CAST(:until AS timestamptz), 'infinity') GROUP BY 1, 2
 """)
+WAITING = text("""
+SELECT DISTINCT ON (app, router) app, waiting FROM app_observations
+ WHERE app = ANY(CAST(:apps AS text[])) AND start_at < :until AND start_at >= :until - interval '15 seconds'
+ ORDER BY app, router, start_at DESC
+""")
+ENERGY = text("""
+SELECT i.pool, i.job_id, max(l.end_at) AS end_at,
+       coalesce(sum(l.gpu_energy_j * extract(epoch FROM least(l.end_at, :until) - greatest(l.start_at, :since))
+                    / nullif(extract(epoch FROM l.end_at - l.start_at), 0)), 0) AS energy_j
+  FROM pool_instances i
+  LEFT JOIN energy_usages l ON l.job_id = i.job_id AND l.end_at > :since AND l.start_at < :until
+ WHERE i.pool = ANY(CAST(:keys AS text[])) AND i.state = 'ready' GROUP BY 1, 2
+""")
+"""Lines of the ledger count by their part within the time."""
 
 _STEP = "floor(extract(epoch FROM {at} - :start_at) / :step_s)::int"
 STEPS = text(f"""
@@ -147,6 +163,7 @@ class Observed:
     variants: Mapping[str, int]
     servers: Sequence[Mapping[str, Any]]
     accuracy_sum: float
+    waiting: int = 0
 
 
 @dataclass
@@ -278,9 +295,9 @@ class AppRows:
         values = [{column.name: getattr(row, column.name) for column in app_observations.columns} for row in rows]
         await self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=replaced), values)
 
-    async def seen(self, names: Collection[str], since: datetime) -> dict[str, Seen]:
-        """Return what routers saw of applications' requests since a moment."""
-        values = {"apps": list(names), "since": since}
+    async def seen(self, names: Collection[str], since: datetime, until: datetime | None = None) -> dict[str, Seen]:
+        """Return what routers saw of applications' requests since a moment, and on request until another."""
+        values = {"apps": list(names), "since": since, "until": until}
         latency: dict[str, dict[int, int]] = {name: {} for name in names}
         for app, bucket, count in await self._connection.execute(SEEN_LATENCY, values):
             latency[app][bucket] = count
@@ -290,6 +307,29 @@ class AppRows:
                 row.arrivals, row.answered, row.failed, row.accuracy_sum, latency[row.app], row.start_at, row.end_at
             )
         return found
+
+    async def waiting(self, names: Collection[str], until: datetime) -> dict[str, int]:
+        """Return how many requests waited in applications' queues at a moment, as routers last reported."""
+        found = dict.fromkeys(names, 0)
+        for app, waiting in await self._connection.execute(WAITING, {"apps": list(names), "until": until}):
+            found[app] += waiting
+        return found
+
+    async def energy(
+        self, names: Collection[str], since: datetime, until: datetime
+    ) -> tuple[dict[str, float], datetime | None]:
+        """Return the GPU energy that applications' present instances used in some time, in J, by the ledger.
+
+        Also the moment up to which it has lines of all of them; None where one has none.
+        """
+        values = {"keys": [APP_PREFIX + name for name in names], "since": since, "until": until}
+        found = dict.fromkeys(names, 0.0)
+        ends: list[datetime | None] = []
+        for row in await self._connection.execute(ENERGY, values):
+            found[row.pool.removeprefix(APP_PREFIX)] += row.energy_j
+            ends.append(row.end_at)
+        known = [each for each in ends if each is not None]
+        return found, min(known) if known and len(known) == len(ends) else None
 
     async def steps(
         self, app: AppRecord, start_at: datetime, end_at: datetime, step_s: float

@@ -13,7 +13,7 @@ from sqlalchemy import RowMapping, delete, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.contracts.apps import FleetPlanState, FleetPlanTrigger, FleetSpec
+from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTrigger, FleetSearch, FleetSpec
 from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
@@ -37,7 +37,7 @@ from services.serving.fleets.steps import Progress
 from services.serving.fleets.triggers import Basis, LastPlan
 from services.serving.instances import APP_PREFIX
 
-ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.CARRYING_OUT)
+ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.MEASURING, FleetPlanState.CARRYING_OUT)
 _IS_UP = """(n.state = 'up' AND NOT n.draining AND coalesce(w.state, 'on') <> 'failed'
              AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
 
@@ -100,6 +100,7 @@ class PlanRecord:
     problem: dict[str, Any] | None
     result: dict[str, Any] | None
     progress: Progress | None
+    search: FleetSearch | None
     made_at: datetime
     ended_at: datetime | None
 
@@ -255,6 +256,16 @@ class FleetRows:
             query = query.where(fleet_plans.c.id < before)
         return [_plan(row) for row in (await self._connection.execute(query)).mappings()]
 
+    async def evaluations(self, fleet: str, start_at: datetime, end_at: datetime) -> list[FleetEvaluation]:
+        """Return the evaluations of searches by measurement that began in a time, in order."""
+        c = fleet_plans.c
+        query = select(c.search).where(
+            c.fleet == fleet, c.search.is_not(None), c.made_at < end_at, func.coalesce(c.ended_at, end_at) >= start_at
+        )
+        searches = [FleetSearch.model_validate(each) for each in (await self._connection.execute(query)).scalars()]
+        found = [each for search in searches for each in search.evaluations]
+        return sorted((each for each in found if start_at <= each.begun_at < end_at), key=lambda each: each.begun_at)
+
     async def add_plan(
         self,
         plan_id: str,
@@ -354,6 +365,7 @@ def _plan(row: RowMapping) -> PlanRecord:
         problem=row["problem"],
         result=row["result"],
         progress=None if row["progress"] is None else Progress.read(row["progress"]),
+        search=None if row["search"] is None else FleetSearch.model_validate(row["search"]),
         made_at=row["made_at"],
         ended_at=row["ended_at"],
     )

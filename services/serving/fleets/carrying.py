@@ -1,0 +1,148 @@
+"""Plans of fleets while they are carried out: writes what ``steps`` decides, and how plans end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from services.contracts.apps import FleetPlanState, FleetPlanTrigger
+from services.contracts.partition import PartitionResult
+from services.contracts.serving import InstanceState
+from services.kit.ids import new_id
+from services.kit.logging import Log
+from services.serving.fleets.assignment import Assignment, Gpu, GpuState, Kind, Placed, assign
+from services.serving.fleets.problem import SlaModel, idle_w_of, layouts_for
+from services.serving.fleets.state import LONGEST_RETRY_S, FleetState, best_kinds, of_apps
+from services.serving.fleets.steps import Limits, NextStep, Progress, carry_out
+from services.serving.repository import Queries
+from services.serving.repository.fleets import PlanRecord
+from services.serving.settings import ServingSettings
+
+log = Log(__name__)
+
+
+def progress_of(
+    wanted: Counter[Kind],
+    gpus: Sequence[Gpu],
+    states: Mapping[Gpu, GpuState],
+    instances: Sequence[Placed],
+    assignment: Assignment,
+    now: datetime,
+) -> Progress:
+    """Return the beginning of bringing up some instances; GPUs on which little runs are cut first of all.
+
+    Raises:
+        DomainError: The GPUs cannot hold the instances.
+    """
+    sizes = {gpu: states[gpu].sizes for gpu in gpus}
+    layouts = layouts_for(wanted, sizes, Counter(each.gpu for each in instances))
+    after = assign(layouts, wanted, sizes, assignment)
+    return Progress(layouts, after, frozenset(), None, (), now.timestamp())
+
+
+async def write_targets(queries: Queries, fleet: FleetState, step: NextStep) -> None:
+    """Write what the controller is to make true for each application."""
+    leave = {each.id: each.kind[0] for each in fleet.instances if each.id in step.leave}
+    for app in fleet.apps:
+        wanted = sorted(
+            [variant, size, count] for (name, variant, size), count in step.wanted.items() if name == app.name
+        )
+        target = {"wanted": wanted, "leave": sorted(each for each, name in leave.items() if name == app.name)}
+        if target != app.target:
+            await queries.apps.change(app.name, target=target)
+
+
+class Carrier:
+    """Carries plans out, a step at each call, and ends them."""
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self._settings = settings
+
+    async def step(
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress, *, is_stale: bool
+    ) -> NextStep:
+        """Write the next step of a plan; one with an outcome was the last, and how the plan goes on is not written."""
+        record = fleet.record
+        idle_w = idle_w_of(record.spec)
+        assert idle_w is not None
+        ready = Counter(each.kind for each in fleet.instances if each.state is InstanceState.READY)
+        progress = replace(progress, after=of_apps(progress.after, fleet))
+        step = carry_out(
+            progress,
+            {gpu: of_apps(record.assignment, fleet).get(gpu, ()) for gpu in progress.layouts},
+            fleet.gpus,
+            fleet.instances,
+            SlaModel(fleet.planned, idle_w, ready).broken_by,
+            fleet.now.timestamp(),
+            self.limits(fleet),
+            {name: kind for kind in best_kinds(fleet) for name in kind[:1]},
+            is_outdated=is_stale,
+        )
+        await write_targets(queries, fleet, step)
+        if step.assignment != record.assignment:
+            await queries.fleets.set_assignment(record.name, step.assignment)
+        if step.cut is not None:
+            gpu, sizes = step.cut
+            await queries.fleets.want(gpu, sizes, record.name)
+            log.info("fleet.gpu_cut", fleet=record.name, node=gpu[0], gpu=gpu[1], sizes=list(sizes))
+        if step.outcome is None:
+            assert step.progress is not None
+            if step.progress != plan.progress or step.detail != plan.detail:
+                await queries.fleets.change_plan(
+                    plan.id, FleetPlanState.CARRYING_OUT, progress=step.progress.document(), detail=step.detail
+                )
+        else:
+            log.info(f"fleet.plan_{step.outcome.name.lower()}", fleet=record.name, plan=plan.id, detail=step.detail)
+        return step
+
+    def limits(self, fleet: FleetState) -> Limits:
+        """Return how long stages of a fleet's plans may take."""
+        probes = [app.spec.probes for app in fleet.apps]
+        start_s = max((each.ready_timeout_s + each.drain_timeout_s + each.grace_s for each in probes), default=0.0)
+        cut_s = self._settings.fleet_cut_s
+        return Limits(cut_s=cut_s, start_s=start_s + cut_s, wait_s=self._settings.fleet_wait_s)
+
+    async def applied(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
+        """End a plan that is in force."""
+        await queries.fleets.change_plan(plan.id, FleetPlanState.APPLIED, detail=None)
+        await self.forgive(queries, fleet)
+        for app in fleet.apps:
+            if app.name in plan.basis.revisions:
+                revision = plan.basis.revisions[app.name]
+                await queries.apps.change(app.name, planned_revision=revision, plan_id=plan.id)
+
+    async def fail(
+        self,
+        queries: Queries,
+        fleet: FleetState,
+        plan: PlanRecord,
+        detail: str,
+        result: PartitionResult | None = None,
+    ) -> PlanRecord:
+        """End a plan that failed; the next is not made before some time has passed, more after each failure."""
+        record = fleet.record
+        more = {} if result is None else {"result": result.model_dump(mode="json")}
+        await queries.fleets.change_plan(plan.id, FleetPlanState.FAILED, detail=detail, **more)
+        wait_s = min(self._settings.fleet_retry_s * 2.0 ** min(record.failures, 10), LONGEST_RETRY_S)
+        await queries.fleets.change(
+            record.name, failures=record.failures + 1, retry_at=fleet.now + timedelta(seconds=wait_s)
+        )
+        log.warning("fleet.plan_failed", fleet=record.name, plan=plan.id, detail=detail, retry_s=wait_s)
+        return replace(plan, state=FleetPlanState.FAILED)
+
+    async def refuse(
+        self, queries: Queries, fleet: FleetState, trigger: FleetPlanTrigger, gco2_per_kwh: float, detail: str
+    ) -> None:
+        """Write a plan that failed before anything could be asked of the optimizer."""
+        plan_id = new_id("plan")
+        await queries.fleets.add_plan(plan_id, fleet.record.name, trigger, fleet.basis, gco2_per_kwh)
+        plan = await queries.fleets.plan(fleet.record.name, plan_id)
+        assert plan is not None
+        await self.fail(queries, fleet, plan, detail)
+
+    async def forgive(self, queries: Queries, fleet: FleetState) -> None:
+        """Forget failures, after a success."""
+        if fleet.record.failures:
+            await queries.fleets.change(fleet.record.name, failures=0, retry_at=None)

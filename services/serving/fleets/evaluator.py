@@ -1,0 +1,310 @@
+"""Plans that are searched by measurement: configurations are brought up one after the other, and measured.
+
+A plan with a ``search`` goes from ``measuring`` to ``carrying_out`` and back until its search ends, and is in force
+once what was chosen runs. All that is known is in its row, so that whoever is killed is followed by another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetSearch
+from services.contracts.partition import PartitionProblem, PartitionResult
+from services.contracts.serving import InstanceState
+from services.core.domain.errors import DomainError
+from services.core.policies.clover.anneal import AnnealingConfig
+from services.core.policies.clover.layouts import SLICES
+from services.core.policies.clover.measured import MeasuredSearch
+from services.kit.logging import Log
+from services.serving.fleets.assignment import Kind
+from services.serving.fleets.carrying import Carrier, progress_of, write_targets
+from services.serving.fleets.measuring import (
+    Configuration,
+    End,
+    Try,
+    Window,
+    configuration_of,
+    evaluations_of,
+    found_by,
+    held_gpus,
+    is_same,
+    kinds_of,
+    measured_of,
+    next_step,
+    running_of,
+    searches_of,
+    without_room,
+)
+from services.serving.fleets.problem import idle_w_of
+from services.serving.fleets.state import FleetState, of_apps
+from services.serving.fleets.steps import LEAVING, NextStep, Outcome, at_rest
+from services.serving.fleets.triggers import LEAST_ANSWERS
+from services.serving.repository import Queries
+from services.serving.repository.fleets import PlanRecord
+
+log = Log(__name__)
+
+WINDOW_S = 5
+"""Routers report requests in windows of so many seconds."""
+REPORTED_WITHIN_S = 6.0
+"""After so long all routers have reported a window."""
+PATIENCE = 5.0
+LEAST_PATIENCE_S = 60.0
+"""An evaluation may take so many times as long as asked, and at least so long, until there are answers enough."""
+CANDIDATES = 5
+"""Configurations that the optimizer is asked for."""
+
+
+class Evaluator:
+    """Measures configurations, and brings up the next ones."""
+
+    def __init__(self, carrier: Carrier, config: AnnealingConfig | None = None) -> None:
+        self._carrier = carrier
+        self._config = config or AnnealingConfig()
+
+    async def begin(self, queries: Queries, fleet: FleetState, plan: PlanRecord, answer: PartitionResult) -> PlanRecord:
+        """Begin with what runs, or carry out at once what the optimizer found if that cannot be measured."""
+        plan = replace(plan, result=answer.model_dump(mode="json"))
+        searches = self._searches(plan)
+        running = running_of(_running(fleet))
+        known = {
+            (name, variant, f"{size}g")
+            for name, each in searches.items()
+            for row, variant in enumerate(each.application.variants)
+            for column, size in enumerate(SLICES)
+            if each.application.fits[row, column]
+        }
+        why = None
+        if missing := sorted(set(searches) - set(running)):
+            why = f"{missing[0]} has no instance."
+        elif strange := sorted(kind for kind in kinds_of(running) if kind not in known):
+            name, variant, size = strange[0]
+            why = f"variant {variant} of {name} on {size} runs, but fails too often to be planned."
+        elif not _is_settled(fleet):
+            why = "not all instances were ready."
+        planned = {each.name: each.instances for each in answer.applications}
+        configuration = planned if why is not None else running
+        present = FleetEvaluation(begun_at=fleet.now, applications=evaluations_of(configuration, searches, set()))
+        search = FleetSearch(begun_at=fleet.now, evaluations=[], present=present)
+        await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search))
+        plan = replace(plan, state=FleetPlanState.MEASURING, search=search)
+        log.info("fleet.search_begun", fleet=fleet.record.name, plan=plan.id, unmeasured=why)
+        if why is not None:
+            end = End(f"Nothing was measured: {why}", planned)
+            return await self._end(queries, fleet, plan, search, end, is_in_force=False)
+        return plan
+
+    async def measure(self, queries: Queries, fleet: FleetState, plan: PlanRecord) -> None:
+        """Look whether what runs has been measured long enough; if so, go on with what follows."""
+        search = plan.search
+        assert search is not None
+        await write_targets(queries, fleet, _rest(fleet))
+        present, now = search.present, fleet.now
+        if not _is_settled(fleet):
+            start_s = self._carrier.limits(fleet).start_s
+            if (now - present.begun_at).total_seconds() > start_s:
+                await self._unmeasured(queries, fleet, plan, f"Its instances were not ready within {start_s:.0f} s.")
+            elif present.measured_from is not None:
+                await self._measure_from(queries, plan, search, None)
+            return
+        if present.measured_from is None:
+            await self._measure_from(queries, plan, search, _next_window(now))
+            return
+        searches = self._searches(plan)
+        found = await self._window(queries, fleet, searches, present.measured_from)
+        if found is None:
+            return
+        if isinstance(found, str):
+            await self._unmeasured(queries, fleet, plan, found)
+            return
+        windows, until = found
+        evaluation = measured_of(present, searches, windows, until)
+        blocked = without_room(evaluation, searches, windows, fleet.record.spec.evaluation_sla_share)
+        await self._go_on(queries, fleet, plan, evaluation, blocked, is_in_force=True)
+
+    async def carried_out(self, queries: Queries, fleet: FleetState, plan: PlanRecord, step: NextStep) -> None:
+        """Take in how bringing up a configuration ended, while the search goes on."""
+        search = plan.search
+        assert search is not None
+        if step.outcome is Outcome.APPLIED:
+            await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, detail=None)
+        elif step.outcome is Outcome.FAILED:
+            evaluation = search.present.model_copy(update={"detail": step.detail})
+            await self._go_on(queries, fleet, plan, evaluation, None, is_in_force=False)
+        else:
+            await self.supersede(queries, fleet, plan, step.detail or "")
+
+    async def supersede(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
+        """Give a search up, because another plan is due; what runs stays."""
+        assert plan.search is not None
+        search = plan.search.model_copy(update={"ended_at": fleet.now, "detail": detail})
+        await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=detail, search=_dump(search))
+        log.info("fleet.search_given_up", fleet=fleet.record.name, plan=plan.id, detail=detail)
+
+    def _searches(self, plan: PlanRecord) -> dict[str, MeasuredSearch]:
+        problem = PartitionProblem.model_validate(plan.problem)
+        return searches_of(problem, PartitionResult.model_validate(plan.result), self._config)
+
+    async def _measure_from(
+        self, queries: Queries, plan: PlanRecord, search: FleetSearch, start_at: datetime | None
+    ) -> None:
+        present = search.present.model_copy(update={"measured_from": start_at})
+        search = search.model_copy(update={"present": present})
+        await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, search=_dump(search))
+
+    async def _window(
+        self, queries: Queries, fleet: FleetState, searches: Mapping[str, MeasuredSearch], start_at: datetime
+    ) -> tuple[dict[str, Window], datetime] | str | None:
+        """Return what was seen since a moment, and until when; None where it is too little yet, or why it remains so.
+
+        Routers and the ledger have to know all of that time.
+        """
+        apps, spec, now = queries.apps, fleet.record.spec, fleet.now
+        least_s = WINDOW_S * math.ceil(spec.evaluation_s / WINDOW_S)
+        _, covered_at = await apps.energy(searches, start_at, now)
+        known_s = (min(now - timedelta(seconds=REPORTED_WITHIN_S), covered_at or start_at) - start_at).total_seconds()
+        length_s = WINDOW_S * math.floor(known_s / WINDOW_S)
+        until = start_at + timedelta(seconds=length_s)
+        seen = await apps.seen(searches, start_at, until)
+        few = sorted(name for name, each in seen.items() if each.answered < LEAST_ANSWERS)
+        if length_s < least_s or few:
+            patience_s = max(PATIENCE * least_s, LEAST_PATIENCE_S)
+            if (now - start_at).total_seconds() < patience_s:
+                return None
+            if length_s < least_s:
+                return f"The ledger had no energy of all instances within {patience_s:.0f} s."
+            return f"{few[0]} had only {seen[few[0]].answered} answers within {patience_s:.0f} s."
+        energy_j, _ = await apps.energy(searches, start_at, until)
+        waiting = await apps.waiting(searches, until)
+        idle_w = idle_w_of(spec) or 0.0
+        windows: dict[str, Window] = {}
+        for app in fleet.apps:
+            rest = max(searches[app.name].gpus - held_gpus(app.name, [*fleet.gpus.values()], fleet.instances), 0.0)
+            seats = app.spec.concurrency * sum(each.kind[0] == app.name for each in fleet.instances)
+            windows[app.name] = Window(
+                seen[app.name], energy_j[app.name] + idle_w * rest * length_s, waiting[app.name], seats
+            )
+        return windows, until
+
+    async def _unmeasured(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:
+        assert plan.search is not None
+        evaluation = plan.search.present.model_copy(update={"detail": detail})
+        await self._go_on(queries, fleet, plan, evaluation, None, is_in_force=True)
+
+    async def _go_on(
+        self,
+        queries: Queries,
+        fleet: FleetState,
+        plan: PlanRecord,
+        evaluation: FleetEvaluation,
+        blocked: str | None,
+        *,
+        is_in_force: bool,
+    ) -> None:
+        """Record an evaluation, and bring up what follows."""
+        assert plan.search is not None
+        search = plan.search.model_copy(
+            update={"evaluations": [*plan.search.evaluations, evaluation], "present": evaluation}
+        )
+        log.info(
+            "fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(search.evaluations), blocked=blocked
+        )
+        searches = self._searches(plan)
+        planned = wanted_by(plan)
+        try:
+            following = next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
+            if isinstance(following, Try):
+                await self._bring_up(queries, fleet, plan, search, following)
+                return
+        except DomainError as error:
+            search = search.model_copy(update={"ended_at": fleet.now, "detail": str(error)})
+            await queries.fleets.change_plan(plan.id, FleetPlanState.MEASURING, search=_dump(search))
+            await self._carrier.fail(queries, fleet, plan, f"The search cannot go on: {error}.")
+            return
+        await self._end(queries, fleet, plan, search, following, is_in_force=is_in_force)
+
+    async def _end(
+        self,
+        queries: Queries,
+        fleet: FleetState,
+        plan: PlanRecord,
+        search: FleetSearch,
+        end: End,
+        *,
+        is_in_force: bool,
+    ) -> PlanRecord:
+        """End a search; what was chosen is brought up, if it is not what runs."""
+        searches = self._searches(plan)
+        search = search.model_copy(update={"ended_at": fleet.now, "detail": end.detail})
+        result = found_by(PartitionResult.model_validate(plan.result), search, searches, end.chosen)
+        plan = replace(plan, result=result.model_dump(mode="json"))
+        log.info("fleet.search_ended", fleet=fleet.record.name, plan=plan.id, detail=end.detail)
+        if is_in_force and is_same(configuration_of(search.present), end.chosen):
+            await queries.fleets.change_plan(
+                plan.id, FleetPlanState.MEASURING, result=plan.result, search=_dump(search)
+            )
+            await self._carrier.applied(queries, fleet, plan)
+            return replace(plan, state=FleetPlanState.APPLIED, search=search)
+        chosen = Try(evaluations_of(end.chosen, searches, set()))
+        try:
+            return await self._bring_up(queries, fleet, plan, search, chosen)
+        except DomainError as error:
+            return await self._carrier.fail(queries, fleet, plan, f"What was chosen has no room: {error}.", result)
+
+    async def _bring_up(
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, search: FleetSearch, following: Try
+    ) -> PlanRecord:
+        """Begin to bring up a configuration."""
+        present = FleetEvaluation(begun_at=fleet.now, applications=following.applications)
+        progress = progress_of(
+            kinds_of(configuration_of(present)),
+            list(plan.basis.gpus),
+            fleet.gpus,
+            fleet.instances,
+            fleet.record.assignment,
+            fleet.now,
+        )
+        recut = sum(fleet.gpus[gpu].sizes != sizes for gpu, sizes in progress.layouts.items())
+        search = search.model_copy(update={"present": present.model_copy(update={"recut": recut})})
+        await queries.fleets.change_plan(
+            plan.id,
+            FleetPlanState.CARRYING_OUT,
+            result=plan.result,
+            search=_dump(search),
+            progress=progress.document(),
+            detail=None,
+        )
+        return replace(plan, state=FleetPlanState.CARRYING_OUT, search=search, progress=progress)
+
+
+def wanted_by(plan: PlanRecord) -> Configuration:
+    """Return what a plan's result has of each application."""
+    return {each.name: each.instances for each in PartitionResult.model_validate(plan.result).applications}
+
+
+def _running(fleet: FleetState) -> Counter[Kind]:
+    assignment = of_apps(fleet.record.assignment, fleet)
+    return Counter(kind for gpu in fleet.up for kind in assignment.get(gpu, ()))
+
+
+def _rest(fleet: FleetState) -> NextStep:
+    return at_rest(of_apps(fleet.record.assignment, fleet), fleet.gpus, fleet.instances)
+
+
+def _is_settled(fleet: FleetState) -> bool:
+    """Whether all instances that are wanted are ready, and nothing else runs."""
+    wanted = _rest(fleet).wanted
+    ready = Counter(each.kind for each in fleet.instances if each.state is InstanceState.READY)
+    return ready == wanted and not [each for each in fleet.instances if each.state in LEAVING]
+
+
+def _next_window(now: datetime) -> datetime:
+    return datetime.fromtimestamp(WINDOW_S * math.ceil(now.timestamp() / WINDOW_S), UTC)
+
+
+def _dump(search: FleetSearch) -> dict[str, object]:
+    return search.model_dump(mode="json")

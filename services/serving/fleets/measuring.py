@@ -1,0 +1,339 @@
+"""The search by measurement: which configuration of a fleet is tried next, and what was measured of one. Pure.
+
+Every application is searched by itself, on its share of the GPUs, by the paper's annealing
+(``core/policies/clover/measured.py``): first what the optimizer proposes, then neighbours. All are tried at once: an
+evaluation is one configuration of the whole fleet. Applications whose search has ended run the best that was measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from services.contracts.apps import (
+    AppEvaluation,
+    EvaluationFigures,
+    FleetEvaluation,
+    FleetSearch,
+)
+from services.contracts.partition import (
+    SLICE_NAMES,
+    ApplicationPlan,
+    PartitionProblem,
+    PartitionResult,
+    VariantInstances,
+    instances_of,
+)
+from services.core.policies.clover.anneal import AnnealingConfig
+from services.core.policies.clover.application import Application
+from services.core.policies.clover.config_graph import ConfigGraph
+from services.core.policies.clover.evaluation import Outcome
+from services.core.policies.clover.layouts import can_be_cut
+from services.core.policies.clover.measured import MeasuredSearch
+from services.core.policies.clover.objective import delta_accuracy_pct
+from services.core.policies.clover.partition import goal_of
+from services.serving.fleets.assignment import WHOLE, GpuState, Kind, Placed
+from services.serving.fleets.observations import bucket_of, percentile_ms
+from services.serving.fleets.problem import slice_name
+from services.serving.repository.apps import Seen
+
+Configuration = Mapping[str, list[VariantInstances]]
+"""The instances of each application."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen of an application in the time of an evaluation.
+
+    Attributes:
+        seen: Its requests.
+        energy_j: Of the GPUs: what its instances used, and the idle power of the rest of its share.
+        waiting: Requests in its queue at the end.
+        seats: Requests that its instances take at once.
+    """
+
+    seen: Seen
+    energy_j: float
+    waiting: int
+    seats: int
+
+
+@dataclass(frozen=True)
+class Try:
+    """A configuration that is to be brought up and measured."""
+
+    applications: list[AppEvaluation]
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a search, why, and what is to run from then on."""
+
+    detail: str
+    chosen: Configuration
+
+
+def searches_of(
+    problem: PartitionProblem, found: PartitionResult, config: AnnealingConfig
+) -> dict[str, MeasuredSearch]:
+    """Return the search of each application, from what the optimizer was asked and what it found."""
+    demands, fleet = problem.in_core()
+    plans = {plan.name: plan for plan in found.applications}
+    searches: dict[str, MeasuredSearch] = {}
+    for at, demand in enumerate(demands):
+        plan, application = plans[demand.name], demand.application
+        proposed = [plan.instances, *(each.instances for each in plan.candidates)]
+        searches[demand.name] = MeasuredSearch(
+            application,
+            plan.gpus,
+            demand.rate_per_s,
+            goal_of(demand, fleet, plan.sla_p95_ms / 1_000),
+            fleet.gco2_per_j,
+            list(dict.fromkeys(graph_of(application, each) for each in proposed)),
+            problem.seed + at,
+            config,
+        )
+    return searches
+
+
+def graph_of(application: Application, instances: Sequence[VariantInstances]) -> ConfigGraph:
+    """Return a configuration as the core's."""
+    weights = np.zeros(application.service_s.shape, dtype=np.int64)
+    for each in instances:
+        weights[application.variants.index(each.variant), SLICE_NAMES.index(each.slice)] += each.count
+    return ConfigGraph(weights)
+
+
+def running_of(kinds: Mapping[Kind, int]) -> dict[str, list[VariantInstances]]:
+    """Return instances by application."""
+    found: dict[str, list[VariantInstances]] = {}
+    for (name, variant, size), count in sorted(kinds.items()):
+        if count > 0:
+            found.setdefault(name, []).append(VariantInstances(variant=variant, slice=slice_name(size), count=count))
+    return found
+
+
+def kinds_of(configuration: Configuration) -> Counter[Kind]:
+    """Return the instances of a configuration."""
+    return Counter(
+        {
+            (name, each.variant, each.slice): each.count
+            for name, instances in configuration.items()
+            for each in instances
+        }
+    )
+
+
+def configuration_of(evaluation: FleetEvaluation) -> Configuration:
+    """Return what runs, or is to run, in an evaluation."""
+    return {each.name: each.instances for each in evaluation.applications}
+
+
+def evaluations_of(
+    configuration: Configuration, searches: Mapping[str, MeasuredSearch], tried: set[str]
+) -> list[AppEvaluation]:
+    """Return a configuration that is to be measured, with what the model predicts of it."""
+    return [
+        AppEvaluation(
+            name=name,
+            instances=configuration[name],
+            is_tried=name in tried,
+            predicted=_predicted(searches[name], configuration[name]),
+        )
+        for name in sorted(searches)
+    ]
+
+
+def _predicted(search: MeasuredSearch, instances: Sequence[VariantInstances]) -> EvaluationFigures | None:
+    found = search.predicted(graph_of(search.application, instances))
+    return None if found is None else _figures(search, found.accuracy, 1_000 * found.p95_s, found.energy_j)
+
+
+def _figures(search: MeasuredSearch, accuracy_pct: float, p95_ms: float, energy_j: float) -> EvaluationFigures:
+    return EvaluationFigures(
+        objective_pct=search.objective(accuracy_pct, energy_j),
+        accuracy_pct=accuracy_pct,
+        p95_ms=p95_ms,
+        energy_j_per_request=energy_j,
+    )
+
+
+def measured_of(
+    present: FleetEvaluation,
+    searches: Mapping[str, MeasuredSearch],
+    windows: Mapping[str, Window],
+    measured_to: datetime,
+) -> FleetEvaluation:
+    """Return an evaluation with what was measured. Each application has answers."""
+    applications: list[AppEvaluation] = []
+    for each in present.applications:
+        window, search = windows[each.name], searches[each.name]
+        seen = window.seen
+        p95_ms = percentile_ms(seen.latency, 0.95)
+        assert p95_ms is not None
+        accuracy_pct, energy_j = seen.accuracy_sum / seen.answered, window.energy_j / seen.answered
+        beyond = bucket_of(1_000 * search.goal.baseline.p95_s)
+        applications.append(
+            each.model_copy(
+                update={
+                    "measured": _figures(search, accuracy_pct, p95_ms, energy_j),
+                    "answered": seen.answered,
+                    "late": sum(count for bucket, count in seen.latency.items() if bucket > beyond),
+                    "failed": seen.failed,
+                }
+            )
+        )
+    return present.model_copy(update={"applications": applications, "measured_to": measured_to})
+
+
+def without_room(
+    evaluation: FleetEvaluation, searches: Mapping[str, MeasuredSearch], windows: Mapping[str, Window], share: float
+) -> str | None:
+    """Return why no further configuration may be tried from this one; None where the SLAs have room."""
+    for each in evaluation.applications:
+        window, sla_ms = windows[each.name], 1_000 * searches[each.name].goal.baseline.p95_s
+        if each.measured is not None and each.measured.p95_ms > share * sla_ms:
+            return (
+                f"The p95 of {each.name} was {each.measured.p95_ms:.0f} ms, "
+                f"which is more than {100 * share:.0f} % of its SLA of {sla_ms:g} ms."
+            )
+        if window.waiting > window.seats:
+            return f"{window.waiting} requests waited in the queue of {each.name}."
+    return None
+
+
+def next_step(
+    search: FleetSearch,
+    searches: Mapping[str, MeasuredSearch],
+    planned: Configuration,
+    blocked: str | None,
+    now: datetime,
+    limit_s: float,
+) -> Try | End:
+    """Return what follows after an evaluation.
+
+    Args:
+        search: What was measured, the last evaluation included.
+        searches: By application.
+        planned: What the optimizer found, for where what runs breaks a limit.
+        blocked: Why no further configuration may be tried from the present one.
+        now: The present.
+        limit_s: After which time nothing more is tried.
+
+    Raises:
+        DomainError: What was measured is not of these searches.
+    """
+    if search.evaluations[-1].detail is not None:
+        is_first = len(search.evaluations) == 1
+        return End(search.evaluations[-1].detail, planned if is_first else chosen_of(search, searches))
+    if len(search.evaluations) == 1 and (broken := _broken(search.evaluations[0], searches)):
+        return End(f"What runs breaks the limits of {broken}: the model's plan is carried out unmeasured.", planned)
+    following = {name: _following(search, name, each) for name, each in searches.items()}
+    best = _chosen(searches, following)
+    if (now - search.begun_at).total_seconds() >= limit_s:
+        return End(f"It ended after {limit_s:.0f} s.", best)
+    if all(graph is None for graph, _ in following.values()):
+        return End("The search ended by its rules: nothing better was found any more.", best)
+    if blocked is not None:
+        if is_same(configuration_of(search.present), best):
+            return End(blocked, best)
+        return Try(evaluations_of(best, searches, set()))
+    tried = {name: graph for name, (graph, _) in following.items() if graph is not None}
+    configuration = {
+        **best,
+        **{name: instances_of(searches[name].application.variants, graph) for name, graph in tried.items()},
+    }
+    return Try(evaluations_of(configuration, searches, set(tried)))
+
+
+def chosen_of(search: FleetSearch, searches: Mapping[str, MeasuredSearch]) -> Configuration:
+    """Return the best configuration that was measured.
+
+    Raises:
+        DomainError: What was measured is not of these searches.
+    """
+    return _chosen(searches, {name: _following(search, name, each) for name, each in searches.items()})
+
+
+def _chosen(
+    searches: Mapping[str, MeasuredSearch], following: Mapping[str, tuple[ConfigGraph | None, ConfigGraph]]
+) -> Configuration:
+    return {name: instances_of(searches[name].application.variants, best) for name, (_, best) in following.items()}
+
+
+def is_same(one: Configuration, other: Configuration) -> bool:
+    """Return whether two configurations have the same instances."""
+    return kinds_of(one) == kinds_of(other)
+
+
+def _following(search: FleetSearch, name: str, of: MeasuredSearch) -> tuple[ConfigGraph | None, ConfigGraph]:
+    """Return what is measured next of an application, and the best that was.
+
+    Where its share of the GPUs cannot hold what it ran before, the search begins with what the model proposes.
+    """
+    outcomes: list[Outcome] = []
+    for at, evaluation in enumerate(search.evaluations):
+        (each,) = (each for each in evaluation.applications if each.name == name)
+        if each.measured is None or not (each.is_tried or at == 0):
+            continue
+        graph = graph_of(of.application, each.instances)
+        if can_be_cut(graph.slices, of.gpus):
+            figures = each.measured
+            outcomes.append(Outcome(graph, figures.accuracy_pct, figures.energy_j_per_request, figures.p95_ms / 1_000))
+    if not outcomes:
+        return of.first[0], of.first[0]
+    following, best = of.next_graph(outcomes[0], outcomes[1:])
+    return following, best.graph
+
+
+def _broken(evaluation: FleetEvaluation, searches: Mapping[str, MeasuredSearch]) -> str | None:
+    for each in evaluation.applications:
+        figures = each.measured
+        if figures and not searches[each.name].goal.allows(figures.accuracy_pct, figures.p95_ms / 1_000):
+            return each.name
+    return None
+
+
+def found_by(
+    result: PartitionResult, search: FleetSearch, searches: Mapping[str, MeasuredSearch], chosen: Configuration
+) -> PartitionResult:
+    """Return a plan's result with what was chosen by measurement, and what was measured of it."""
+    plans: list[ApplicationPlan] = []
+    for plan in result.applications:
+        figures = next(
+            (
+                each.measured
+                for evaluation in reversed(search.evaluations)
+                for each in evaluation.applications
+                if each.name == plan.name and each.measured and is_same({"": each.instances}, {"": chosen[plan.name]})
+            ),
+            None,
+        )
+        changes: dict[str, object] = {"instances": chosen[plan.name], "candidates": []}
+        if figures is not None:
+            of = searches[plan.name]
+            changes |= {
+                "objective_pct": figures.objective_pct,
+                "accuracy_pct": figures.accuracy_pct,
+                "accuracy_loss_pct": -delta_accuracy_pct(figures.accuracy_pct, of.goal.baseline.accuracy),
+                "carbon_gco2_per_request": figures.energy_j_per_request * of.gco2_per_j,
+                "energy_j_per_request": figures.energy_j_per_request,
+                "p95_ms": figures.p95_ms,
+                "evaluations": len(search.evaluations),
+            }
+        plans.append(plan.model_copy(update=changes))
+    return result.model_copy(update={"applications": plans})
+
+
+def held_gpus(name: str, gpus: Sequence[GpuState], instances: Sequence[Placed]) -> float:
+    """Return how many GPUs an application's instances hold; a slice counts by its share of its GPU's slices."""
+    sizes = {gpu.at: sum(gpu.sizes) or 7 for gpu in gpus}
+    return sum(
+        1.0 if each.kind[2] == WHOLE else int(each.kind[2][0]) / sizes[each.gpu]
+        for each in instances
+        if each.kind[0] == name and each.gpu in sizes
+    )
