@@ -8,14 +8,48 @@ reserved for one: the next that falls free goes to the first job that may have i
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from services.core.cycle.plan import Action, Hold, Reason, Start
 from services.core.cycle.ranking import with_holds, without_indices
 from services.core.cycle.snapshot import SliceJob, Snapshot
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.placement import NodeShare, Placement
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """What jobs on slices may run on; every column is (n_units,), in the order of ``Snapshot.slice_units``.
+
+    Attributes:
+        sevenths, memory_gib: Of each.
+        gpu_model: Index of its GPU's model in ``Snapshot.gpu_models``.
+        takes_work: Whether its node gets new work and is awake.
+    """
+
+    sevenths: Ints
+    memory_gib: Floats
+    gpu_model: Ints
+    takes_work: Bools
+
+    def suits(self, sevenths: int, memory_gib: float, eligible: Bools) -> Bools:
+        """Return which of them a job may run on: (n_units,).
+
+        Args:
+            sevenths: The size that it asks for; no other will do.
+            memory_gib: What it needs at least.
+            eligible: (n_gpu_models,) where it may run.
+        """
+        return (
+            (self.sevenths == sevenths) & (self.memory_gib >= memory_gib) & eligible[self.gpu_model] & self.takes_work
+        )
+
+
+def slice_turn(*, is_service: bool, priority: int, submitted_s: float, job_id: str) -> tuple[bool, int, float, str]:
+    """Return what orders the jobs that wait for slices: service instances, then the highest priority, the oldest."""
+    return not is_service, -priority, submitted_s, job_id
 
 
 def place_slices(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.contracts.nodes import PartitionState
+from services.core.cycle.slices import SliceTable, slice_turn
 from services.core.cycle.snapshot import NodeTable, SliceJob, SliceUnit
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import JobId
@@ -103,11 +104,17 @@ def waiting_slice_jobs(
         cut: The slices.
     """
     waiting = [at for at, job in enumerate(jobs) if job.slice is not None and job.state == "queued"]
-    waiting.sort(key=lambda at: (jobs[at].service is None, -jobs[at].priority, jobs[at].submitted_s, jobs[at].id))
+    waiting.sort(key=lambda at: _turn(jobs[at]))
     on_units = _Suitability(nodes, table, cut)
     return tuple(
         SliceJob(JobId(jobs[at].id), sevenths_of(jobs[at].slice or ""), on_units.of(jobs[at], eligible[at]))
         for at in waiting
+    )
+
+
+def _turn(job: JobRow) -> tuple[bool, int, float, str]:
+    return slice_turn(
+        is_service=job.service is not None, priority=job.priority, submitted_s=job.submitted_s, job_id=job.id
     )
 
 
@@ -118,10 +125,12 @@ class _Suitability:
         self._nodes = nodes
         self._cut = cut
         on = np.array([unit.node for unit in cut.units], dtype=np.int64)
-        self._sevenths = np.array([unit.sevenths for unit in cut.units], dtype=np.int64)
-        self._memory_gib = np.array(cut.memory_gib, dtype=np.float64)
-        self._model = table.gpu_model[on]
-        self._takes_work = (table.schedulable & ~table.asleep)[on]
+        self._slices = SliceTable(
+            sevenths=np.array([unit.sevenths for unit in cut.units], dtype=np.int64),
+            memory_gib=np.array(cut.memory_gib, dtype=np.float64),
+            gpu_model=table.gpu_model[on],
+            takes_work=(table.schedulable & ~table.asleep)[on],
+        )
         self._known: dict[tuple[object, ...], Bools] = {}
 
     def of(self, job: JobRow, eligible: Bools) -> Bools:
@@ -135,11 +144,6 @@ class _Suitability:
                 owner == fleet and (zone is None or node.zone == zone) and labels.items() <= node.labels.items()
                 for node, owner in zip(nodes, self._cut.owners, strict=True)
             ]
-            self._known[key] = (
-                np.array(allows, dtype=np.bool_)
-                & (self._sevenths == sevenths_of(job.slice or ""))
-                & (self._memory_gib >= (job.memory_gib or 0.0))
-                & eligible[self._model]
-                & self._takes_work
-            )
+            suits = self._slices.suits(sevenths_of(job.slice or ""), job.memory_gib or 0.0, eligible)
+            self._known[key] = np.array(allows, dtype=np.bool_) & suits
         return self._known[key]
