@@ -1,10 +1,12 @@
 """Make the measured tables from their sources: ``python -m reproductions.make_profiles SOURCES``.
 
 SOURCES is a folder with ``profiles/sia`` (siasosp23/artifacts; its T4 tables and trainings are petuum/adaptdl's),
-``profiles/zeus`` (ml-energy/zeus) and ``profiles/h200/training.csv`` (our own). What is written is computed from the
+``profiles/zeus`` (ml-energy/zeus), ``profiles/miso/mig_step_time.csv`` (boringlee24/socc22-miso) and
+``profiles/h200/training.csv`` (our own). What is written is computed from the
 sources' rows: samples per second at a few batch sizes, from the median step where a batch was measured more than once
 and from the one row where it was not; the samples a model needed until trained; its gradient noise over tenths of the
-training; medians of power over optimizers. ``NOTICE`` counts the rows. The files are written to
+training; medians of power over optimizers; the speed of training on a MIG slice over
+that on the whole GPU, from median steps. ``NOTICE`` counts the rows. The files are written to
 ``services/simulator/bundles``.
 """
 
@@ -34,6 +36,9 @@ ZEUS = {
     "resnet50": "resnet50",
 }
 ZEUS_GPUS = ("V100", "P100")
+MISO = {"shufflenet": "mobilenet", "bert": "bert", "resnet50": "resnet", "gpt2": "transformer"}
+"""Whose steps on slices stand for a model's. Those of DeepSpeech2, of inputs of any length, are too uneven to
+compare."""
 LARGEST_NOISE = 1e9
 """Stands for a gradient whose mean was measured as nothing."""
 Table = dict[tuple[str, int], list[tuple[float, float, float]]]
@@ -166,13 +171,29 @@ def write_work(sources: Path) -> None:
                 out.writerow([application, batch, f"{last * batch:.0f}"])
 
 
+def write_slices(sources: Path) -> None:
+    """Write how fast models train on slices of an A100 of 40 GB over the whole GPU, by samples per step."""
+    steps_s: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for row in rows_of(sources / "profiles" / "miso" / "mig_step_time.csv"):
+        key = row["model"], int(row["batch_size"])
+        steps_s[key][int(row["mig_slice"][0])] = float(row["step_time_median_s"])
+    with (BUNDLES / "slice_speeds.csv").open("w", newline="", encoding="utf-8") as text:
+        out = csv.writer(text, lineterminator="\n")
+        out.writerow(["model", "batch", "sevenths", "relative_speed"])
+        for model, measured in MISO.items():
+            for (name, batch), by_size in sorted(steps_s.items()):
+                for size, step_s in sorted(by_size.items()) if name == measured else ():
+                    out.writerow([model, batch, size, f"{min(by_size[7] / step_s, 1.0):.4f}"])
+
+
 def main() -> None:
-    """Make the four tables."""
+    """Make the five tables."""
     sources = Path(sys.argv[1])
     write_speeds(sources)
     write_powers(sources)
     write_work(sources)
     write_noise(sources)
+    write_slices(sources)
 
 
 if __name__ == "__main__":

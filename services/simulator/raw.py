@@ -83,6 +83,8 @@ class RawJobs:
         report: What was left out.
         array, after: The array of each job, and the jobs and arrays it waited for; () where the file does not say.
         max_running: The limits of arrays.
+        slice_sevenths: The size of the slice that each asks for, 0 for one that asks for GPUs; None: all ask for GPUs.
+        ran_sevenths: Of such a job, the size of the slice that its duration and energy are of; 7 is a whole GPU, too.
     """
 
     ids: tuple[str, ...]
@@ -98,6 +100,8 @@ class RawJobs:
     array: tuple[str, ...] = ()
     max_running: Mapping[str, int] = field(default_factory=dict[str, int])
     after: tuple[tuple[str, ...], ...] = ()
+    slice_sevenths: Ints | None = None
+    ran_sevenths: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -116,6 +120,8 @@ class RawJobs:
             energy_j=self.energy_j[rows],
             array=tuple(self.array[row] for row in rows) if self.array else (),
             after=tuple(self.after[row] for row in rows) if self.after else (),
+            slice_sevenths=None if self.slice_sevenths is None else self.slice_sevenths[rows],
+            ran_sevenths=None if self.ran_sevenths is None else self.ran_sevenths[rows],
         )
 
 
@@ -134,6 +140,8 @@ class RawJob:
     array: str = ""
     max_running: int = 0
     after: tuple[str, ...] = ()
+    slice_sevenths: int = 0
+    ran_sevenths: int = 0
 
 
 class Collector:
@@ -201,7 +209,13 @@ class Collector:
             array=tuple(job.array for job in jobs),
             max_running={job.array: job.max_running for job in jobs if job.array and job.max_running > 0},
             after=tuple(job.after for job in jobs),
+            slice_sevenths=_ints([job.slice_sevenths for job in jobs]),
+            ran_sevenths=_ints([job.ran_sevenths for job in jobs]),
         )
+
+
+def _ints(values: list[int]) -> Ints | None:
+    return np.array(values, dtype=np.int64) if any(values) else None
 
 
 @dataclass(frozen=True)

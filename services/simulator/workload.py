@@ -6,6 +6,7 @@ the true one and shows policies the predicted one only.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
-from services.core.domain.gpus import GpuModel, gpu_model
+from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, gpu_model, mig_memory_gib
+from services.core.domain.mig import WHOLE, SlicePlace, placed, sevenths_of
 from services.core.parallel.graph import JobGraph
 from services.core.profiles.recurrence import Runs
 
@@ -99,6 +101,7 @@ class JobProfile:
         iteration_s: Seconds of ``Workload.work_s`` in an iteration, for predictors, which count those.
         adaptive: Of a GPU model, how the job runs where the policy lets it tune its batch size to its gang, by stages
             of equal shares of its work; None where it cannot: then as ever.
+        slice_speeds: Measured speed on a MIG slice, by its sevenths, over that on one whole GPU; above 0.
     """
 
     name: str
@@ -110,16 +113,23 @@ class JobProfile:
     graph: JobGraph | None = None
     iteration_s: float = 1.0
     adaptive: Callable[[str], tuple[Behaviour, ...]] | None = None
+    slice_speeds: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
         if not self.true:
             raise DomainError(f"profile {self.name} has no GPU model")
+        if not all(0 < speed < math.inf for speed in self.slice_speeds.values()):
+            raise DomainError(f"profile {self.name} has a speed on slices that is not above 0")
         if not (self.host_power_w >= 0 and self.checkpoint_s >= 0 and self.restart_s >= 0):
             raise DomainError(f"profile {self.name} has a negative power or duration")
 
     def truth(self, gpu_model: str) -> Behaviour | None:
         """Return the true behaviour on a GPU model, None where the job cannot run on it."""
         return self.true.get(gpu_model) or self.true.get(ANY_MODEL)
+
+    def slice_speed(self, sevenths: int) -> float:
+        """Return the speed on a slice over that on one GPU: as measured, else the slice's share of the compute."""
+        return self.slice_speeds.get(sevenths, sevenths / WHOLE)
 
     def tuned(self, gpu_model: str) -> tuple[Behaviour, ...]:
         """Return the true behaviour with the batch tuned, by stage; of one stage where the job does not tune."""
@@ -182,6 +192,9 @@ class Workload:
         gpu_model: Per job the model it must have, empty for any; None: any for all.
         recurrence: What predictors learn from; None: nothing is known to recur.
         gates: Arrays and dependencies; None: every job may start once it is submitted.
+        slice_sevenths: The size of the MIG slice that each job asks for instead of GPUs, 0 for one that asks for GPUs;
+            a slice counts as one GPU in all sizes. None: all ask for GPUs.
+        slice_memory_gib: The memory that the slice must have; None: any will do.
         name: For reports.
         notes: What was dropped or mapped on the way here, and why; for people.
     """
@@ -203,6 +216,8 @@ class Workload:
     gpu_model: tuple[str, ...] | None = None
     recurrence: Recurrence | None = None
     gates: Gates | None = None
+    slice_sevenths: Ints | None = None
+    slice_memory_gib: Floats | None = None
     name: str = ""
     notes: tuple[str, ...] = ()
 
@@ -210,6 +225,7 @@ class Workload:
         optional = [self.predicted_work_s, self.priority, self.preemptible, self.deadline_s, self.gpu_model]
         columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
+        columns += [column for column in (self.slice_sevenths, self.slice_memory_gib) if column is not None]
         if self.recurrence is not None:
             columns += [self.recurrence.group, self.recurrence.user]
         if self.gates is not None:
@@ -228,6 +244,12 @@ class Workload:
         asked = self.requested_gpus
         if bool(((asked < low) | (asked > high) | ((asked - low) % step != 0)).any()):
             raise DomainError("the size a user asked for is one of the gang's sizes")
+        if self.slice_sevenths is not None:
+            on_slices = self.slice_sevenths != 0
+            if not np.isin(self.slice_sevenths[on_slices], SLICE_SEVENTHS).all():
+                raise DomainError(f"slices have {', '.join(map(str, SLICE_SEVENTHS))} sevenths of a GPU")
+            if bool((high[on_slices] != 1).any()):
+                raise DomainError("a job on a slice has exactly one")
         if len(self.ids) and not (0 <= int(self.profile.min()) <= int(self.profile.max()) < len(self.profiles)):
             raise DomainError("every job names one of the workload's profiles")
 
@@ -242,12 +264,34 @@ class Workload:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Equal nodes; those that are not ``schedulable`` keep what runs on them, and get nothing new."""
+    """Equal nodes.
+
+    Attributes:
+        count: How many.
+        gpus: Of each, those included that are cut.
+        model: Of their GPUs.
+        schedulable: Nodes that are not keep what runs on them, and get nothing new.
+        cuts: How each GPU of a node is cut into MIG slices, by its index; a GPU without slices is whole, as are those
+            that are not in it.
+        slice_memory_gib: Memory of the slices, by size, where it is not that of the model.
+    """
 
     count: int
     gpus: int
     model: GpuModel
     schedulable: bool = True
+    cuts: tuple[tuple[SlicePlace, ...], ...] = ()
+    slice_memory_gib: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The indices of the GPUs of a node that are not cut."""
+        return tuple(gpu for gpu in range(self.gpus) if not (gpu < len(self.cuts) and self.cuts[gpu]))
+
+    @property
+    def slices(self) -> int:
+        """The slices of a node."""
+        return sum(map(len, self.cuts))
 
 
 @dataclass(frozen=True)
@@ -261,25 +305,53 @@ class ClusterSpec:
         """All devices."""
         return sum(group.count * group.gpus for group in self.groups)
 
+    @property
+    def widest_node_gpus(self) -> int:
+        """The GPUs of the widest node."""
+        return max(group.gpus for group in self.groups)
+
+    @property
+    def devices(self) -> int:
+        """All GPUs that are not cut, and all slices."""
+        return sum(group.count * (len(group.whole) + group.slices) for group in self.groups)
+
     @classmethod
     def parse(cls, text: str) -> ClusterSpec:
         """Return the cluster that ``32x2:RTX3090[,4x8:A100-SXM4-80GB]`` names: nodes x GPUs of each, and the model.
 
-        A model goes by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``.
+        A model goes by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``. Brackets
+        after it say how its GPUs are cut into MIG slices: ``2x4:A100[3g,2g,2g]`` all in the same way,
+        ``2x4:A100[3g,2g,2g/1g,1g/whole/whole]`` each GPU of a node in its own.
 
         Raises:
-            DomainError: not of that form, an unknown model, or no GPU at all.
+            DomainError: not of that form, an unknown model, slices that do not fit on it together, or no GPU at all.
         """
         groups: list[NodeGroup] = []
-        for part in text.split(","):
-            match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3}):([\w.-]+)\s*", part)
+        for part in re.split(r",(?![^\[]*\])", text):
+            match = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3}):([\w.-]+)(?:\[([^\[\]]*)\])?\s*", part)
             if match is None:
                 raise DomainError(f"{part!r} is not a node group of the form NODESxGPUS:MODEL, such as 32x2:RTX3090")
             count, gpus, name = int(match[1]), int(match[2]), match[3]
             if not count or not gpus:
                 raise DomainError(f"{part!r} has no GPU")
-            groups.append(NodeGroup(count, gpus, gpu_model(name)))
+            model = gpu_model(name)
+            groups.append(NodeGroup(count, gpus, model, cuts=() if match[4] is None else _cuts(match[4], gpus, model)))
         return cls(tuple(groups))
+
+
+def _cuts(text: str, gpus: int, model: GpuModel) -> tuple[tuple[SlicePlace, ...], ...]:
+    """Return how the GPUs of a node are cut that ``3g,2g,2g`` or ``3g,2g,2g/whole`` says.
+
+    Raises:
+        DomainError: the model cannot be cut, or not so.
+    """
+    if mig_memory_gib(model) is None:
+        raise DomainError(f"{model.name} cannot be cut into MIG slices, so it takes no [{text}]")
+    parts = [part.strip() for part in text.split("/")]
+    if len(parts) not in (1, gpus):
+        raise DomainError(f"[{text}] says how {len(parts)} GPUs are cut, and the nodes have {gpus}")
+    sizes = [[] if part == "whole" else [sevenths_of(name.strip()) for name in part.split(",")] for part in parts]
+    return tuple(map(placed, sizes if len(parts) > 1 else sizes * gpus))
 
 
 class ForecastKind(StrEnum):

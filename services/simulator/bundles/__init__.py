@@ -11,6 +11,7 @@ file                       what                                                 
 ``a_srpt_day.csv.gz``     12,637 arrivals of one day, repeated for twelve days                                  MIT
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
+``slice_speeds.csv``       measured training speed on MIG slices by model and batch                           MIT
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
 ``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
 ``azure_2023_conv.csv.gz`` 19,366 LLM requests of an hour, with their numbers of tokens                       CC BY 4.0

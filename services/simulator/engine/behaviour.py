@@ -122,7 +122,8 @@ class GangTables:
         """Take the kinds of jobs, the cluster, and the options."""
         self._profiles, self._options = workload.profiles, options
         self._models = tuple(dict.fromkeys(group.model.name for group in cluster.groups))
-        self._widest = [max(g.gpus for g in cluster.groups if g.model.name == name) for name in self._models]
+        widths = [(group.model.name, max(len(group.whole), 1)) for group in cluster.groups]
+        self._widest = [max(gpus for name, gpus in widths if name == model) for model in self._models]
         doublings = 1 << np.arange(int(workload.max_gpus.max(initial=1)).bit_length(), dtype=np.int64)
         self._sizes = np.unique(
             np.concatenate((doublings, workload.min_gpus, workload.max_gpus, workload.requested_gpus))

@@ -1,4 +1,7 @@
-"""The simulated nodes: which devices are free, which nodes are up, and what idle devices draw."""
+"""The simulated nodes: which devices are free, which nodes are up, and what idle devices draw.
+
+GPUs that are cut are not among the devices; ``slices.py`` has them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ class Nodes:
     Attributes:
         models: Names of the GPU models, as in ``Snapshot.gpu_models``.
         model: Index of each node's model.
+        gpus: GPUs of each node that are not cut.
         free_gpus: (n_nodes,) free devices, of nodes that are up.
         free_total: Their sum.
         up: Whether a node's lease holds.
@@ -31,9 +35,10 @@ class Nodes:
         self.ids = tuple(NodeId(f"n{at}") for at in range(len(groups)))
         self.where = {node_id: at for at, node_id in enumerate(self.ids)}
         self.model = [self.models.index(group.model.name) for group in groups]
-        self.gpus = [group.gpus for group in groups]
+        self._whole_gpus = [group.whole for group in groups]
+        self.gpus = [len(whole) for whole in self._whole_gpus]
         self._idle_each = [group.model.idle_w + host_idle_w for group in groups]
-        self._free: list[tuple[int, ...]] = [tuple(range(group.gpus)) for group in groups]
+        self._free: list[tuple[int, ...]] = list(self._whole_gpus)
         self.free_gpus: Ints = np.array(self.gpus, dtype=np.int64)
         self.free_total = sum(self.gpus)
         self.up = [True] * len(groups)
@@ -41,10 +46,11 @@ class Nodes:
         self.idle_w = sum(each * gpus for each, gpus in zip(self._idle_each, self.gpus, strict=True))
         self._all_gpus = np.array(self.gpus, dtype=np.int64)
         self._all_models = np.array(self.model, dtype=np.int64)
-        self._schedulable = np.array([group.schedulable for group in groups], dtype=np.bool_)
+        self._schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
+        self._cut = np.array([group.slices > 0 for group in groups], dtype=np.bool_)
         self._none_asleep = np.zeros(len(groups), dtype=np.bool_)
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
-        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable)
+        self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable & ~self._cut)
         self._table: NodeTable | None = None
         self._down = 0
         self._awake_at_s = [0.0] * len(groups)
@@ -66,7 +72,7 @@ class Nodes:
                     free_devices=tuple(self._free[at] for at in rows),
                     free_gpus=self.free_gpus[rows],
                     asleep=self._asleep()[rows],
-                    may_sleep=self._schedulable[rows],
+                    may_sleep=(self._schedulable & ~self._cut)[rows],
                 )
         return self._table
 
@@ -121,8 +127,9 @@ class Nodes:
             self._table = None
 
     def switch_off(self, node: int) -> None:
-        """Switch an idle node off."""
-        if self.up[node] and node not in self.off and self.free_gpus[node] == self.gpus[node]:
+        """Switch an idle node off, unless GPUs of it are cut."""
+        is_idle = self.up[node] and self.free_gpus[node] == self.gpus[node]
+        if is_idle and node not in self.off and not self._cut[node]:
             self.off.add(node)
             self._table = None
             self.idle_w -= self._idle_each[node] * self.gpus[node]
@@ -143,7 +150,7 @@ class Nodes:
         """Bring a node back, empty."""
         self.up[node] = True
         self._down -= 1
-        self._free[node] = tuple(range(self.gpus[node]))
+        self._free[node] = self._whole_gpus[node]
         self.free_gpus[node] = self.gpus[node]
         self.free_total += self.gpus[node]
         self.idle_w += self._idle_each[node] * self.gpus[node]

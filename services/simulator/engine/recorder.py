@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats
@@ -47,17 +49,36 @@ class Recorder:
         self._ended[row] = now_s
         self.completed += 1
 
-    def sample(self, now_s: float, intensity: float, sums: list[float], live: LiveJobs) -> None:
-        """Record the cluster; ``sums``: energy (J), carbon (g), idle energy (J), idle carbon (g) so far."""
+    def sample(
+        self,
+        now_s: float,
+        intensity: float,
+        sums: list[float],
+        live: LiveJobs,
+        on_slices: Sequence[int] = (),
+        queued_for_slices: int = 0,
+    ) -> None:
+        """Record the cluster.
+
+        Args:
+            now_s: UTC seconds.
+            intensity: In force.
+            sums: Energy (J), carbon (g), idle energy (J), idle carbon (g) so far.
+            live: The live jobs.
+            on_slices: Beside them the jobs that hold slices.
+            queued_for_slices: How many jobs wait for slices.
+        """
         n = live.count
         gpus = live.ints[IntRow.GPUS, :n]
         holds = gpus > 0
         holding = int(holds.sum())
         high = int(self._high[live.ints[IntRow.CURVE, :n][holds]].sum())
-        held = float(gpus.sum())
-        self._samples.append(
-            (now_s, *sums[:3], intensity, held, float(n - holding), float(high), float(holding - high))
-        )
+        held, queued = float(gpus.sum()), n - holding
+        if on_slices or queued_for_slices:
+            holding, held = holding + len(on_slices), held + len(on_slices)
+            high += int(self._high[self._workload.profile[list(on_slices)]].sum())
+            queued += queued_for_slices
+        self._samples.append((now_s, *sums[:3], intensity, held, float(queued), float(high), float(holding - high)))
 
     def columns(self, predicted_work_s: Floats) -> JobColumns:
         """Return every job's row; ``predicted_work_s``: what was predicted of each."""

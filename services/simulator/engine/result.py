@@ -20,7 +20,7 @@ class JobColumns:
     Attributes:
         ids: As in the workload.
         submitted_s, started_s, ended_s: First start and end, UTC seconds.
-        gpu_s: GPU seconds held, restarts included.
+        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU.
         energy_j: Of the job's GPUs and its share of their hosts.
         carbon_gco2: Of that energy, at the intensity in force.
         preemptions: Stops by the scheduler.
@@ -62,7 +62,7 @@ class Series:
         intensity_gco2_per_kwh: In force.
         carbon_gco2: Whole cluster, from the beginning on.
         energy_j: The same.
-        held_gpus: Devices held by jobs.
+        held_gpus: Devices held by jobs, slices included.
         queued: Jobs waiting.
         running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
     """
@@ -98,6 +98,8 @@ class SimulationResult:
             and the energy beyond it.
         above_limit_most: The largest excess as a share of the limit.
         above_limit_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
+        slices: What became of the slices by their names, such as ``2g``: how many there are, the jobs that ended on
+            them, for how long jobs held them and the energy of those jobs, their share of the host included.
         wall_s: Set by the caller; the engine has no clock.
     """
 
@@ -130,6 +132,7 @@ class SimulationResult:
     above_limit_of_error: float
     columns: JobColumns = field(repr=False)
     series: Series = field(repr=False)
+    slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     wall_s: float = float("nan")
 
     def summary(self) -> dict[str, Any]:
@@ -151,14 +154,18 @@ class Totals:
     active_rounds: int
     unrunnable: int
     beyond_trace_s: float
-    gpus: int
+    devices: int
     above: Mapping[str, float]
 
 
 def result_of(
-    named: tuple[str, dict[str, Any], str, str], columns: JobColumns, series: Series, totals: Totals
+    named: tuple[str, dict[str, Any], str, str],
+    columns: JobColumns,
+    series: Series,
+    totals: Totals,
+    slices: Mapping[str, Mapping[str, float]],
 ) -> SimulationResult:
-    """Return the figures of a run; ``named``: policy, its parameters, zone and signal."""
+    """Return the figures of a run; ``named``: policy, its parameters, zone and signal; ``slices``: as in the result."""
     ended = np.isfinite(columns.ended_s)
     times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
     jct_s = columns.jct_s[ended]
@@ -187,9 +194,10 @@ def result_of(
         rounds=totals.rounds,
         active_rounds=totals.active_rounds,
         gpu_hours=gpu_s / 3_600.0,
-        utilisation=gpu_s / (totals.gpus * makespan) if times.jobs else 0.0,
+        utilisation=gpu_s / (totals.devices * makespan) if times.jobs else 0.0,
         beyond_trace_s=totals.beyond_trace_s,
         **totals.above,
         columns=columns,
         series=series,
+        slices=slices,
     )

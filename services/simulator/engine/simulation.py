@@ -19,7 +19,7 @@ from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
 from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
-from services.core.domain.arrays import Floats, Ints
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.units import J_PER_KWH
@@ -47,6 +47,7 @@ from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
+from services.simulator.engine.slices import Slices
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
@@ -110,10 +111,11 @@ class Simulation:
         if predictor is not None:
             self.workload = replace(self.workload, predicted_work_s=None)
         self.nodes = Nodes(cluster, options.host_idle_w)
+        self._devices = cluster.devices
         self.grid = Grid(trace, options.history_s, options.horizon_s)
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
-        self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, max(self.nodes.gpus))
+        self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, cluster.widest_node_gpus)
         self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network))
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
         self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
@@ -173,9 +175,44 @@ class Simulation:
             for at in range(len(models))
         ]
         fits = (eligible & (np.array(largest)[None, :] >= self.workload.min_gpus[:, None])).any(axis=1)
+        self._slices = self._slices_of(cluster, eligible)
+        if self._slices is not None:
+            asking = [row for row in range(len(workload)) if self._slices.asks(row)]
+            fits[asking] = list(map(self._slices.exists_for, asking))
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
+
+    def _slices_of(self, cluster: ClusterSpec, eligible: Bools) -> Slices | None:
+        """Return the slices of a cluster; None where there are none and no job asks for one."""
+        asked = self.workload.slice_sevenths
+        if not any(group.slices for group in cluster.groups) and (asked is None or not asked.any()):
+            return None
+        return Slices(
+            self.workload,
+            cluster,
+            eligible,
+            self.nodes,
+            self.live,
+            self.recorder,
+            self._events,
+            self.options,
+            self.gangs,
+        )
+
+    @property
+    def _alive(self) -> int:
+        """Jobs that wait or hold devices."""
+        return self.live.count if self._slices is None else self.live.count + self._slices.count
+
+    @property
+    def _held_w(self) -> float:
+        """What jobs draw now, with their hosts."""
+        return self.gangs.power_w if self._slices is None else self.gangs.power_w + self._slices.held_w
+
+    @property
+    def _idle_w(self) -> float:
+        return self.nodes.idle_w if self._slices is None else self.nodes.idle_w + self._slices.idle_w
 
     def run(self, parameters: dict[str, Any], progress: Progress | None = None) -> SimulationResult:
         """Run until the last job has ended, or ``until_s``."""
@@ -188,7 +225,7 @@ class Simulation:
             self._next_active_s, report_rounds = self._beginning.next_active_s, 1
         self._plan_failures()
         self._idle(range(len(self.nodes.ids)))
-        while self.live.count or arrived < len(submitted):
+        while self._alive or arrived < len(submitted):
             time_s = min(self._next_active_s, self._events.next_s)
             if arrived < len(submitted) and submitted[arrived] < time_s:
                 time_s = submitted[arrived]
@@ -208,9 +245,9 @@ class Simulation:
             if time_s >= self._next_active_s:
                 self._next_active_s += self.options.round_interval_s
                 self._active()
-                if self.gangs.power_w:
+                if self._held_w:
                     last_start_s = time_s
-                elif self.live.count and time_s - last_start_s > STALLED_S and arrived == len(submitted):
+                elif self._alive and time_s - last_start_s > STALLED_S and arrived == len(submitted):
                     break
                 if progress is not None and self.active_rounds >= reported:
                     reported = self.active_rounds + report_rounds
@@ -224,11 +261,21 @@ class Simulation:
     def _show(self, rows: Iterable[int]) -> None:
         """Show jobs to the policy from now on."""
         for row in rows:
-            self._waiting.add(self._arrive(row))
+            if self._slices is not None and self._slices.asks(row):
+                self._slices.arrives(row, self._done_before(row))
+            else:
+                self._waiting.add(self._arrive(row))
+
+    def _done_before(self, row: int) -> float:
+        """Return the work of a job that was done before the run began."""
+        return 0.0 if self._beginning is None else float(self._beginning.progress[row] * self.workload.work_s[row])
 
     def _take_over(self, beginning: Beginning) -> list[float]:
         """Put the gangs that run already on their devices; return when the other jobs arrive, UTC seconds."""
         for row in [row for row in self._arrivals if row in beginning.held]:
+            if self._slices is not None and self._slices.asks(row):
+                self._slices.goes_on(row, beginning.held[row], self._done_before(row))
+                continue
             self._arrive(row)
             start = Start(self.recorder.ids[row], beginning.held[row], Reason.IN_ORDER)
             self.gangs.start(start, since_s=float(beginning.since_s[row]))
@@ -260,12 +307,25 @@ class Simulation:
             gangs=self._tables.shown(self._measurements.curves) if self._replans else (),
             next_active_s=self._next_active_s,
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
+            **self._of_slices(),
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             hints=RoundHints(
                 False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
             ),
         )
         return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)
+
+    def _of_slices(self) -> dict[str, Any]:
+        """Return what a snapshot says of slices."""
+        slices = self._slices
+        if slices is None:
+            return {}
+        return {
+            "services_gpus": len(slices.gpus),
+            "services_w": slices.held_w + slices.idle_w,
+            "slice_units": slices.units(),
+            "slice_jobs": slices.jobs(),
+        }
 
     def _with_goodputs(self, snapshot: Snapshot, curves: Floats, first: Ints) -> Snapshot:
         jobs = snapshot.jobs
@@ -277,12 +337,16 @@ class Simulation:
         live = self.live
         live.refresh(self.gangs.now_s, self.gangs.integral, self.options.min_profile_s)
         self._waiting.refreshed()
-        self.recorder.sample(self.gangs.now_s, self.grid.at(self.gangs.now_s), self._sums, live)
-        if live.count and (self._preempts or self._may_start()):
+        slices = self._slices
+        beside = () if slices is None else (slices.holding(), slices.queued)
+        self.recorder.sample(self.gangs.now_s, self.grid.at(self.gangs.now_s), self._sums, live, *beside)
+        if self._alive and (self._preempts or self._may_start()):
             self.active_rounds += 1
             self._round(Trigger.ACTIVE)
 
     def _may_start(self) -> bool:
+        if self._slices is not None and self._slices.may_start():
+            return True
         return self._waiting.may_start(self.nodes.free_total)
 
     def _passive(self) -> None:
@@ -297,10 +361,14 @@ class Simulation:
     def _round(self, trigger: Trigger) -> None:
         self.rounds += 1
         self.gangs.learned = False
+        if self._slices is not None:
+            self._slices.show()
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)
+        if self._slices is not None:
+            self._slices.hide()
         if self._limited is not None:
             power_w = self.gangs.power_w + self.nodes.idle_w
             if not self._above.held(power_w, self._limited.power_limit_w(self.snapshot(trigger))):
@@ -309,7 +377,10 @@ class Simulation:
     def _carry_out(self, plan: Plan) -> None:
         for action in plan.actions:
             if type(action) is Start:
-                self.gangs.start(action)
+                if self._slices is not None and self._slices.is_shown(action.job_id):
+                    self._slices.start(action)
+                else:
+                    self.gangs.start(action)
             elif type(action) is Preempt:
                 self.gangs.preempt(self.live.slot[action.job_id])
             elif isinstance(action, Control):
@@ -336,7 +407,10 @@ class Simulation:
             _, kind, _, subject, generation = event
             if kind in (RELEASE, COMPLETE, STAGE):
                 slot = live.slot.get(self.recorder.ids[subject])
-                if slot is None or live.ints.item(IntRow.GENERATION, slot) != generation:
+                if slot is None:
+                    changed = self._ends_on_slice(subject, kind, generation) or changed
+                    continue
+                if live.ints.item(IntRow.GENERATION, slot) != generation:
                     continue
                 if kind == STAGE:
                     gangs.retime(slot, stage_begins=True)
@@ -353,6 +427,8 @@ class Simulation:
                 self._fail(subject)
             elif kind == RECOVER:
                 self.nodes.recover(subject)
+                if self._slices is not None:
+                    self._slices.follow(subject)
                 self._plan_failure(subject)
             elif kind == POWER_DOWN:
                 since_s = self._idle_since.get(subject, math.inf)
@@ -361,6 +437,14 @@ class Simulation:
                 continue
             changed = True
         return changed
+
+    def _ends_on_slice(self, row: int, kind: int, generation: int) -> bool:
+        """Process the event of a job that is not live, as jobs on slices are not; return whether one may now start."""
+        if self._slices is None or not self._slices.ends(row, kind, generation):
+            return False
+        if kind == COMPLETE and self._turns is not None:
+            self._show(self._turns.ended(row))
+        return True
 
     def _plan_failures(self) -> None:
         if self.options.node_mtbf_s is not None:
@@ -377,6 +461,8 @@ class Simulation:
         live = self.live
         node_id = self.nodes.ids[node]
         self.nodes.fail(node)
+        if self._slices is not None:
+            self._slices.fail(node)
         for slot in range(live.count):
             placement = live.placements[slot]
             if placement is not None and any(share.node_id == node_id for share in placement.shares):
@@ -392,21 +478,23 @@ class Simulation:
         if seconds <= 0:
             return
         integral = self.grid.integral(time_s)
-        idle_w = self.nodes.idle_w
-        power_w, grid = gangs.power_w + idle_w, (integral - gangs.integral) / J_PER_KWH
+        idle_w = self._idle_w
+        power_w, grid = self._held_w + idle_w, (integral - gangs.integral) / J_PER_KWH
         sums = self._sums
         sums[0] += power_w * seconds
         sums[1] += power_w * grid
         sums[2] += idle_w * seconds
         sums[3] += idle_w * grid
         self._peak_w = max(self._peak_w, power_w)
-        self._above.draw(power_w, seconds)
+        self._above.draw(power_w if self._slices is None else gangs.power_w + self.nodes.idle_w, seconds)
         gangs.now_s, gangs.integral = time_s, integral
 
     def _result(self, parameters: dict[str, Any]) -> SimulationResult:
         for slot in range(self.live.count):
             if self.live.placements[slot] is not None:
                 self.gangs.settle(slot)
+        if self._slices is not None:
+            self._slices.settle()
         totals = Totals(
             *self._sums,
             peak_w=self._peak_w,
@@ -414,7 +502,7 @@ class Simulation:
             active_rounds=self.active_rounds,
             unrunnable=self._unrunnable,
             beyond_trace_s=max(self.gangs.now_s - self.grid.trace.curve.end_s, 0.0),
-            gpus=sum(self.nodes.gpus),
+            devices=self._devices,
             above=self._above.figures(self.gangs.now_s - self._began_s),
         )
         trace = self.grid.trace
@@ -423,4 +511,5 @@ class Simulation:
         if self._foresight is not None:
             predicted = self._foresight.work_s
         columns = self.recorder.columns(self.workload.work_s if predicted is None else predicted)
-        return result_of(named, columns, self.recorder.series(), totals)
+        slices = {} if self._slices is None else self._slices.figures()
+        return result_of(named, columns, self.recorder.series(), totals, slices)

@@ -82,8 +82,10 @@ def bound_of(
         tiers: At most this many powers are distinguished; None: all.
 
     Raises:
-        DomainError: more than ``LARGEST`` unknowns.
+        DomainError: more than ``LARGEST`` unknowns, or jobs on slices.
     """
+    if workload.slice_sevenths is not None:
+        raise DomainError("there is no bound for jobs on slices")
     need = need_of(workload, cluster)
     power_w = _tiered(need, tiers)
     begin_s = float(workload.submitted_s[0]) // bin_s * bin_s

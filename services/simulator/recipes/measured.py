@@ -37,6 +37,11 @@ V100's. GPT-2 and YOLOv3 were measured at their board's own limit alone: a limit
 policy that profiles them learns nothing. **Clocks** were measured by no source: a clock changes nothing in any of these
 recipes. Jobs of ``plain`` and ``measured`` name no model and have neither.
 
+**Slices.** MISO measured the steps of four models on MIG slices of an A100 of 40 GB, alone on the slice; their speeds
+over that of the whole GPU stand for all GPUs that can be cut, at the nearest batch. MobileNet's stand for ShuffleNet's
+and a transformer's for GPT-2's; DeepSpeech2 and YOLOv3 have none. A size that was not measured, as the model did not
+fit there, goes by its share of the compute.
+
 **Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
 60 W idle and 120 W at work on a node of two. The paper prints no watts; its 28 kW peak on 64 boards of 350 W leaves at
 most 175 W per node. SPECpower, as Cloud Carbon Footprint reads it (Skylake, 0.64 to 4.2 W per thread, 0.39 W per GB),
@@ -207,7 +212,16 @@ def profile(model: str, batch: int, assumed: Assumed = MEASURED) -> JobProfile:
     """Return a measured model at one batch per GPU, on every board we know."""
     true = {name: behaviour(model, batch, name, assumed) for name in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
-    return JobProfile(f"{model}, batch {batch}", true, host_power_w=HOST_W_PER_GPU)
+    speeds_on_slices = slice_speeds(model, batch)
+    return JobProfile(f"{model}, batch {batch}", true, host_power_w=HOST_W_PER_GPU, slice_speeds=speeds_on_slices)
+
+
+@cache
+def slice_speeds(model: str, batch: int) -> dict[int, float]:
+    """Return a model's speed on slices over that on one GPU, by their sevenths; empty if it was not measured."""
+    rows = [row for row in rows_of("slice_speeds.csv") if row["model"] == model]
+    nearest = min({int(row["batch"]) for row in rows}, key=lambda size: abs(np.log(size / batch)), default=0)
+    return {int(row["sevenths"]): float(row["relative_speed"]) for row in rows if int(row["batch"]) == nearest}
 
 
 def flat_profile(name: str, fraction: float) -> JobProfile:

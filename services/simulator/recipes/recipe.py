@@ -36,7 +36,18 @@ def workload(
     max_gpus: int | None,
     notes: tuple[str, ...],
 ) -> Workload:
-    """Return a workload; jobs are elastic from 1 to ``max_gpus`` (or what was asked for), rigid where that is None."""
+    """Return a workload; jobs are elastic from 1 to ``max_gpus`` (or what was asked for), rigid where that is None.
+
+    ``work_s`` counts the time of a job on a slice as if it had run on a GPU; less of it is done on a slice.
+    """
+    most = requested if max_gpus is None else np.maximum(requested, max_gpus)
+    if raw.slice_sevenths is not None and raw.ran_sevenths is not None:
+        on_slices = np.flatnonzero(raw.slice_sevenths)
+        most = np.where(raw.slice_sevenths > 0, 1, most)
+        ran = [profiles[profile[row]].slice_speed(int(raw.ran_sevenths[row])) for row in on_slices.tolist()]
+        work_s = work_s.copy()
+        work_s[on_slices] *= np.array(ran)
+        notes = (*notes, _of_slices(raw.slice_sevenths, profiles, profile))
     ones = np.ones(len(raw), dtype=np.int64)
     return Workload(
         ids=raw.ids,
@@ -45,13 +56,24 @@ def workload(
         work_s=work_s,
         requested_gpus=requested,
         min_gpus=requested if max_gpus is None else ones,
-        max_gpus=requested if max_gpus is None else np.maximum(requested, max_gpus),
+        max_gpus=most,
         step_gpus=ones,
         profile=profile,
         profiles=profiles,
         notes=notes,
+        slice_sevenths=raw.slice_sevenths,
         gates=Gates(raw.array, raw.max_running, raw.after) if raw.max_running or any(raw.after) else None,
     )
+
+
+def _of_slices(sevenths: Ints, profiles: tuple[JobProfile, ...], profile: Ints) -> str:
+    """Return how fast jobs on slices are taken to be, as a sentence."""
+    on_slices: list[int] = np.flatnonzero(sevenths).tolist()
+    measured = sum(int(sevenths[row]) in profiles[profile[row]].slice_speeds for row in on_slices)
+    rest = len(on_slices) - measured
+    said = [f"{measured} as fast as measured on an A100's slices"] if measured else []
+    said += [f"{rest} by the slice's share of the compute (assumed: 2g is 2/7 of a GPU)"] if rest else []
+    return f"{len(on_slices)} jobs ask for slices: {', '.join(said)}; energy above idle is in proportion to the work"
 
 
 def reference_work_s(raw: RawJobs, profiles: tuple[JobProfile, ...], profile: Ints, gpus: Ints, board: str) -> Floats:

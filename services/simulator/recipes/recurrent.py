@@ -58,6 +58,8 @@ def recurrent(single: float = SINGLE) -> Callable[[RawJobs, int], Workload]:
 def _make(raw: RawJobs, seed: int, single: float) -> Workload:
     if np.isnan(raw.duration_s).any():
         raise TraceFormatError("recipes 'a-srpt' need durations, which this trace does not state; use recipe 'sia'")
+    if raw.slice_sevenths is not None:
+        raise TraceFormatError("recipes 'a-srpt' choose the GPUs of all jobs, and this trace has jobs on slices")
     rng = np.random.default_rng(seed)
     group = _groups(max(TRACE_JOBS, HISTORY_JOBS + len(raw)), rng)[: HISTORY_JOBS + len(raw)]
     groups = int(group.max()) + 1

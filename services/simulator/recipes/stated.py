@@ -4,7 +4,8 @@
 Power is the median share of the dynamic range over the measured models and batches.
 
 ``measured``: the same, with each job's own mean power where its energy was measured (rounded to 5 W so that jobs share
-profiles); what the hosts drew is in it, so no host power is added.
+profiles); what the hosts drew is in it, so no host power is added. A whole GPU would have drawn 7/2 of what a
+job on a 2g slice drew.
 
 ``sia``: jobs that name what they train (Sia's and Pollux' workloads). Work is the samples that application needs until
 trained at the batch size asked for; the gang keeps the measured batch per GPU nearest to the one it asked for, which
@@ -16,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.domain.arrays import Ints
+from services.core.domain.mig import WHOLE
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import (
@@ -48,7 +50,10 @@ def plain(raw: RawJobs, seed: int) -> Workload:
 def measured(raw: RawJobs, seed: int) -> Workload:
     """Return rigid jobs of the power each was measured at; ``seed`` draws nothing."""
     gpus = _gangs(raw)
-    power_w = np.round(raw.energy_j / (raw.duration_s * gpus) / BIN_W) * BIN_W
+    power_w = raw.energy_j / (raw.duration_s * gpus)
+    if raw.ran_sevenths is not None:
+        power_w = np.where(raw.ran_sevenths > 0, power_w * WHOLE / np.maximum(raw.ran_sevenths, 1), power_w)
+    power_w = np.round(power_w / BIN_W) * BIN_W
     known = np.isfinite(power_w) & (power_w > 0)
     levels = np.unique(power_w[known])
     profiles = (flat_profile("unknown model", median_fraction()), *(_of_power(level) for level in levels.tolist()))

@@ -19,6 +19,9 @@ array          the array it was a task of
 max_running    how many tasks of that array could hold GPUs at once
 after          ids of jobs and arrays that it waited for, separated by spaces; a
                replay starts it when those have ended
+slice          the MIG slice that it asks for instead of GPUs, such as ``2g``
+ran_on         the slice that ``run_s`` and ``energy_j`` are of, where it is
+               another; ``7g`` or ``whole`` is a whole GPU
 ============== =============================================================== =========
 """
 
@@ -29,6 +32,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
+from services.core.domain.mig import WHOLE, sevenths_of
 from services.simulator.raw import Collector, RawJob, TraceFormatError
 from services.simulator.readers.text import Row, header_of, number, table, utc_s, whole
 
@@ -78,6 +82,7 @@ class History:
         submitted_s = utc_s(row["submitted_at"], "submitted_at")
         energy_j = number(row.get("energy_j", ""), "energy_j")
         limit = row.get("max_running", "")
+        asked, ran_on = _slices(row, gpus)
         jobs.add(
             line,
             RawJob(
@@ -90,8 +95,23 @@ class History:
                 array=row.get("array", ""),
                 max_running=whole(limit, "max_running") if limit else 0,
                 after=tuple(row.get("after", "").split()),
+                slice_sevenths=asked,
+                ran_sevenths=ran_on,
             ),
         )
+
+
+def _slices(row: Row, gpus: int) -> tuple[int, int]:
+    """Return the slice that a job asks for and the one that it ran on, in sevenths; 0 for GPUs."""
+    asked, ran_on = row.get("slice", ""), row.get("ran_on", "")
+    if not asked:
+        if ran_on:
+            raise ValueError("ran_on without a slice")
+        return 0, 0
+    if gpus != 1:
+        raise ValueError("a slice and several GPUs")
+    sevenths = sevenths_of(asked)
+    return sevenths, WHOLE if ran_on == "whole" else sevenths_of(ran_on) if ran_on else sevenths
 
 
 def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:

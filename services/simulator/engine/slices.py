@@ -1,0 +1,413 @@
+"""Jobs on MIG slices: they wait here, are shown to the rounds in which they may start, and leave for their slices.
+
+``services.core.cycle.slices`` gives them their slices, as it does live. As many of the jobs that ask for the same are
+shown as have a free slice: the others could not start, and no policy sees any of them. Jobs on slices are never
+preempted, and a node with a GPU that is cut is not switched off, since slices do not outlive a reboot.
+
+A GPU that is cut draws its board's idle power and, for each job on it, what that job draws above idle: on a slice that
+is so many times as fast as a GPU, so many times what it would draw on a GPU, as work takes the same energy. It is at
+most the slice's share of the board's range. ``split_slice_energy`` splits it among the slices, as agents do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.accounting.slices import SliceUse, split_slice_energy
+from services.core.cycle.plan import Start
+from services.core.cycle.slices import SliceTable, slice_turn
+from services.core.cycle.snapshot import SliceJob, SliceUnit
+from services.core.domain.arrays import Bools
+from services.core.domain.controls import ControlKind
+from services.core.domain.gpus import SLICE_SEVENTHS, GpuModel, slice_memory_gib
+from services.core.domain.ids import JobId
+from services.core.domain.mig import WHOLE, slice_index, slice_name
+from services.core.domain.placement import Placement
+from services.core.domain.units import J_PER_KWH
+from services.simulator.engine.cluster import Nodes
+from services.simulator.engine.events import COMPLETE, RELEASE, Events
+from services.simulator.engine.gangs import Gangs
+from services.simulator.engine.live import IntRow, LiveJobs
+from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.recorder import Recorder
+from services.simulator.workload import ClusterSpec, JobProfile, Workload
+
+ROUNDING = 1e-9
+"""Changes of power smaller than this share are none."""
+Asked = tuple[int, float, bytes]
+"""What a job asks for: sevenths, memory in GiB, and the GPU models it may use."""
+Turn = tuple[tuple[bool, int, float, str], int]
+"""A job that waits: its ``slice_turn``, and its row of the workload."""
+
+
+@dataclass(slots=True)
+class CutGpu:
+    """A GPU that is cut.
+
+    Attributes:
+        node: Its node.
+        board: Its model.
+        units: Its slices, as indices of all slices.
+        sevenths: Of its slices together.
+        power_w: What it draws now; 0 while its node is down.
+        idle_w: The part of it that is no job's, with the host's, watts.
+        energy_j: What it has drawn up to ``at_s``.
+    """
+
+    node: int
+    board: GpuModel
+    units: tuple[int, ...]
+    sevenths: int
+    power_w: float = 0.0
+    idle_w: float = 0.0
+    energy_j: float = 0.0
+    at_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Holder:
+    """A job on a slice.
+
+    Attributes:
+        row: Of the workload.
+        unit: Its slice.
+        run_from_s: When its work begins or began, UTC seconds.
+        done: The work that was done then.
+        speed: Work seconds per second.
+        busy_w: What it draws above the board's idle draw, watts.
+        host_w: Its part of the host, watts.
+        draw_w: All that it draws, its part of the board's idle draw included, since ``accounted_s``.
+        accounted_s: UTC seconds.
+        grid: ``Grid.integral(accounted_s)``.
+    """
+
+    row: int
+    unit: int
+    run_from_s: float
+    done: float
+    speed: float
+    busy_w: float
+    host_w: float
+    draw_w: float
+    accounted_s: float
+    grid: float
+
+
+@dataclass(slots=True)
+class SizeFigures:
+    """What became of the slices of one size."""
+
+    slices: int = 0
+    jobs: int = 0
+    held_s: float = 0.0
+    energy_j: float = 0.0
+
+
+class Slices:
+    """The slices of a cluster, and the jobs that ask for them; jobs are named by their rows of the workload.
+
+    Attributes:
+        held_w: What slices that jobs hold draw now, with their hosts, watts.
+        idle_w: The same of the others.
+        gpus: The GPUs that are cut.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterSpec,
+        eligible: Bools,
+        nodes: Nodes,
+        live: LiveJobs,
+        recorder: Recorder,
+        events: Events,
+        options: EngineOptions,
+        clock: Gangs,
+    ) -> None:
+        """Take the objects of the run; ``eligible``: (n_jobs, n_gpu_models) where jobs may run."""
+        self._workload, self._eligible, self._nodes, self._live = workload, eligible, nodes, live
+        self._recorder, self._events, self._options, self._clock = recorder, events, options, clock
+        asked = workload.slice_sevenths
+        self._sevenths = np.zeros(len(workload), dtype=np.int64) if asked is None else asked
+        self.held_w = self.idle_w = 0.0
+        self.gpus: list[CutGpu] = []
+        self._units: list[SliceUnit] = []
+        self._gpu_of: list[CutGpu] = []
+        self._where: dict[tuple[str, int], int] = {}
+        self._sizes: dict[int, SizeFigures] = {}
+        self._table = self._cut(cluster)
+        self._free = np.ones(len(self._units), dtype=np.bool_)
+        self._up = np.ones(len(self._units), dtype=np.bool_)
+        self._suiting: dict[Asked, Bools] = {}
+        self._queues: dict[Asked, list[Turn]] = {}
+        self._shown: list[tuple[Turn, Asked]] = []
+        self._on: dict[int, Holder] = {}
+        self._holders: dict[int, Holder] = {}
+        self._done: dict[int, float] = {}
+        self._generation: dict[int, int] = {}
+        for gpu in self.gpus:
+            gpu.at_s = clock.now_s
+            self._redraw(gpu)
+
+    def _cut(self, cluster: ClusterSpec) -> SliceTable:
+        memory_gib: list[float] = []
+        groups = [group for group in cluster.groups for _ in range(group.count)]
+        for node, group in enumerate(groups):
+            sizes = dict(zip(SLICE_SEVENTHS, slice_memory_gib(group.model), strict=True)) | dict(group.slice_memory_gib)
+            for gpu, places in enumerate(group.cuts):
+                first = len(self._units)
+                for place in places:
+                    device = slice_index(gpu, place.start)
+                    self._where[self._nodes.ids[node], device] = len(self._units)
+                    self._units.append(SliceUnit(node, device, gpu, place.sevenths, free=True))
+                    self._sizes.setdefault(place.sevenths, SizeFigures()).slices += 1
+                    memory_gib.append(sizes[place.sevenths])
+                if places:
+                    units = tuple(range(first, len(self._units)))
+                    self.gpus.append(CutGpu(node, group.model, units, sum(place.sevenths for place in places)))
+                    self._gpu_of += [self.gpus[-1]] * len(places)
+        on = np.array([unit.node for unit in self._units], dtype=np.int64)
+        return SliceTable(
+            sevenths=np.array([unit.sevenths for unit in self._units], dtype=np.int64),
+            memory_gib=np.array(memory_gib, dtype=np.float64),
+            gpu_model=np.array(self._nodes.model, dtype=np.int64)[on],
+            takes_work=np.array([group.schedulable for group in groups], dtype=np.bool_)[on],
+        )
+
+    def asks(self, row: int) -> bool:
+        """Whether a job asks for a slice."""
+        return bool(self._sevenths[row])
+
+    def exists_for(self, row: int) -> bool:
+        """Whether there is a slice that a job may have, free or not."""
+        return bool(self._suits(self._asked(row)).any())
+
+    @property
+    def count(self) -> int:
+        """How many jobs wait for a slice or hold one."""
+        return len(self._holders) + self.queued
+
+    @property
+    def queued(self) -> int:
+        """How many jobs wait for a slice."""
+        return sum(map(len, self._queues.values()))
+
+    def holding(self) -> list[int]:
+        """Return the jobs that hold a slice."""
+        return list(self._holders)
+
+    def may_start(self) -> bool:
+        """Whether a job waits that may have a slice that is free."""
+        return any(queue and self._room(asked) for asked, queue in self._queues.items())
+
+    def arrives(self, row: int, done: float = 0.0) -> None:
+        """Add a job that waits from now on; ``done``: of its work."""
+        workload = self._workload
+        turn = slice_turn(
+            is_service=False,
+            priority=0 if workload.priority is None else int(workload.priority[row]),
+            submitted_s=float(workload.submitted_s[row]),
+            job_id=workload.ids[row],
+        )
+        self._done[row] = done
+        heapq.heappush(self._queues.setdefault(self._asked(row), []), (turn, row))
+
+    def show(self) -> bool:
+        """Put the jobs that may start among the live jobs, for one round; return whether there are any."""
+        for asked, queue in self._queues.items():
+            for _ in range(min(self._room(asked), len(queue)) if queue else 0):
+                turn = heapq.heappop(queue)
+                self._shown.append((turn, asked))
+                self._live.arrive(turn[1])
+        self._shown.sort(key=lambda each: each[0])
+        return bool(self._shown)
+
+    def hide(self) -> None:
+        """Take those that did not start out of the live jobs."""
+        for turn, asked in self._shown:
+            slot = self._live.slot.get(self._recorder.ids[turn[1]])
+            if slot is not None:
+                self._live.leave(slot)
+                heapq.heappush(self._queues[asked], turn)
+        self._shown.clear()
+
+    def units(self) -> tuple[SliceUnit, ...]:
+        """Return the slices on nodes that are up, as a snapshot shows them."""
+        row = np.cumsum(self._nodes.up) - 1
+        shown = zip(self._units, self._free.tolist(), self._up.tolist(), strict=True)
+        return tuple(
+            SliceUnit(int(row[unit.node]), unit.device, unit.gpu, unit.sevenths, free)
+            for unit, free, is_up in shown
+            if is_up
+        )
+
+    def jobs(self) -> tuple[SliceJob, ...]:
+        """Return the jobs that are shown, in the order in which they get slices."""
+        ids = self._recorder.ids
+        return tuple(SliceJob(ids[row], asked[0], self._suits(asked)[self._up]) for (_, row), asked in self._shown)
+
+    def is_shown(self, job_id: JobId) -> bool:
+        """Whether a live job is one of those that wait for slices."""
+        return bool(self._shown) and self.asks(self._live.ints.item(IntRow.ROW, self._live.slot[job_id]))
+
+    def start(self, start: Start) -> None:
+        """Start a job on the slice that it got."""
+        slot = self._live.slot[start.job_id]
+        row = self._live.ints.item(IntRow.ROW, slot)
+        self._live.leave(slot)
+        profile = self._workload.profiles[int(self._workload.profile[row])]
+        self._hold(row, start.placement, self._done.pop(row), profile.restart_s)
+
+    def goes_on(self, row: int, placement: Placement, done: float) -> None:
+        """Let a job go on that held its slice before the run began, with this work done."""
+        self._hold(row, placement, done, 0.0)
+
+    def ends(self, row: int, kind: int, generation: int) -> bool:
+        """Process an event of a job on a slice, unless it is out of date; return whether its slice is free now."""
+        holder = self._holders.get(row)
+        if holder is None or self._generation[row] != generation:
+            return False
+        self._settle(holder)
+        self.held_w -= holder.draw_w
+        del self._holders[row], self._on[holder.unit]
+        self._free[holder.unit] = True
+        self._redraw(self._gpu_of[holder.unit])
+        if kind == COMPLETE:
+            self._recorder.ended(row, self._clock.now_s)
+            self._sizes[self._units[holder.unit].sevenths].jobs += 1
+        else:
+            self.arrives(row, holder.done)
+        return True
+
+    def fail(self, node: int) -> None:
+        """Fail a node, which is down by now: its jobs fall back to their last checkpoints, and wait again once their
+        leases are over. Until then they draw what they drew, as gangs do.
+        """
+        for holder in [each for each in self._holders.values() if self._units[each.unit].node == node]:
+            ran_s, every_s = max(self._clock.now_s - holder.run_from_s, 0.0), self._options.checkpoint_every_s
+            holder.done += math.floor(ran_s / every_s) * every_s * holder.speed
+            self._recorder.failures[holder.row] += 1
+            self._expect(holder.row, self._clock.now_s + self._options.lease_s, RELEASE)
+        self.follow(node)
+
+    def follow(self, node: int) -> None:
+        """Note that a node went down or came back, cut as before."""
+        for gpu in self.gpus:
+            if gpu.node == node:
+                self._up[list(gpu.units)] = self._nodes.up[node]
+                self._redraw(gpu)
+
+    def settle(self) -> None:
+        """Record what all jobs and GPUs have spent so far."""
+        for holder in self._holders.values():
+            self._settle(holder)
+        for gpu in self.gpus:
+            self._advance(gpu)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return what became of the slices, by their names: ``SimulationResult.slices``."""
+        return {
+            slice_name(size): {
+                "slices": each.slices,
+                "jobs": each.jobs,
+                "held_hours": each.held_s / 3_600.0,
+                "energy_kwh": each.energy_j / J_PER_KWH,
+            }
+            for size, each in sorted(self._sizes.items())
+        }
+
+    def _asked(self, row: int) -> Asked:
+        memory_gib = self._workload.slice_memory_gib
+        least_gib = 0.0 if memory_gib is None else float(memory_gib[row])
+        return int(self._sevenths[row]), least_gib, self._eligible[row].tobytes()
+
+    def _suits(self, asked: Asked) -> Bools:
+        """Return the slices that a job may have: (n_units,)."""
+        if asked not in self._suiting:
+            sevenths, memory_gib, eligible = asked
+            self._suiting[asked] = self._table.suits(sevenths, memory_gib, np.frombuffer(eligible, dtype=np.bool_))
+        return self._suiting[asked]
+
+    def _room(self, asked: Asked) -> int:
+        return int((self._suits(asked) & self._free & self._up).sum())
+
+    def _hold(self, row: int, placement: Placement, done: float, restart_s: float) -> None:
+        share = placement.shares[0]
+        unit, now_s = self._where[share.node_id, share.devices[0]], self._clock.now_s
+        gpu, sevenths = self._gpu_of[unit], self._units[unit].sevenths
+        profile = self._workload.profiles[int(self._workload.profile[row])]
+        speed, busy_w = self._rates(profile, sevenths, gpu.board)
+        one, of_gpu_w = np.array([1]), profile.host_power_w * sevenths / gpu.sevenths
+        host_w = float(self._options.host_w(of_gpu_w, one, one)[0])
+        holder = Holder(row, unit, now_s + restart_s, done, speed, busy_w, host_w, 0.0, now_s, self._clock.integral)
+        self._holders[row] = self._on[unit] = holder
+        self._free[unit] = False
+        self._recorder.started(row, now_s, 1)
+        self._redraw(gpu)
+        self._expect(row, holder.run_from_s + (float(self._workload.work_s[row]) - done) / speed, COMPLETE)
+
+    def _expect(self, row: int, time_s: float, kind: int) -> None:
+        """Schedule the one event that is ahead of a job on a slice."""
+        self._generation[row] = self._generation.get(row, 0) + 1
+        self._events.push(time_s, kind, row, self._generation[row])
+
+    def _rates(self, profile: JobProfile, sevenths: int, board: GpuModel) -> tuple[float, float]:
+        """Return the speed of a job on a slice, and what it draws above the board's idle draw, watts."""
+        truth = profile.truth(board.name)
+        assert truth is not None  # it may run on this model
+        one, limit_w, speed = np.array([1]), self._options.power_limit_w, profile.slice_speed(sevenths)
+        slower, cooler = truth.factors_at({} if limit_w is None else {ControlKind.POWER_LIMIT: limit_w})
+        above_w = max(float(truth.power_w_at(one)[0]) * cooler - board.idle_w, 0.0)
+        most_w = max(board.peak_w - board.idle_w, above_w) * sevenths / WHOLE
+        return float(truth.speed_at(one)[0]) * slower * speed, min(above_w * speed, most_w)
+
+    def _redraw(self, gpu: CutGpu) -> None:
+        """Split what a GPU draws from now on among its slices."""
+        self._advance(gpu)
+        holders = [self._on[unit] for unit in gpu.units if unit in self._on]
+        idle_w = 0.0
+        gpu.power_w = 0.0
+        if holders or self._nodes.up[gpu.node]:
+            gpu.power_w = gpu.board.idle_w + sum(holder.busy_w for holder in holders)
+            parts_w = split_slice_energy(gpu.power_w, gpu.board.idle_w, self._uses(gpu))
+            for holder in holders:
+                self._draw(holder, parts_w.pop(holder.unit) + holder.host_w)
+            free = sum(self._units[unit].sevenths for unit in parts_w)
+            idle_w = sum(parts_w.values()) + self._options.host_idle_w * free / gpu.sevenths
+        self.idle_w += idle_w - gpu.idle_w
+        gpu.idle_w = idle_w
+
+    def _uses(self, gpu: CutGpu) -> dict[int, SliceUse]:
+        """Return how the slices of a GPU are used; a job is as active as it draws of its slice's part of the range."""
+        range_w = max(gpu.board.peak_w - gpu.board.idle_w, ROUNDING)
+        uses: dict[int, SliceUse] = {}
+        for unit in gpu.units:
+            sevenths, holder = self._units[unit].sevenths, self._on.get(unit)
+            activity = 0.0 if holder is None else min(holder.busy_w * WHOLE / (sevenths * range_w), 1.0)
+            uses[unit] = SliceUse(sevenths, holder is not None, activity)
+        return uses
+
+    def _draw(self, holder: Holder, power_w: float) -> None:
+        """Let a job draw this from now on."""
+        if abs(power_w - holder.draw_w) > ROUNDING * power_w:
+            self._settle(holder)
+            self.held_w += power_w - holder.draw_w
+            holder.draw_w = power_w
+
+    def _settle(self, holder: Holder) -> None:
+        now_s, integral = self._clock.now_s, self._clock.integral
+        seconds, grid = now_s - holder.accounted_s, integral - holder.grid
+        energy_j = holder.draw_w * seconds
+        self._recorder.spent(holder.row, seconds, energy_j, holder.draw_w * grid / J_PER_KWH)
+        holder.accounted_s, holder.grid = now_s, integral
+        size = self._sizes[self._units[holder.unit].sevenths]
+        size.held_s += seconds
+        size.energy_j += energy_j
+
+    def _advance(self, gpu: CutGpu) -> None:
+        gpu.energy_j += gpu.power_w * (self._clock.now_s - gpu.at_s)
+        gpu.at_s = self._clock.now_s
