@@ -185,5 +185,12 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
         if result.completed < result.jobs:
             missing = result.jobs - result.completed
             console.print(f"{result.policy}: {missing} jobs did not end ({result.unrunnable} fit nowhere)")
+    for result in results:
+        used = [
+            f"{each['jobs']:.0f} jobs on {each['slices']:.0f} slices {name}, held for {each['held_hours']:.1f} h"
+            for name, each in result.slices.items()
+        ]
+        if used:
+            console.print(f"{result.policy}: {'; '.join(used)}")
     for note in (*workload.notes, *trace.notes):
         console.print(f"[dim]{note}[/]")

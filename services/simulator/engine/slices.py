@@ -219,7 +219,7 @@ class Slices:
     def show(self) -> bool:
         """Put the jobs that may start among the live jobs, for one round; return whether there are any."""
         for asked, queue in self._queues.items():
-            for _ in range(min(self._room(asked), len(queue)) if queue else 0):
+            for _ in range(self._shows(asked) if queue else 0):
                 turn = heapq.heappop(queue)
                 self._shown.append((turn, asked))
                 self._live.arrive(turn[1])
@@ -334,6 +334,10 @@ class Slices:
 
     def _room(self, asked: Asked) -> int:
         return int((self._suits(asked) & self._free & self._up).sum())
+
+    def _shows(self, asked: Asked) -> int:
+        """Return how many of the jobs that ask for the same are shown: each that starts takes one of these slices."""
+        return min(self._room(asked), len(self._queues[asked]))
 
     def _hold(self, row: int, placement: Placement, done: float, restart_s: float) -> None:
         share = placement.shares[0]

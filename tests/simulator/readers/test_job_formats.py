@@ -200,3 +200,23 @@ def test_no_file_unknown_format_and_binary(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(TraceFormatError, match="not readable text"):
         read_raw(file)
+
+
+def test_a_job_of_our_history_may_ask_for_a_slice(tmp_path: Path) -> None:
+    head = "job_id,submitted_at,started_at,ended_at,gpus,slice,ran_on\n"
+    at = "2024-05-01T10:00:00Z,2024-05-01T10:00:00Z,2024-05-01T11:00:00Z"
+    rows = [f"a,{at},1,2g,", f"b,{at},1,2g,whole", f"c,{at},1,,", f"d,{at},2,2g,", f"e,{at},1,9g,", f"f,{at},1,,3g"]
+
+    raw = read_raw(write(tmp_path, head + "\n".join(rows) + "\n"))
+
+    assert raw.slice_sevenths is not None
+    assert raw.ran_sevenths is not None
+    assert (raw.slice_sevenths.tolist(), raw.ran_sevenths.tolist()) == ([2, 2, 0], [2, 7, 0])
+    assert raw.take(np.array([2])).slice_sevenths == np.array([0])
+    assert raw.report.lines == {
+        "a slice and several GPUs": [5],
+        "there is no slice '9g'; slices are 1g, 2g, 3g, 4g, 7g": [6],
+        "ran_on without a slice": [7],
+    }
+    without = read_raw(write(tmp_path, head + f"c,{at},1,,\n"))
+    assert without.slice_sevenths is None
