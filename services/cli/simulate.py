@@ -50,7 +50,8 @@ def training(
     ],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
     cluster: Annotated[
-        str, typer.Option(help="NODESxGPUS:MODEL, several separated by commas; such as 50x8:A100-SXM4-80GB.")
+        str,
+        typer.Option(help="NODESxGPUS:MODEL, several separated by commas; with MIG slices 2x4:A100[3g,2g,2g]."),
     ] = "32x2:RTX3090",
     format: Annotated[
         str | None, typer.Option(help="Format of the job file; by default recognised by its header.")

@@ -131,6 +131,9 @@ class PastJob(Message):
     after: str | None = Field(
         default=None, description="Ids of the jobs and arrays that it waited for, separated by spaces."
     )
+    slice: str | None = Field(
+        default=None, description="The MIG slice that it asked for instead of GPUs, such as `2g`."
+    )
 
 
 class PastJobs(Message):

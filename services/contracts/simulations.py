@@ -49,7 +49,9 @@ class TrainingOptions(Message):
     policy: Word | Annotated[list[Word], Field(min_length=1, max_length=MAX_POLICIES)] = Field(
         description="One policy, or several as a list or separated by commas."
     )
-    cluster: Words = Field(default="32x2:RTX3090", description="`NODESxGPUS:MODEL`; several are separated by commas.")
+    cluster: Words = Field(
+        default="32x2:RTX3090", description="`NODESxGPUS:MODEL[SLICES]`; several are separated by commas."
+    )
     format: Word | None = Field(
         default=None, description="Format of the job file; by default recognised by its header."
     )

@@ -93,3 +93,11 @@ async def test_a_tenant_sees_its_own(plane: Plane) -> None:
 async def test_a_question_that_makes_no_sense(plane: Plane, query: dict[str, Any], pointer: str) -> None:
     answer = await plane.http.get("/v1/reports/history", headers=service_headers(OPERATOR), params=query)
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)
+
+
+async def test_a_job_on_a_slice_names_it(plane: Plane) -> None:
+    job_id, other = await ran(plane, (1, 100)), await ran(plane, (1, 100))
+    async with plane.database.connection() as connection:
+        await connection.execute("""UPDATE jobs SET spec = spec || '{"gpus": {"slice": "2g"}}' WHERE id = $1""", job_id)
+
+    assert {job["job_id"]: job["slice"] for job in (await listed(plane))["items"]} == {job_id: "2g", other: None}

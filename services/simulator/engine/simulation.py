@@ -174,11 +174,12 @@ class Simulation:
             sum(g for g, m in zip(self.nodes.gpus, self.nodes.model, strict=True) if m == at)
             for at in range(len(models))
         ]
-        fits = (eligible & (np.array(largest)[None, :] >= self.workload.min_gpus[:, None])).any(axis=1)
+        wide_enough = np.array(largest)[None, :] >= self.workload.min_gpus[:, None]
+        fits: Bools = np.any(eligible & wide_enough, axis=1)
         self._slices = self._slices_of(cluster, eligible)
         if self._slices is not None:
-            asking = [row for row in range(len(workload)) if self._slices.asks(row)]
-            fits[asking] = list(map(self._slices.exists_for, asking))
+            for row in filter(self._slices.asks, range(len(workload))):
+                fits[row] = self._slices.exists_for(row)
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
@@ -338,8 +339,8 @@ class Simulation:
         live.refresh(self.gangs.now_s, self.gangs.integral, self.options.min_profile_s)
         self._waiting.refreshed()
         slices = self._slices
-        beside = () if slices is None else (slices.holding(), slices.queued)
-        self.recorder.sample(self.gangs.now_s, self.grid.at(self.gangs.now_s), self._sums, live, *beside)
+        on_slices, queued = ((), 0) if slices is None else (slices.holding(), slices.queued)
+        self.recorder.sample(self.gangs.now_s, self.grid.at(self.gangs.now_s), self._sums, live, on_slices, queued)
         if self._alive and (self._preempts or self._may_start()):
             self.active_rounds += 1
             self._round(Trigger.ACTIVE)

@@ -15,7 +15,8 @@ SELECT j.id AS job_id, j.tenant_id AS tenant, j.project, j.state, j.submitted_at
     CASE WHEN j.ended_at IS NOT NULL THEN a.gpu_s END AS gpu_s, f.energy_j,
     j.array_id AS array, c.max_running, CASE WHEN j.gated THEN (
         SELECT string_agg(DISTINCT d.needs_id, ' ' ORDER BY d.needs_id)
-        FROM job_dependencies d WHERE d.dependent_id IN (j.id, j.array_id)) END AS after
+        FROM job_dependencies d WHERE d.dependent_id IN (j.id, j.array_id)) END AS after,
+    j.spec -> 'gpus' ->> 'slice' AS slice
 FROM jobs j LEFT JOIN job_arrays c ON c.id = j.array_id
 LEFT JOIN LATERAL (
     SELECT (array_agg(gpus ORDER BY generation DESC))[1] AS gpus,
@@ -51,6 +52,7 @@ class PastJobRow(NamedTuple):
     array: str | None
     max_running: int | None
     after: str | None
+    slice: str | None
 
 
 async def past_jobs(

@@ -1132,7 +1132,7 @@ class TrainingProblem:
 
     Attributes:
         policy: One policy, or several as a list or separated by commas.
-        cluster: `NODESxGPUS:MODEL`; several are separated by commas.
+        cluster: `NODESxGPUS:MODEL[SLICES]`; several are separated by commas.
         format: Format of the job file; by default recognised by its header.
         recipe: How jobs behave; by default the recipe of the trace.
         start: UTC date at which simulated time begins.
@@ -1491,7 +1491,7 @@ class TrainingRequestFields(TypedDict, total=False):
 
     Attributes:
         policy: One policy, or several as a list or separated by commas.
-        cluster: `NODESxGPUS:MODEL`; several are separated by commas.
+        cluster: `NODESxGPUS:MODEL[SLICES]`; several are separated by commas.
         format: Format of the job file; by default recognised by its header.
         recipe: How jobs behave; by default the recipe of the trace.
         start: UTC date at which simulated time begins.
