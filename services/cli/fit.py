@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from services.core.profiles.capped import CappedModel
     from services.core.profiles.models import EnergyModel, ThroughputModel
     from services.core.profiles.observations import Observations
+    from services.core.profiles.residuals import Residuals
 
 group = typer.Typer(help="Learn a job's speed and energy from measured points.", no_args_is_help=True)
 
 TIME, ENERGY = "seconds_per_iteration", "energy_j_per_iteration"
+COLUMN_OF_LIMIT = "power_limit_w"
 SPREAD = ("distinct", "least", "greatest")
 CONFIGURATION = ("gpus", "local_batch", "nodes")
 FileArgument = Annotated[
@@ -38,8 +40,17 @@ class Form(StrEnum):
     CAPPED = "capped"
 
 
+FORM_IS = {Form.PAPER.value: "the paper's", Form.CAPPED.value: "capped (ours)"}
 FormOption = Annotated[
-    Form, typer.Option(help="Form of the model: the paper's, or ours for power limits, which needs energies.")
+    Form | None,
+    typer.Option(
+        help="Form of the model: the paper's, or ours for power limits, which needs energies. "
+        "Default: capped where the file has both, else paper."
+    ),
+]
+ResidualsOption = Annotated[
+    bool,
+    typer.Option("--residuals", help="Also correct what the form leaves over (ours), where steps are stairs."),
 ]
 
 
@@ -54,39 +65,51 @@ def _fit() -> None:
 
 
 @group.command()
-def throughput(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOption = False) -> None:
+def throughput(
+    file: FileArgument, form: FormOption = None, residuals: ResidualsOption = False, as_json: JsonOption = False
+) -> None:
     """Fit step times over GPUs, batch, clock and nodes; parameters of missing columns are not fitted."""
-    from services.core.profiles.capped import fit_capped
-    from services.core.profiles.learn import fit_throughput
-
-    fit, needed = (fit_throughput, (TIME,)) if form is Form.PAPER else (fit_capped, (TIME, ENERGY))
-    points, lines = read_points(file, needed)
-    try:
-        model = fit(points, held_out=True)
-    except DomainError as error:
-        raise _refusal(file, lines, error) from None
-    _tell("throughput", model, as_json)
+    _fit_file("throughput", file, form, residuals=residuals, as_json=as_json)
 
 
 @group.command()
-def energy(file: FileArgument, form: FormOption = Form.PAPER, as_json: JsonOption = False) -> None:
+def energy(
+    file: FileArgument, form: FormOption = None, residuals: ResidualsOption = False, as_json: JsonOption = False
+) -> None:
     """Fit energy per step over GPUs, batch, clock and nodes; needs the step times too."""
-    from services.core.profiles.capped import fit_capped
-    from services.core.profiles.learn import fit_energy
+    _fit_file("energy", file, form, residuals=residuals, as_json=as_json)
 
-    points, lines = read_points(file, (TIME, ENERGY))
+
+def _fit_file(kind: str, file: Path, form: Form | None, *, residuals: bool, as_json: bool) -> None:
+    from services.core.domain.controls import ControlKind
+    from services.core.profiles.capped import fit_capped
+    from services.core.profiles.learn import fit_energy, fit_throughput
+
+    needed = (TIME,) if kind == "throughput" and form is not Form.CAPPED else (TIME, ENERGY)
+    points, lines = read_points(file, needed, energies=form is not Form.PAPER)
+    if form is None:
+        limited = points.axis is ControlKind.POWER_LIMIT and COLUMN_OF_LIMIT not in points.absent
+        form = Form.CAPPED if limited and points.with_energy.all() else Form.PAPER
+    paper = fit_throughput if kind == "throughput" else fit_energy
     try:
-        model = (fit_energy if form is Form.PAPER else fit_capped)(points, held_out=True)
+        model = (paper if form is Form.PAPER else fit_capped)(points, held_out=True, residuals=residuals)
     except DomainError as error:
         raise _refusal(file, lines, error) from None
-    _tell("energy", model, as_json)
+    _tell(kind, model, as_json, residuals=residuals)
 
 
-def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list[int]]:
-    """Return the points of a CSV file, and the line of each.
+def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple[Observations, list[int]]:
+    """Return the points of a CSV file, and the line of each; an optional column without any value counts as absent.
+
+    Args:
+        file: What to read.
+        needed: Columns without which there is no fit.
+        energies: Whether energies under power limits are read where they are not needed; one that was not measured is
+            then NaN.
 
     Raises:
-        CliError: There is no such file, a needed column is missing, or a line is impossible; the message names it.
+        CliError: There is no such file, a needed column is missing or empty, or a line is impossible; the message names
+            it.
     """
     from services.core.domain.controls import ControlKind
     from services.core.profiles.observations import COLUMN_OF, Observations
@@ -97,32 +120,45 @@ def read_points(file: Path, needed: tuple[str, ...]) -> tuple[Observations, list
         raise CliError(f"there is no file {str(file)!r}", EXIT_NOT_FOUND) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"cannot read {str(file)!r}: {error}", EXIT_USAGE) from None
-    rows = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(rows, [])]
-    axes = [axis for axis in ControlKind if COLUMN_OF[axis] in header]
+    reader = csv.reader(text.splitlines())
+    header = [name.strip() for name in next(reader, [])]
     missing = [name for name in needed if name not in header]
     if missing:
         raise CliError(f"{file}, line 1: no column {', '.join(missing)} (found: {', '.join(header)})", EXIT_USAGE)
     if len(set(header)) < len(header):
         raise CliError(f"{file}, line 1: a column is there twice", EXIT_USAGE)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for row in reader:
+        if not any(cell.strip() for cell in row):
+            continue
+        lines.append(reader.line_num)
+        if len(row) != len(header):
+            raise CliError(f"{file}, line {lines[-1]}: {len(row)} cells under {len(header)} columns", EXIT_USAGE)
+        rows.append([cell.strip() for cell in row])
+    if not rows:
+        raise CliError(f"{file}: no points below the header", EXIT_USAGE)
+    given = {name: at for at, name in enumerate(header) if any(row[at] for row in rows)}
+    empty = [name for name in needed if name not in given]
+    if empty:
+        raise CliError(f"{file}: column {', '.join(empty)} is empty on every line", EXIT_USAGE)
+    axes = [axis for axis in ControlKind if COLUMN_OF[axis] in given]
     if len(axes) > 1:
         raise CliError(
             f"{file}, line 1: clock_mhz and power_limit_w are both there; keep the one that was controlled", EXIT_USAGE
         )
     axis = axes[0] if axes else ControlKind.CLOCK
-    names = [name for name in (*CONFIGURATION, COLUMN_OF[axis], *needed) if name in header]
-    columns: dict[str, list[float]] = {name: [] for name in names}
-    lines: list[int] = []
-    for row in rows:
-        if not any(cell.strip() for cell in row):
-            continue
-        lines.append(rows.line_num)
-        if len(row) != len(header):
-            raise CliError(f"{file}, line {lines[-1]}: {len(row)} cells under {len(header)} columns", EXIT_USAGE)
-        for name in names:
-            columns[name].append(_number(file, lines[-1], name, row[header.index(name)]))
-    if not lines:
-        raise CliError(f"{file}: no points below the header", EXIT_USAGE)
+    energies &= axis is ControlKind.POWER_LIMIT
+    optional = (*CONFIGURATION, COLUMN_OF[axis], *((ENERGY,) if energies else ()))
+    names = [name for name in dict.fromkeys((*optional, *needed)) if name in given]
+    columns: dict[str, list[float]] = {}
+    for name in names:
+        may_lack = name == ENERGY and name not in needed
+        cells = [row[given[name]] for row in rows]
+        columns[name] = [
+            math.nan if may_lack and not cell else _number(file, line, name, cell)
+            for line, cell in zip(lines, cells, strict=True)
+        ]
     try:
         points = Observations.of(
             columns[TIME],
@@ -142,7 +178,7 @@ def _number(file: Path, line: int, name: str, cell: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise CliError(f"{file}, line {line}: {name} is {cell.strip()!r}, not a number", EXIT_USAGE)
+        raise CliError(f"{file}, line {line}: {name} is {cell!r}, not a number", EXIT_USAGE)
     return value
 
 
@@ -153,23 +189,29 @@ def _refusal(file: Path, lines: list[int], error: DomainError) -> CliError:
     return CliError(f"{where}: {error}", EXIT_USAGE)
 
 
-def document(kind: str, model: ThroughputModel | EnergyModel | CappedModel) -> dict[str, Any]:
+def document(
+    kind: str, model: ThroughputModel | EnergyModel | CappedModel, *, residuals: bool = False
+) -> dict[str, Any]:
     """Return a fit as one JSON object; errors are shares, ``mape`` is that of points left out of the fit."""
     from services.core.profiles.capped import CappedModel
     from services.core.profiles.observations import COLUMN_OF
 
     if isinstance(model, CappedModel):
-        quality = model.time_quality if kind == "throughput" else model.energy_quality
+        times = kind == "throughput"
+        quality = model.time_quality if times else model.energy_quality
+        correction = model.time_residuals if times else model.energy_residuals
     else:
-        quality = model.quality
+        quality, correction = model.quality, model.residuals
+    corrected = {"mape_of_the_form": _known(quality.form_mape), "residuals": _correction(correction)}
     return {
         "model": kind,
-        **({"form": Form.CAPPED.value} if isinstance(model, CappedModel) else {}),
+        "form": (Form.CAPPED if isinstance(model, CappedModel) else Form.PAPER).value,
         "axis": COLUMN_OF[model.axis],
         "parameters": model.named() if isinstance(model, CappedModel) else model.parameters._asdict(),
         "standard_errors": model.errors(),
         "fixed": dict(model.fixed),
-        "mape": None if math.isnan(quality.held_out_mape) else quality.held_out_mape,
+        "mape": _known(quality.held_out_mape),
+        **(corrected if residuals else {}),
         "mape_in_sample": quality.mape,
         "noise": quality.noise,
         "points": quality.measurements,
@@ -178,8 +220,27 @@ def document(kind: str, model: ThroughputModel | EnergyModel | CappedModel) -> d
     }
 
 
-def _tell(kind: str, model: ThroughputModel | EnergyModel | CappedModel, as_json: bool) -> None:
-    found = document(kind, model)
+def _known(share: float) -> float | None:
+    return None if math.isnan(share) else share
+
+
+def _correction(residuals: Residuals | None) -> dict[str, Any] | None:
+    """Return all that a correction is computed from; null where the form predicts as well without."""
+    from services.core.profiles.residuals import COLUMNS
+
+    if residuals is None:
+        return None
+    return {
+        "scales": dict(zip(COLUMNS, residuals.scales.tolist(), strict=True)),
+        "at": residuals.at.tolist(),
+        "weight": residuals.weight.tolist(),
+    }
+
+
+def _tell(
+    kind: str, model: ThroughputModel | EnergyModel | CappedModel, as_json: bool, *, residuals: bool = False
+) -> None:
+    found = document(kind, model, residuals=residuals)
     if as_json:
         print_json(found)
         return
@@ -189,11 +250,17 @@ def _tell(kind: str, model: ThroughputModel | EnergyModel | CappedModel, as_json
         if name not in model.fixed or name == "f0_mhz":
             shown.add_row(name, f"{value:.5g}", f"{found['standard_errors'][name]:.2g}")
     console.print(shown)
+    console.print(f"form: {FORM_IS[found['form']]}")
     outside = "too few points" if found["mape"] is None else f"{100 * found['mape']:.2f} %"
     console.print(
         f"MAPE on points left out, a tenth at a time: {outside}; on the points fitted: "
         f"{100 * found['mape_in_sample']:.2f} % ({found['points']} points, {found['configurations']} configurations)"
     )
+    if residuals:
+        before = found["mape_of_the_form"]
+        without = "" if before is None else f"; without the correction {100 * before:.2f} % on points left out"
+        used = f"{len(found['residuals']['weight'])} points" if found["residuals"] else "no gain, so there is none"
+        console.print(f"residual correction (ours): {used}{without}")
     reasons: dict[str, list[str]] = {}
     for name, why in model.fixed.items():
         reasons.setdefault(why, []).append(name)

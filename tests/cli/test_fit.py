@@ -48,7 +48,8 @@ def test_both_models_come_as_one_object_with_their_held_out_error(
     assert 0 < speed["mape"] < 0.04
     assert 0 < energy["mape"] < 0.05
     assert speed["points"] == 72
-    assert "form" not in speed
+    assert speed["form"] == energy["form"] == "paper"
+    assert "residuals" not in speed
     assert speed["spread"]["gpus"] == {"distinct": 4, "least": 1.0, "greatest": 16.0}
     assert set(energy["standard_errors"]) == set(energy["parameters"])
 
@@ -65,25 +66,96 @@ def test_people_get_a_table_and_the_reasons(file: Path, tmp_path: Path, capsys: 
     assert "gpus is absent" in shown
 
 
-def test_limits_may_be_fitted_in_a_form_in_which_they_bind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def limits(tmp_path: Path) -> Path:
+    """Return a file of a planted job under power limits, with energies and 1 % noise."""
     seen = points(noise=0.01)
     names = ("local_batch", "control", "seconds_per_iteration", "energy_j_per_iteration")
     rows = zip(*(getattr(seen, name).tolist() for name in names), strict=True)
-    cells = [[f"{value:.8g}" for value in row] for row in rows]
     path = tmp_path / "limits.csv"
-    write(path, ["local_batch", "power_limit_w", *HEADER[4:]], cells)
+    write(path, ["local_batch", "power_limit_w", *HEADER[4:]], [[f"{value:.8g}" for value in row] for row in rows])
+    return path
 
-    ours = json.loads(run(capsys, "energy", str(path), "--form", "capped", "--json"))
+
+def test_limits_with_energies_are_fitted_in_the_form_in_which_they_bind(
+    limits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = json.loads(run(capsys, "energy", str(limits), "--json"))
 
     assert (ours["model"], ours["form"], ours["axis"]) == ("energy", "capped", "power_limit_w")
     assert 0 < ours["mape"] < 0.015
     assert ours["parameters"]["static_w"] == pytest.approx(36.0, rel=0.3)
     assert set(ours["fixed"]) < set(ours["parameters"]) == set(ours["standard_errors"])
-    assert "exponent" in run(capsys, "throughput", str(path), "--form", "capped")
-    write(path, ["local_batch", "clock_mhz", *HEADER[4:]], cells)
+    shown = run(capsys, "throughput", str(limits))
+    assert "exponent" in shown
+    assert "form: capped (ours)" in shown
+
+
+def test_without_all_energies_or_without_limits_the_form_is_the_papers(
+    limits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line.split(",") for line in limits.read_text().splitlines()][:9]
+    write(limits, rows[0], [[*rows[1][:3], ""], *rows[2:]])
+    assert json.loads(run(capsys, "throughput", str(limits), "--json"))["form"] == "paper"
+    with pytest.raises(CliError, match="line 2: energy_j_per_iteration is '', not a number"):
+        app(["fit", "energy", str(limits)], standalone_mode=False)
+
+    write(limits, ["local_batch", "clock_mhz", *HEADER[4:]], rows[1:])
     with pytest.raises(CliError, match="this form needs power limits") as caught:
-        app(["fit", "energy", str(path), "--form", "capped"], standalone_mode=False)
+        app(["fit", "energy", str(limits), "--form", "capped"], standalone_mode=False)
     assert caught.value.exit_code == 2
+
+
+def test_an_optional_column_without_any_value_counts_as_absent(
+    limits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line.split(",") for line in limits.read_text().splitlines()][:9]
+    write(limits, rows[0], rows[1:])
+    as_it_is = json.loads(run(capsys, "throughput", str(limits), "--json"))
+    write(limits, ["gpus", "clock_mhz", *rows[0]], [["", " ", *row] for row in rows[1:]])
+
+    assert json.loads(run(capsys, "throughput", str(limits), "--json")) == as_it_is
+
+    write(limits, rows[0], [[*row[:3], ""] for row in rows[1:]])
+    assert json.loads(run(capsys, "throughput", str(limits), "--json"))["form"] == "paper"
+    with pytest.raises(CliError, match="column energy_j_per_iteration is empty on every line"):
+        app(["fit", "energy", str(limits)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "n_points", "known"), [("throughput", 3, False), ("throughput", 4, True), ("energy", 4, True)]
+)
+def test_the_held_out_error_is_known_from_four_points_on(
+    command: str, n_points: int, known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "few.csv"
+    rows = [["8", "0.1", "20"], ["16", "0.18", "40"], ["32", "0.33", "80"], ["32", "0.34", "81"], ["8", "0.1", "21"]]
+    write(path, ["local_batch", *HEADER[4:]], rows[:n_points])
+
+    found = json.loads(run(capsys, command, str(path), "--json"))
+
+    assert (found["points"], found["configurations"]) == (n_points, 3)
+    assert (found["mape"] is not None) == known
+    assert not known or 0 < found["mape"] < 1
+
+
+def test_stairs_are_met_by_the_correction_and_it_says_whose_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stairs.csv"
+    cells = [(gpus, batch) for gpus in (1, 2, 4) for batch in (8, 12, 16, 24, 32, 48, 64, 96)]
+    steps = [
+        [str(gpus), str(batch), f"{(0.3 if 16 <= batch < 48 else 0.1) + 0.01 * gpus:.3f}"] for gpus, batch in cells
+    ]
+    write(path, ["gpus", "local_batch", HEADER[4]], steps)
+
+    found = json.loads(run(capsys, "throughput", str(path), "--residuals", "--json"))
+    shown = run(capsys, "throughput", str(path), "--residuals")
+
+    assert found["mape"] < 0.5 * found["mape_of_the_form"]
+    assert len(found["residuals"]["at"]) == len(found["residuals"]["weight"]) == len(cells)
+    assert set(found["residuals"]["scales"]) == {"gpus", "local_batch", "control", "nodes"}
+    assert "residual correction (ours): 24 points; without the correction" in shown
 
 
 @pytest.mark.parametrize(

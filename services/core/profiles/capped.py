@@ -28,7 +28,7 @@ from services.core.profiles.fitting import Problem, noise_of, solve
 from services.core.profiles.judging import (
     MIN_CONFIGURATIONS,
     Quality,
-    folds,
+    held_out_folds,
     mape,
     quality_of,
     refuse_strangers,
@@ -36,6 +36,7 @@ from services.core.profiles.judging import (
 )
 from services.core.profiles.learn import Belief, enough, fit_throughput
 from services.core.profiles.observations import Observations
+from services.core.profiles.residuals import Residuals, fit_residuals
 from services.core.profiles.terms import throughput_bounds, throughput_terms, throughput_units
 from services.core.profiles.throughput import ThroughputParameters, times
 
@@ -91,6 +92,7 @@ class CappedModel:
         covariance: (21, 21)
         time_quality, energy_quality: Each as of a model of its own.
         fixed: By parameter that was not fitted, why.
+        time_residuals, energy_residuals: Corrections of what the form predicts, if asked for.
     """
 
     vector: Floats
@@ -98,6 +100,8 @@ class CappedModel:
     time_quality: Quality
     energy_quality: Quality
     fixed: Mapping[str, str]
+    time_residuals: Residuals | None = None
+    energy_residuals: Residuals | None = None
 
     @property
     def parameters(self) -> CappedParameters:
@@ -118,8 +122,23 @@ class CappedModel:
         return dict(zip(NAMES, np.sqrt(np.maximum(np.diag(self.covariance), 0.0)).tolist(), strict=True))
 
     def step_and_energy(self, gpus: Any, local_batch: Any, power_limit_w: Any, nodes: Any) -> tuple[Any, Any]:
-        """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
-        return step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
+        """Return step time, s, and energy, J, in a configuration, with the corrections; arguments broadcast."""
+        time_s, energy_j = step_and_energy(self.parameters, gpus, local_batch, power_limit_w, nodes)
+        where = gpus, local_batch, power_limit_w, nodes
+        if self.time_residuals is not None:
+            time_s = time_s * self.time_residuals.factor(*where)
+        if self.energy_residuals is not None:
+            energy_j = energy_j * self.energy_residuals.factor(*where)
+        return time_s, energy_j
+
+    def corrected(self, points: Observations) -> CappedModel:
+        """Return the same model, so far without corrections, with those learned from its points."""
+        time_s, energy_j = self.step_and_energy(*where_of(points))
+        return replace(
+            self,
+            time_residuals=fit_residuals(points, time_s, points.seconds_per_iteration),
+            energy_residuals=fit_residuals(points, energy_j, points.energy_j_per_iteration),
+        )
 
 
 def fit_capped(
@@ -128,12 +147,13 @@ def fit_capped(
     belief: Belief | None = None,
     warm: Sequence[float] | Floats | None = None,
     held_out: bool = False,
+    residuals: bool = False,
 ) -> CappedModel:
     """Fit the form above to step times and energies measured under power limits.
 
     Args:
         points: At least three configurations, or one with a belief, all with an energy.
-        belief, warm, held_out: As in ``learn.fit_throughput``; vectors are (21,).
+        belief, warm, held_out, residuals: As in ``learn.fit_throughput``; vectors are (21,).
 
     Raises:
         DomainError: Too few configurations, an energy is missing, or the control is no power limit.
@@ -144,23 +164,24 @@ def fit_capped(
     model = _fit(merged, merged, belief, warm)
     for predicted, what in zip(model.step_and_energy(*where_of(points)), MEASURED, strict=True):
         refuse_strangers(predicted, getattr(points, what), what)
+    model = model.corrected(merged) if residuals else model
     where = where_of(merged)
-    left_out_s, left_out_j = np.full((2, len(merged)), np.nan)
-    if held_out:
-        for out in folds(len(merged)):
-            other = _fit(merged.take(~out), merged, belief, warm)
-            left_out_s[out], left_out_j[out] = other.step_and_energy(*where_of(merged.take(out)))
+    left_out, by_form = np.full((2, len(MEASURED), len(merged)), np.nan)
+    for out in held_out_folds(points, merged) if held_out else []:
+        kept, left = merged.take(~out), where_of(merged.take(out))
+        other = _fit(kept, merged, belief, warm)
+        by_form[:, out] = other.step_and_energy(*left)
+        left_out[:, out] = (other.corrected(kept) if residuals else other).step_and_energy(*left)
     found: list[Quality] = []
-    pairs = zip(
-        model.step_and_energy(*where),
-        (left_out_s, left_out_j),
-        (merged.seconds_per_iteration, merged.energy_j_per_iteration),
-        strict=True,
-    )
-    for predicted, left_out, observed in pairs:
-        error = np.log(predicted / observed)
-        quality = replace(model.time_quality, mape=mape(predicted, observed), held_out_mape=mape(left_out, observed))
-        found.append(replace(quality, noise=noise_of(error, quality.free)))
+    for at, (predicted, what) in enumerate(zip(model.step_and_energy(*where), MEASURED, strict=True)):
+        observed: Floats = getattr(merged, what)
+        quality = replace(
+            model.time_quality,
+            mape=mape(predicted, observed),
+            held_out_mape=mape(left_out[at], observed),
+            form_mape=mape(by_form[at], observed),
+        )
+        found.append(replace(quality, noise=noise_of(np.log(predicted / observed), quality.free)))
     return replace(model, time_quality=found[0], energy_quality=found[1])
 
 

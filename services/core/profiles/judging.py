@@ -11,6 +11,7 @@ import numpy as np
 from services.core.domain.arrays import Bools, Floats
 from services.core.profiles.fitting import noise_of
 from services.core.profiles.observations import Observations, PointError
+from services.core.profiles.residuals import Residuals, fit_residuals
 from services.core.profiles.terms import Terms
 
 MIN_CONFIGURATIONS = 3
@@ -27,9 +28,9 @@ class Quality:
     Attributes:
         measurements: How many were given. configurations: How many distinct ones they are of; each is one point of the
         fit. spread: By column: distinct values, least, greatest. mape: Mean absolute percentage error on the points
-        fitted, as a share. held_out_mape: The same on points left out of the fit, each once, a tenth at a time; NaN if
-        not requested, or with too few points. noise: Spread of the relative error about the fit. free: How many
-        parameters were fitted.
+        fitted, as a share. held_out_mape: The same on configurations left out of the fit, each once, a tenth at a
+        time; NaN if not requested, or with three points or fewer. noise: Spread of the relative error about the fit.
+        free: How many parameters were fitted. form_mape: ``held_out_mape`` of the form alone, without a correction.
     """
 
     measurements: int
@@ -39,6 +40,7 @@ class Quality:
     held_out_mape: float
     noise: float
     free: int
+    form_mape: float = float("nan")
 
 
 class Model(Protocol):
@@ -57,8 +59,16 @@ class Model(Protocol):
         """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, control, nodes), (n,) each."""
         ...
 
+    def expected(self, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return what is predicted at (gpus, local_batch, control, nodes), (n,) each, with any correction: (n,)."""
+        ...
+
     def with_quality(self, quality: Quality) -> Self:
         """Return the same model with what is now known of the fit."""
+        ...
+
+    def with_residuals(self, residuals: Residuals | None) -> Self:
+        """Return the same model with this correction."""
         ...
 
 
@@ -83,8 +93,19 @@ def folds(n_points: int) -> list[Bools]:
     return [of == fold for fold in range(n_folds)]
 
 
+def held_out_folds(points: Observations, merged: Observations) -> list[Bools]:
+    """Return the folds to hold out, by configuration; none where three points or fewer were given."""
+    return folds(len(merged)) if points.count.sum() > MIN_CONFIGURATIONS else []
+
+
 def judged(
-    fit: Callable[[Observations], Fitted], points: Observations, merged: Observations, what: str, held_out: bool
+    fit: Callable[[Observations], Fitted],
+    points: Observations,
+    merged: Observations,
+    what: str,
+    *,
+    held_out: bool,
+    residuals: bool,
 ) -> Fitted:
     """Return the fit to all points with its errors, in and out of sample.
 
@@ -94,24 +115,32 @@ def judged(
         merged: The same by configuration.
         what: The column that the model predicts.
         held_out: Also fit ten times without a tenth of the points.
+        residuals: Correct what the form leaves over; what is held out is held out of that too.
 
     Raises:
         PointError: A point does not belong to the others.
     """
-    model = fit(merged)
+
+    def fitted(of: Observations) -> Fitted:
+        found = fit(of)
+        if not residuals:
+            return found
+        return found.with_residuals(fit_residuals(of, found.expected(where_of(of)), getattr(of, what)))
+
+    model = fitted(merged)
     refuse_strangers(model.predict(model.vector()[None], where_of(points))[0], getattr(points, what), what)
     observed: Floats = getattr(merged, what)
-    predicted = model.predict(model.vector()[None], where_of(merged))[0]
-    left_out = np.full(len(merged), np.nan)
-    if held_out and len(merged) > MIN_CONFIGURATIONS:
-        for out in folds(len(merged)):
-            other = fit(merged.take(~out))
-            left_out[out] = other.predict(other.vector()[None], where_of(merged.take(out)))[0]
+    predicted = model.expected(where_of(merged))
+    left_out, by_form = np.full((2, len(merged)), np.nan)
+    for out in held_out_folds(points, merged) if held_out else []:
+        other, where = fitted(merged.take(~out)), where_of(merged.take(out))
+        left_out[out], by_form[out] = other.expected(where), other.predict(other.vector()[None], where)[0]
     quality = replace(
         model.quality,
         mape=mape(predicted, observed),
         held_out_mape=mape(left_out, observed),
         noise=noise_of(np.log(predicted / observed), model.quality.free),
+        form_mape=mape(by_form, observed),
     )
     return model.with_quality(quality)
 

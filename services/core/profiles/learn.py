@@ -46,6 +46,7 @@ def fit_throughput(
     belief: Belief | None = None,
     warm: Sequence[float] | None = None,
     held_out: bool = False,
+    residuals: bool = False,
 ) -> ThroughputModel:
     """Fit equations 1 to 5 to measured step times.
 
@@ -54,11 +55,25 @@ def fit_throughput(
         belief: The prior of the parameters.
         warm: Parameters to start from, in place of starting cold.
         held_out: Also fit ten times without a tenth of the points, for ``quality.held_out_mape``.
+        residuals: Also correct what the form leaves over, for ``expected`` (ours; see ``residuals``).
 
     Raises:
         DomainError: Too few configurations, or a point that does not belong to the others.
     """
     merged = enough(points, belief)
+    return _times(points, merged, belief, warm, held_out=held_out, residuals=residuals)
+
+
+def _times(
+    points: Observations,
+    merged: Observations,
+    belief: Belief | None = None,
+    warm: Sequence[float] | None = None,
+    *,
+    held_out: bool = False,
+    residuals: bool = False,
+) -> ThroughputModel:
+    """Return the fit of times to any number of configurations, as ``fit_throughput``."""
     terms = throughput_terms(merged, believed=None if belief is None else belief.centre)
     lower, upper = throughput_bounds()
     units = throughput_units(merged)
@@ -89,7 +104,7 @@ def fit_throughput(
             parameters=ThroughputParameters(*found.parameters.tolist()),
         )
 
-    return judged(fit, points, merged, "seconds_per_iteration", held_out)
+    return judged(fit, points, merged, "seconds_per_iteration", held_out=held_out, residuals=residuals)
 
 
 def fit_energy(
@@ -99,6 +114,7 @@ def fit_energy(
     belief: Belief | None = None,
     warm: Sequence[float] | None = None,
     held_out: bool = False,
+    residuals: bool = False,
     break_mhz: float | None = None,
 ) -> EnergyModel:
     """Fit equations 6 to 15 to measured energies; points without one are left out.
@@ -106,8 +122,8 @@ def fit_energy(
     Args:
         points: At least three configurations with an energy, or one with a belief.
         throughput: The job's times; fitted to the same points if not given.
-        belief, warm, held_out: As in ``fit_throughput``. What is held out is held out of the times too, where these
-            are fitted here.
+        belief, warm, held_out, residuals: As in ``fit_throughput``. What is held out is held out of the times too,
+            where these are fitted here.
         break_mhz: The board's ``f0``; found among the values seen if not given.
 
     Raises:
@@ -119,7 +135,7 @@ def fit_energy(
     units = energy_units(merged)
 
     def fit(of: Observations) -> EnergyModel:
-        speed = fit_throughput(of) if throughput is None else throughput
+        speed = _times(of, of) if throughput is None else throughput
         where = where_of(of)
         step = speed.times(*where)
         gpus, local_batch, control, _ = where
@@ -154,7 +170,7 @@ def fit_energy(
             throughput=speed,
         )
 
-    return judged(fit, points, merged, "energy_j_per_iteration", held_out)
+    return judged(fit, points, merged, "energy_j_per_iteration", held_out=held_out, residuals=residuals)
 
 
 def enough(points: Observations, belief: Belief | None) -> Observations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.profiles.energy import EnergyParameters, energy_j
 from services.core.profiles.judging import Quality
+from services.core.profiles.residuals import Residuals
 from services.core.profiles.throughput import ThroughputParameters, Times, times
 
 
@@ -20,13 +21,15 @@ from services.core.profiles.throughput import ThroughputParameters, Times, times
 class _Model:
     """What both models share. ``parameters`` are numbers; ``covariance`` is (p, p) in their order.
 
-    ``fixed`` says of each term that was not fitted, and why.
+    ``fixed`` says of each term that was not fitted, and why; ``residuals`` corrects what the form predicts, if asked
+    for.
     """
 
     axis: ControlKind
     covariance: Floats
     quality: Quality
     fixed: Mapping[str, str]
+    residuals: Residuals | None = field(default=None, kw_only=True)
 
     def vector(self) -> Floats:
         """Return the parameters, (p,)."""
@@ -36,9 +39,18 @@ class _Model:
         """Return predictions (k, n) of candidates (k, p) at (gpus, local_batch, control, nodes), (n,) each."""
         raise NotImplementedError
 
+    def expected(self, points: tuple[Any, Any, Any, Any]) -> Floats:
+        """Return what is predicted at (gpus, local_batch, control, nodes), (n,) each, with the correction: (n,)."""
+        form = self.predict(self.vector()[None], points)[0]
+        return form if self.residuals is None else form * self.residuals.factor(*points)
+
     def with_quality(self, quality: Quality) -> Self:
         """Return the same model with what is now known of the fit."""
         return replace(self, quality=quality)
+
+    def with_residuals(self, residuals: Residuals | None) -> Self:
+        """Return the same model with this correction."""
+        return replace(self, residuals=residuals)
 
     def errors(self) -> dict[str, float]:
         """Return the standard error of each parameter; 0 for one that was not fitted."""
@@ -67,6 +79,8 @@ class _Model:
         variance = np.einsum("pn,pq,qn->n", slope, self.covariance[np.ix_(moving, moving)], slope)
         reach = NormalDist().inv_cdf((1 + confidence) / 2) * np.sqrt(variance + self.quality.noise**2)
         middle = np.exp(logs[0])
+        if self.residuals is not None:
+            middle = middle * self.residuals.factor(*points)
         return middle * np.exp(-reach), middle * np.exp(reach)
 
 
