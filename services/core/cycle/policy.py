@@ -5,10 +5,13 @@ Besides ``Policy``, a class may implement one of the optional protocols here.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.ids import JobId
 
 Memory = TypeVar("Memory")
 
@@ -75,4 +78,31 @@ class PlacesGangs(Protocol):
     @property
     def placement(self) -> str:
         """The way it places gangs: a name in ``placers.PLACERS``."""
+        ...
+
+
+@dataclass(frozen=True)
+class StandingOrder:
+    """In what order, and at which sizes, the rounds until the next active one fill free devices.
+
+    Attributes:
+        rank: Position of each job, and the jobs in that order; jobs that it does not name stand in order of submission
+            before the one at ``ahead``.
+        ahead: See ``rank``.
+        gangs: The size each job waits for, brought to its grid by ``sizes.possible_sizes``; the smallest unless named.
+        left_out: Jobs that get nothing until then.
+    """
+
+    rank: Mapping[JobId, int]
+    ahead: int
+    gangs: Mapping[JobId, int]
+    left_out: Collection[JobId]
+
+
+@runtime_checkable
+class RanksAhead(Protocol):
+    """A policy whose passive rounds only go by the last active ranking, so that a caller can tell whom they concern."""
+
+    def standing(self, memory: Any) -> StandingOrder:
+        """Return the order that a memory stands for; users' priorities come before it."""
         ...

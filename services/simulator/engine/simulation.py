@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
-from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited
+from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited, RanksAhead
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -48,6 +48,7 @@ from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
 from services.simulator.engine.slices import Slices
+from services.simulator.engine.standing import Standing
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
@@ -146,7 +147,17 @@ class Simulation:
             network=self.network,
             measures=True,
         )
-        self._waiting = Waiting(self.live, waits_by, policy_keeps=entry is not None and entry.keeps_queue)
+        alike = len(models) == 1 and bool(eligible.all()) and self.nodes.table().all_schedulable
+        alike = (
+            alike and options.node_mtbf_s is None and not np.any(0 if workload.priority is None else workload.priority)
+        )
+        self._ahead = policy if isinstance(policy, RanksAhead) and alike else None
+        self._waiting = Waiting(
+            self.live,
+            waits_by,
+            policy_keeps=entry is not None and entry.keeps_queue,
+            standing=None if self._ahead is None else Standing(self.live, cluster.gpus),
+        )
         self.gangs = Gangs(
             self.workload,
             self.nodes,
@@ -365,6 +376,8 @@ class Simulation:
         if self._slices is not None:
             self._slices.show()
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
+        if self._ahead is not None and result.memory is not self.memory:
+            self._waiting.follow(self._ahead.standing(result.memory))
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)

@@ -5,8 +5,8 @@ In a round that stops no job, only jobs without devices are ranked. Where a poli
 are alike: with room for r GPUs and gangs of at least g, ``floor(r / g)`` of them either take all the room or do not fit
 in what is left, and then nor does the next; that one may still block others where the policy does not backfill. So the
 first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
-(``PolicyEntry.keeps_queue``) gets those that are new in it. ``tests/simulator/test_waiting.py`` compares with rounds
-that rank all jobs.
+(``PolicyEntry.keeps_queue``) gets those that are new in it; for one that ranks ahead see
+``standing``. ``tests/simulator/test_waiting.py`` compares with rounds that rank all jobs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import math
 
 import numpy as np
 
+from services.core.cycle.policy import StandingOrder
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
+from services.simulator.engine.standing import Standing
 
 Key = tuple[float | str, ...]
 Kind = tuple[int | bytes, ...]
 
+VERY_FEW = 4
+"""Fewer jobs are ranked sooner than sifted."""
 FEW = 64
 """More jobs than this are found sooner by their phase."""
 COLUMNS = {"submitted_s": FloatRow.SUBMITTED, "remaining_s": FloatRow.REMAINING}
@@ -31,8 +35,19 @@ COLUMNS = {"submitted_s": FloatRow.SUBMITTED, "remaining_s": FloatRow.REMAINING}
 class Waiting:
     """The live jobs without devices, and those that are stopping."""
 
-    def __init__(self, live: LiveJobs, waits_by: tuple[str, ...], *, policy_keeps: bool = False) -> None:
-        """Keep them by these columns of the job table; without any, in no order. ``policy_keeps``: it has the queue."""
+    def __init__(
+        self,
+        live: LiveJobs,
+        waits_by: tuple[str, ...],
+        *,
+        policy_keeps: bool = False,
+        standing: Standing | None = None,
+    ) -> None:
+        """Keep them by these columns of the job table; without any, in no order.
+
+        ``policy_keeps``: the policy has the queue. ``standing``: it ranks ahead, and this is the order.
+        """
+        self._standing = standing
         self._live = live
         self._new: list[JobId] | None = [] if policy_keeps else None
         self._columns = [COLUMNS[name] for name in waits_by]
@@ -52,10 +67,20 @@ class Waiting:
             self._new.append(job_id)
         if self._columns:
             self._stand(job_id, slot)
+        if self._standing is not None:
+            self._standing.add(job_id)
+
+    def follow(self, order: StandingOrder) -> None:
+        """Go by the order of a new active ranking."""
+        if self._standing is not None:
+            self._standing.follow(order, [job_id for job_id in self._key if job_id not in order.rank])
 
     def remove(self, slot: int) -> None:
         """Remove a job that starts."""
-        del self._key[self._live.ids[slot]]
+        job_id = self._live.ids[slot]
+        del self._key[job_id]
+        if self._standing is not None:
+            self._standing.remove(job_id)
         size = self._live.ints.item(IntRow.MIN, slot)
         self._sizes[size] -= 1
         if not self._sizes[size]:
@@ -102,6 +127,10 @@ class Waiting:
             gpus = self._live.ints[IntRow.GPUS]
             room = free_gpus + sum(int(gpus[at]) for at in stopping)
             found = [slot[job_id] for kind, heap in self._kinds.items() for job_id in self._first(heap, kind, room)]
+        elif self._standing is not None and len(self._key) > VERY_FEW:
+            gpus = self._live.ints[IntRow.GPUS]
+            room = free_gpus + sum(int(gpus[at]) for at in stopping)
+            found = [slot[job_id] for job_id in self._standing.first(room, self._stopping, self._key)]
         elif len(self._key) <= FEW:
             found = [slot[job_id] for job_id in self._key]
         else:

@@ -23,6 +23,7 @@ import numpy as np
 
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, order_by, wishes_first
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
@@ -75,6 +76,10 @@ class Green:
         if memory.held:
             ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
         return reconcile(snapshot, ranking, preemption=preemption), memory
+
+    def standing(self, memory: GreenMemory) -> StandingOrder:
+        """Return the order of passive rounds."""
+        return StandingOrder(memory.rank, memory.ahead, memory.gangs, memory.held)
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

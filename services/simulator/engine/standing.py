@@ -1,0 +1,119 @@
+"""Which waiting jobs a passive round starts under a policy whose passive rounds go by the last active ranking.
+
+Such a policy (``cycle.policy.RanksAhead``) fills free GPUs in one fixed order until its next active round. What it
+would start is found by walking down that order only as far as there is room: jobs that were passed because they are
+wider than the room are kept by size, and nobody is looked at twice. So a round's cost does not grow with the queue.
+
+This holds on a cluster of one GPU model that all jobs may use, without failures of nodes and without users' priorities;
+``tests/simulator/test_waiting.py`` compares with rounds that rank all jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+
+from services.core.cycle.policy import StandingOrder
+from services.core.domain.ids import JobId
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
+
+Key = tuple[float, float, str]
+"""Rank, submission (UTC seconds) and id: the order in which jobs are considered. Ranked jobs differ in the first."""
+
+
+class Standing:
+    """The waiting jobs in the order of the last active ranking, as far as it has been walked."""
+
+    def __init__(self, live: LiveJobs, total_gpus: int) -> None:
+        self._live = live
+        self._total_gpus = total_gpus
+        self.follow(StandingOrder({}, 0, {}, frozenset()), ())
+
+    def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
+        """Go by an order from now on; ``waits``: the jobs that wait and that it does not rank."""
+        self._order = order
+        self._walk: Iterator[JobId] = iter(order.rank)
+        self._walked = 0
+        self._by_size: dict[int, list[Key]] = {}
+        self._keys: dict[JobId, Key] = {}
+        for job_id in waits:
+            self.add(job_id)
+
+    def add(self, job_id: JobId) -> None:
+        """Add a job that waits from now on."""
+        if job_id in self._order.left_out:
+            return
+        key = self._key(job_id)
+        self._keys[job_id] = key
+        heapq.heappush(self._by_size.setdefault(self._size(job_id), []), key)
+
+    def remove(self, job_id: JobId) -> None:
+        """Remove a job that starts."""
+        self._keys.pop(job_id, None)
+
+    def first(self, room: int, stopping: Iterable[JobId], waits: Collection[JobId]) -> list[JobId]:
+        """Return the waiting jobs that get something of so much room, best first.
+
+        Args:
+            room: Devices that are free or being released.
+            stopping: The jobs that are stopping: each claims what it will hold when it comes back.
+            waits: All jobs that wait.
+        """
+        claims = sorted(self._key(job_id) for job_id in stopping if job_id not in self._order.left_out)
+        granted: list[Key] = []
+        while room:
+            heap = self._next_heap(room)
+            best = heap[0] if heap else None
+            if claims and (best is None or claims[0] < best):
+                best, heap = claims[0], None
+            if self._walk_on(best, waits):
+                continue
+            if best is None:
+                break
+            size = self._size(JobId(best[2]))
+            if heap is None:
+                claims.pop(0)
+            else:
+                granted.append(heapq.heappop(heap))
+            if size <= room:
+                room -= size
+        for key in granted:
+            heapq.heappush(self._by_size[self._size(JobId(key[2]))], key)
+        return [JobId(key[2]) for key in granted]
+
+    def _next_heap(self, room: int) -> list[Key] | None:
+        """Return the heap, among those of sizes that fit, whose first job stands first."""
+        found: list[Key] | None = None
+        for size, heap in self._by_size.items():
+            if size > room:
+                continue
+            while heap and self._keys.get(JobId(heap[0][2])) is not heap[0]:
+                heapq.heappop(heap)
+            if heap and (found is None or heap[0] < found[0]):
+                found = heap
+        return found
+
+    def _walk_on(self, best: Key | None, waits: Collection[JobId]) -> bool:
+        """Go on to the next waiting job that stands before ``best``, and keep it; whether there is one."""
+        while best is None or self._walked < best[0]:
+            job_id = next(self._walk, None)
+            if job_id is None:
+                return False
+            self._walked += 1
+            if job_id in waits and job_id not in self._keys and job_id not in self._order.left_out:
+                self.add(job_id)
+                return True
+        return False
+
+    def _key(self, job_id: JobId) -> Key:
+        rank = self._order.rank.get(job_id)
+        if rank is not None:
+            return float(rank), 0.0, job_id
+        submitted_s = self._live.floats.item(FloatRow.SUBMITTED, self._live.slot[job_id])
+        return self._order.ahead - 0.5, submitted_s, job_id
+
+    def _size(self, job_id: JobId) -> int:
+        """Return the gang that a job waits for, as ``sizes.possible_sizes`` has it."""
+        low, high, step = self._live.ints[IntRow.MIN : IntRow.STEP + 1, self._live.slot[job_id]].tolist()
+        wanted = min(self._order.gangs.get(job_id, 0), high, self._total_gpus)
+        return low + max(wanted - low, 0) // step * step
