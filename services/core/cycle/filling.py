@@ -6,8 +6,10 @@ reads several times faster than arrays, and it ends when nothing is left to give
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Ints
 
+ROWS = 256
+"""So many are turned into lists at a time."""
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 
 
@@ -176,22 +180,17 @@ class Filler:
             return
         ranked = self._ranked
         every_model = (1 << len(self._room)) - 1
-        columns = (ranked.jobs, ranked.phase, ranked.wanted, ranked.models)
-        if positions is None:
-            rows = list(zip(range(ranked.jobs.size), *(column.tolist() for column in columns), strict=True))
-        else:
-            rows = list(zip(positions.tolist(), *(column[positions].tolist() for column in columns), strict=True))
-        visited = 0
-        for position, job, phase, wanted, models in rows:
+        n_visited = 0
+        for position, job, phase, wanted, models in _rows(ranked, positions):
             if not self._left or self._blocked == every_model:
                 break
-            visited += 1
+            n_visited += 1
             if phase in (RUNNING, STARTING):
                 self._keep(position, job, wanted, models)
             elif models:
                 self._admit(position, job, phase == QUEUED, wanted, models)
         if self._quota is not None:
-            for position, job, phase, wanted, models in rows[visited:]:
+            for position, job, phase, wanted, models in islice(_rows(ranked, positions), n_visited, None):
                 if phase == QUEUED and models and not self._quota.allows(job, wanted):
                     self._given[position] = OVER_QUOTA
 
@@ -259,3 +258,13 @@ class Filler:
             if best < 0 or (free[column] >= wanted, room[column]) > (free[best] >= wanted, room[best]):
                 best = column
         return best
+
+
+def _rows(ranked: Ranked, positions: Ints | None) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield position, job, phase, size and models of these positions (None: all); capacity often ends soon."""
+    columns = (ranked.jobs, ranked.phase, ranked.wanted, ranked.models)
+    if positions is None:
+        positions = np.arange(ranked.jobs.size)
+    for at in range(0, positions.size, ROWS):
+        some = positions[at : at + ROWS]
+        yield from zip(some.tolist(), *(column[some].tolist() for column in columns), strict=True)

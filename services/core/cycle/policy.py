@@ -5,7 +5,7 @@ Besides ``Policy``, a class may implement one of the optional protocols here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -89,13 +89,15 @@ class StandingOrder:
         rank: Position of each job, and the jobs in that order; jobs that it does not name stand in order of submission
             before the one at ``ahead``.
         ahead: See ``rank``.
-        gangs: The size each job waits for, brought to its grid by ``sizes.possible_sizes``; the smallest unless named.
+        gangs: The size each of them waits for, by rank, brought to its grid by ``sizes.possible_sizes``.
+        first_gpus: The same of the jobs that it does not name.
         left_out: Jobs that get nothing until then.
     """
 
     rank: Mapping[JobId, int]
     ahead: int
-    gangs: Mapping[JobId, int]
+    gangs: Sequence[int]
+    first_gpus: int
     left_out: Collection[JobId]
 
 

@@ -83,8 +83,7 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
         keys: At least one (n_jobs,) column without NaN; (n_which,) where ``which`` is given.
         which: (n_which,) indices of the jobs meant; None for all.
     """
-    reverse = keys[::-1]
-    order = np.lexsort(reverse)
+    order = np.lexsort(keys[::-1])
     if order.size < 2:
         return order
     tied = np.zeros(order.size + 1, dtype=np.bool_)
@@ -97,10 +96,9 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
     positions = np.flatnonzero(tied[:-1] | tied[1:])
     involved: list[int] = order[positions].tolist()
     indices: list[int] = involved if which is None else which[involved].tolist()
-    by_name = sorted(zip(map(ids.__getitem__, indices), involved, strict=True))
-    by_id = np.zeros(order.size, dtype=np.int64)
-    by_id[[at for _, at in by_name]] = np.arange(len(involved))
-    return np.lexsort((by_id, *reverse))
+    runs: list[int] = np.cumsum(~tied[positions]).tolist()  # those that tie with each other stand side by side
+    order[positions] = [at for _, _, at in sorted(zip(runs, map(ids.__getitem__, indices), involved, strict=True))]
+    return order
 
 
 def gives_reasons(snapshot: Snapshot) -> bool:

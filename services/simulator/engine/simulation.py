@@ -156,7 +156,7 @@ class Simulation:
             self.live,
             waits_by,
             policy_keeps=entry is not None and entry.keeps_queue,
-            standing=None if self._ahead is None else Standing(self.live, cluster.gpus),
+            standing=self._ahead and Standing(self.live, cluster.gpus, self._ahead.standing(self.memory)),
         )
         self.gangs = Gangs(
             self.workload,

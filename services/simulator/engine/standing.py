@@ -17,17 +17,20 @@ from services.core.cycle.policy import StandingOrder
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
-Key = tuple[float, float, str]
-"""Rank, submission (UTC seconds) and id: the order in which jobs are considered. Ranked jobs differ in the first."""
+Key = tuple[float, float, str, int]
+"""Rank, submission (UTC seconds) and id: the order in which jobs are considered; then the gang that the job waits for.
+
+Ranked jobs differ in their rank, and the others are not ranked before the next active round.
+"""
 
 
 class Standing:
     """The waiting jobs in the order of the last active ranking, as far as it has been walked."""
 
-    def __init__(self, live: LiveJobs, total_gpus: int) -> None:
+    def __init__(self, live: LiveJobs, total_gpus: int, order: StandingOrder) -> None:
         self._live = live
         self._total_gpus = total_gpus
-        self.follow(StandingOrder({}, 0, {}, frozenset()), ())
+        self.follow(order, ())
 
     def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
         """Go by an order from now on; ``waits``: the jobs that wait and that it does not rank."""
@@ -43,9 +46,8 @@ class Standing:
         """Add a job that waits from now on."""
         if job_id in self._order.left_out:
             return
-        key = self._key(job_id)
-        self._keys[job_id] = key
-        heapq.heappush(self._by_size.setdefault(self._size(job_id), []), key)
+        self._keys[job_id] = key = self._key(job_id)
+        heapq.heappush(self._by_size.setdefault(key[3], []), key)
 
     def remove(self, job_id: JobId) -> None:
         """Remove a job that starts."""
@@ -70,15 +72,14 @@ class Standing:
                 continue
             if best is None:
                 break
-            size = self._size(JobId(best[2]))
             if heap is None:
                 claims.pop(0)
             else:
                 granted.append(heapq.heappop(heap))
-            if size <= room:
-                room -= size
+            if best[3] <= room:
+                room -= best[3]
         for key in granted:
-            heapq.heappush(self._by_size[self._size(JobId(key[2]))], key)
+            heapq.heappush(self._by_size[key[3]], key)
         return [JobId(key[2]) for key in granted]
 
     def _next_heap(self, room: int) -> list[Key] | None:
@@ -106,14 +107,16 @@ class Standing:
         return False
 
     def _key(self, job_id: JobId) -> Key:
-        rank = self._order.rank.get(job_id)
+        live, rank = self._live, self._order.rank.get(job_id)
+        slot = live.slot[job_id]
+        gpus, wanted = (
+            live.ints.item(IntRow.MIN, slot),
+            self._order.first_gpus if rank is None else self._order.gangs[rank],
+        )
+        if wanted > gpus:  # as ``sizes.possible_sizes`` has it
+            step = live.ints.item(IntRow.STEP, slot)
+            wanted = min(wanted, live.ints.item(IntRow.MAX, slot), self._total_gpus)
+            gpus += max(wanted - gpus, 0) // step * step
         if rank is not None:
-            return float(rank), 0.0, job_id
-        submitted_s = self._live.floats.item(FloatRow.SUBMITTED, self._live.slot[job_id])
-        return self._order.ahead - 0.5, submitted_s, job_id
-
-    def _size(self, job_id: JobId) -> int:
-        """Return the gang that a job waits for, as ``sizes.possible_sizes`` has it."""
-        low, high, step = self._live.ints[IntRow.MIN : IntRow.STEP + 1, self._live.slot[job_id]].tolist()
-        wanted = min(self._order.gangs.get(job_id, 0), high, self._total_gpus)
-        return low + max(wanted - low, 0) // step * step
+            return float(rank), 0.0, job_id, gpus
+        return self._order.ahead - 0.5, live.floats.item(FloatRow.SUBMITTED, slot), job_id, gpus

@@ -73,7 +73,7 @@ class Waiting:
     def follow(self, order: StandingOrder) -> None:
         """Go by the order of a new active ranking."""
         if self._standing is not None:
-            self._standing.follow(order, [job_id for job_id in self._key if job_id not in order.rank])
+            self._standing.follow(order, self._key.keys() - order.rank.keys())
 
     def remove(self, slot: int) -> None:
         """Remove a job that starts."""

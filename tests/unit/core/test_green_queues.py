@@ -13,6 +13,7 @@ from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.memory import GreenMemory
 from services.core.policies.green.mlfq import Green, passive_ranking
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
+from tests.support.green import gangs_of, lower_of
 
 
 def remembering(ranking: str, *, ahead: int = 0, lower: str = "", gangs: dict[str, int] | None = None) -> GreenMemory:
@@ -21,8 +22,8 @@ def remembering(ranking: str, *, ahead: int = 0, lower: str = "", gangs: dict[st
     return GreenMemory(
         rank={job_id: at for at, job_id in enumerate(ids)},
         ahead=ahead,
-        gangs={job_id: (gangs or {}).get(job_id, 1) for job_id in ids},
-        lower=frozenset(JobId(name) for name in lower),
+        gangs=tuple((gangs or {}).get(job_id, 1) for job_id in ids),
+        lower=tuple(job_id in lower for job_id in ids),
     )
 
 
@@ -97,7 +98,7 @@ def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_rank_in_the_low
     assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a", "y"]
     assert result.memory.ahead == 2
     assert story(result.plan) == {"b": "preempt scale_out -> 2", "c": "preempt scale_out -> 2"}
-    assert result.memory.gangs["a"] == 1
+    assert gangs_of(result.memory)["a"] == 1
 
 
 def test_leaving_the_upper_queue_need_not_interrupt_a_job() -> None:
@@ -106,7 +107,7 @@ def test_leaving_the_upper_queue_need_not_interrupt_a_job() -> None:
     result = run_cycle(Green(GreenConfig()), a_snapshot(jobs), GreenMemory())
 
     assert story(result.plan) == {"b": "start n0:2"}
-    assert result.memory.lower == {"a"}
+    assert lower_of(result.memory) == {"a"}
 
 
 def test_an_active_round_preempts_the_jobs_that_emitted_most() -> None:
@@ -201,4 +202,4 @@ def test_vanished_jobs_are_forgotten_and_users_wishes_come_first() -> None:
 
     assert story(result.plan) == {"b": "start n0:0", "a": "hold not_enough_free_gpus"}
     assert set(result.memory.rank) == {"a", "b"}
-    assert (result.memory.lower, result.memory.counted_from) == (frozenset(), {})
+    assert (lower_of(result.memory), result.memory.counted_from) == (set(), {})

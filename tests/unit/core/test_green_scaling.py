@@ -20,6 +20,7 @@ from services.core.policies.green.efficiency import (
 from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
 from services.core.policies.green.mlfq import Green, scale
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
+from tests.support.green import gangs_of, lower_of
 
 NAN = float("nan")
 FIXED_GAMMA = GreenConfig(gamma_empty=0.9, gamma_full=0.9)
@@ -89,8 +90,8 @@ def test_a_job_grows_step_by_step_until_its_efficiency_falls_below_gamma() -> No
         {},
         {},
     ]
-    assert memory.lower == {"a"}
-    assert memory.gangs["a"] == 4
+    assert lower_of(memory) == {"a"}
+    assert gangs_of(memory)["a"] == 4
 
 
 def test_a_job_at_gamma_grows() -> None:
@@ -117,7 +118,7 @@ def test_no_job_grows_beyond_its_cap() -> None:
     result = run_cycle(Green(config), snapshot, Green(config).initial())
 
     assert story(result.plan) == {"a": "preempt scale_out -> 2"}
-    assert result.memory.lower == {"b"}
+    assert lower_of(result.memory) == {"b"}
     assert largest_gang(np.array([1, 4]), np.array([8, 8]), 2).tolist() == [2, 4]
 
 
@@ -128,7 +129,7 @@ def test_a_job_whose_efficiency_is_not_measured_yet_stays_as_it_is() -> None:
     result = run_cycle(Green(GreenConfig()), a_snapshot([waits, overdue]), Green(GreenConfig()).initial())
 
     assert story(result.plan) == {}
-    assert result.memory.lower == {"b"}
+    assert lower_of(result.memory) == {"b"}
 
 
 def test_a_job_that_cannot_grow_leaves_the_upper_queue_once_it_runs() -> None:
@@ -136,13 +137,13 @@ def test_a_job_that_cannot_grow_leaves_the_upper_queue_once_it_runs() -> None:
 
     memory = run_cycle(Green(GreenConfig()), a_snapshot(jobs), Green(GreenConfig()).initial()).memory
 
-    assert memory.lower == {"inelastic"}
+    assert lower_of(memory) == {"inelastic"}
 
 
 def test_a_job_that_may_not_be_preempted_does_not_grow() -> None:
     snapshot = a_snapshot([a_measured_job("a", 1.0, preemptible=False)])
 
-    assert run_cycle(Green(FIXED_GAMMA), snapshot, Green(FIXED_GAMMA).initial()).memory.lower == {"a"}
+    assert lower_of(run_cycle(Green(FIXED_GAMMA), snapshot, Green(FIXED_GAMMA).initial()).memory) == {"a"}
 
 
 def test_growing_waits_for_a_free_gpu_and_keeps_its_place() -> None:
@@ -152,7 +153,7 @@ def test_growing_waits_for_a_free_gpu_and_keeps_its_place() -> None:
     result = run_cycle(Green(config), a_snapshot(jobs), Green(config).initial())
 
     assert story(result.plan) == {}
-    assert "a" not in result.memory.lower
+    assert "a" not in lower_of(result.memory)
 
 
 @pytest.mark.parametrize(("fixed", "sizes"), [(1, {"a": 1, "b": 2, "c": 1}), (2, {"a": 2, "b": 2, "c": 1})])
@@ -162,7 +163,7 @@ def test_fixed_gpus_runs_every_job_at_one_size_or_the_nearest_it_may_have(fixed:
 
     result = run_cycle(policy, a_snapshot(jobs, [a_node(gpus=16)]), policy.initial())
 
-    assert result.memory.gangs == sizes
+    assert gangs_of(result.memory) == sizes
 
 
 @pytest.mark.parametrize(("step_back", "size"), [(False, 3), (True, 2)])
@@ -172,8 +173,8 @@ def test_a_job_may_step_back_from_the_size_that_proved_too_wide(step_back: bool,
 
     result = run_cycle(Green(config), snapshot, Green(config).initial())
 
-    assert result.memory.lower == {"a", "b"}
-    assert result.memory.gangs == {"a": size, "b": 1}
+    assert lower_of(result.memory) == {"a", "b"}
+    assert gangs_of(result.memory) == {"a": size, "b": 1}
     assert story(result.plan) == ({"a": "preempt scale_in -> 2"} if step_back else {})
 
 
@@ -181,7 +182,7 @@ def test_a_job_at_its_cap_is_measured_before_it_is_said_to_fit() -> None:
     config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, job_cap_gpus=2, step_back=True)
     unmeasured = a_job("a", gpus=2, min_gpus=1, max_gpus=8, efficiency_base=1.0, waiting_since_s=NOON_S - 60)
 
-    assert not run_cycle(Green(config), a_snapshot([unmeasured]), Green(config).initial()).memory.lower
+    assert not lower_of(run_cycle(Green(config), a_snapshot([unmeasured]), Green(config).initial()).memory)
 
 
 def test_the_last_step_alone_can_be_judged() -> None:
@@ -205,8 +206,8 @@ def test_what_gamma_is_held_against_decides(compares: GammaCompares, gang: int) 
 
     following = run_cycle(Green(config), a_snapshot([job], [a_node(gpus=16)]), memory).memory
 
-    assert following.gangs == {"a": gang}
-    assert ("a" in following.lower) == (gang == 2)
+    assert gangs_of(following) == {"a": gang}
+    assert ("a" in lower_of(following)) == (gang == 2)
 
 
 def test_what_jobs_were_before_they_grew_is_remembered_and_stored() -> None:

@@ -14,7 +14,7 @@ from services.core.policies.green.mlfq import Green
 from services.core.policies.green.slack import remaining_s
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
 
-LOWER = GreenMemory(lower=frozenset({JobId("a"), JobId("b")}))
+LOWER = GreenMemory(rank={JobId("a"): 0, JobId("b"): 1}, gangs=(0, 0), lower=(True, True))
 EVENING = [300] * 6 + [100] * 18
 """Six dirty hours from now, then eighteen green ones."""
 

@@ -15,10 +15,10 @@ class GreenMemory:
     """The last active round's ranking and what it decided; about the jobs that were live then and no others.
 
     Attributes:
-        rank: Position of each job in the last active ranking, before users' priorities.
+        rank: Position of each job in the last active ranking, before users' priorities; the jobs are in that order.
         ahead: How many of those rank ahead of the lower queue; arrivals join behind them.
-        gangs: The size each job had or was to have.
-        lower: The jobs that have left the upper queue.
+        gangs: The size each of those had or was to have, by rank.
+        lower: Whether it has left the upper queue, by rank.
         counted_from: For a job that starved, its emissions (gCO2) and GPU seconds by then; only what came after counts.
         grown: For a job that has grown, what it was before its last step; kept only where the configuration asks.
         held: The jobs that wait for greener hours, whatever is free.
@@ -26,8 +26,8 @@ class GreenMemory:
 
     rank: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     ahead: int = 0
-    gangs: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
-    lower: frozenset[JobId] = frozenset()
+    gangs: tuple[int, ...] = ()
+    lower: tuple[bool, ...] = ()
     counted_from: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
     grown: Mapping[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
     held: frozenset[JobId] = frozenset()
@@ -35,8 +35,7 @@ class GreenMemory:
 
 def dump_memory(memory: GreenMemory) -> dict[str, Any]:
     """Return the memory as JSON values: one row per job, in rank order."""
-    ranking = sorted(memory.rank, key=memory.rank.__getitem__)
-    rows = [[job_id, memory.gangs[job_id], job_id in memory.lower] for job_id in ranking]
+    rows = [list(row) for row in zip(memory.rank, memory.gangs, memory.lower, strict=True)]
     counted = {job_id: list(amounts) for job_id, amounts in memory.counted_from.items()}
     grown = {job_id: list(step) for job_id, step in memory.grown.items()}
     return {
@@ -54,8 +53,8 @@ def load_memory(stored: dict[str, Any]) -> GreenMemory:
     return GreenMemory(
         rank={job_id: at for at, (job_id, _, _) in enumerate(rows)},
         ahead=int(stored.get("ahead", 0)),
-        gangs={job_id: gang for job_id, gang, _ in rows},
-        lower=frozenset(job_id for job_id, _, lower in rows if lower),
+        gangs=tuple(gang for _, gang, _ in rows),
+        lower=tuple(lower for _, _, lower in rows),
         counted_from={
             JobId(job_id): (float(carbon), float(gpu_s))
             for job_id, (carbon, gpu_s) in stored.get("counted_from", {}).items()

@@ -79,7 +79,7 @@ class Green:
 
     def standing(self, memory: GreenMemory) -> StandingOrder:
         """Return the order of passive rounds."""
-        return StandingOrder(memory.rank, memory.ahead, memory.gangs, memory.held)
+        return StandingOrder(memory.rank, memory.ahead, memory.gangs, self.config.fixed_gpus or 0, memory.held)
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -124,10 +124,11 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
         scaling.degradation,
         shifting(jobs.gpu_power_w, *_intensities(snapshot, config), config.mu),
     )
-    ranked = lower.copy()
-    ranked[skipped] = True
-    by_priority = order_by(jobs.ids, np.where(ranked, priority, np.inf), jobs.submitted_s)
-    order: Ints = np.concatenate((first, head, by_priority[ranked[by_priority]]))
+    rest = lower.copy()
+    rest[skipped] = True
+    ranked = np.flatnonzero(rest)
+    by_priority = ranked[order_by(jobs.ids, priority[ranked], jobs.submitted_s[ranked], which=ranked)]
+    order: Ints = np.concatenate((first, head, by_priority))
 
     gangs = scaling.gangs.copy()
     gangs[skipped] = scaling.present[skipped]
@@ -136,8 +137,8 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
     following = GreenMemory(
         rank=dict(zip(ids, range(len(ids)), strict=True)),
         ahead=first.size + head.size,
-        gangs=dict(zip(ids, sizes.tolist(), strict=True)),
-        lower=frozenset(jobs.ids[job] for job in np.flatnonzero(scaling.lower).tolist()),
+        gangs=tuple(sizes.tolist()),
+        lower=tuple(scaling.lower[order].tolist()),
         counted_from=counted_from,
         grown=scaling.grown,
         held=_held(snapshot, lower, gangs, config),
@@ -154,13 +155,15 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
     order = contenders(snapshot, Preemption.LATER)
+    rank = _rank(snapshot, memory, order)
     if order.size > 1:
-        rank = _rank(snapshot, memory, order)
-        arrivals = _in_order_of_submission(snapshot, order[rank < 0])
-        known: Ints = order[np.argsort(rank)][arrivals.size :]
-        n_ahead = int(np.count_nonzero(rank < memory.ahead)) - arrivals.size
-        order = np.concatenate((known[:n_ahead], arrivals, known[n_ahead:]))
-    return order, _present_gangs(snapshot, memory, config, order)
+        by_rank = np.argsort(rank)
+        order, rank = order[by_rank], rank[by_rank]
+        new, ahead = np.searchsorted(rank, (0, memory.ahead)).tolist()
+        arrivals = _in_order_of_submission(snapshot, order[:new])
+        order = np.concatenate((order[new:ahead], arrivals, order[ahead:]))
+        rank = np.concatenate((rank[new:ahead], rank[:new], rank[ahead:]))
+    return order, _present_gangs(snapshot, order, _remembered_gangs(memory, config, rank))
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -175,8 +178,9 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    present = _present_gangs(snapshot, memory, config, every_job(snapshot))
-    known_lower = np.fromiter(map(memory.lower.__contains__, jobs.ids), np.bool_, len(jobs))
+    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
+    present = _present_gangs(snapshot, every_job(snapshot), np.array((*memory.gangs, config.fixed_gpus or 0))[rank])
+    known_lower = np.array((*memory.lower, False))[rank]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
@@ -242,7 +246,7 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     jobs = snapshot.jobs
     which = [job for job in np.flatnonzero(jobs.phase == QUEUED).tolist() if jobs.ids[job] in memory.held]
     held: Ints = np.array(which, dtype=np.int64)
-    gangs = _awaited_gangs(snapshot, memory, config, held)
+    gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, _rank(snapshot, memory, held)), held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
     comes_s = expected_start_s(snapshot, held, *needs)
     if config.starvation_s is not None:
@@ -294,8 +298,7 @@ def _in_order_of_submission(snapshot: Snapshot, which: Ints) -> Ints:
     jobs = snapshot.jobs
     if which.size < 2:
         return which
-    ids = tuple(map(jobs.ids.__getitem__, which.tolist()))
-    return which[order_by(ids, jobs.submitted_s[which])]
+    return which[order_by(jobs.ids, jobs.submitted_s[which], which=which)]
 
 
 def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
@@ -304,9 +307,9 @@ def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
     return np.fromiter(map(memory.rank.get, ids, repeat(-1)), np.int64, which.size)
 
 
-def _present_gangs(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints) -> Ints:
-    """Return the size each of these jobs has, or waits to have: (n_which,)."""
-    jobs, awaited = snapshot.jobs, _awaited_gangs(snapshot, memory, config, which)
+def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
+    """Return the size each of these jobs has, or waits to have, by what is remembered of it: (n_which,)."""
+    jobs, awaited = snapshot.jobs, possible_sizes(snapshot, remembered, which)
     gpus = jobs.gpus[which]
     if not np.count_nonzero(gpus):
         return awaited
@@ -314,11 +317,10 @@ def _present_gangs(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig,
     return np.where((phase == STARTING) | (phase == RUNNING), gpus, awaited)
 
 
-def _awaited_gangs(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints) -> Ints:
-    """Return the size of each of these jobs when it starts again; for a new job its first one: (n_which,)."""
-    ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
-    gangs = np.fromiter(map(memory.gangs.get, ids, repeat(config.fixed_gpus or 0)), np.int64, which.size)
-    return possible_sizes(snapshot, gangs, which)
+def _remembered_gangs(memory: GreenMemory, config: GreenConfig, rank: Ints) -> Ints:
+    """Return the size that jobs of these ranks had or were to have; for a new job, of rank -1, its first: (n_ranks,)."""
+    gangs, first = memory.gangs, config.fixed_gpus or 0
+    return np.array([gangs[at] if at >= 0 else first for at in rank.tolist()], dtype=np.int64)
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Floats, float | Floats]:
@@ -331,13 +333,15 @@ def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Float
 def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> dict[JobId, tuple[float, float]]:
     jobs = snapshot.jobs
     known = memory.counted_from
-    counted = {job_id: known[job_id] for job_id in jobs.ids if job_id in known} if known else {}
+    counted = dict(known)
+    for job_id in known.keys() - jobs.index.keys():
+        del counted[job_id]
     which = np.flatnonzero(starves)
     if not which.size:
         return counted
-    amounts = np.nan_to_num(np.column_stack((jobs.carbon_gco2[which], jobs.attained_gpu_s[which])), nan=0.0)
-    for job, (carbon_gco2, gpu_s) in zip(which.tolist(), amounts.tolist(), strict=True):
-        counted[jobs.ids[job]] = (carbon_gco2, gpu_s)
+    carbon_gco2, gpu_s = (np.nan_to_num(column[which], nan=0.0) for column in (jobs.carbon_gco2, jobs.attained_gpu_s))
+    amounts = zip(carbon_gco2.tolist(), gpu_s.tolist(), strict=True)
+    counted.update(zip(map(jobs.ids.__getitem__, which.tolist()), amounts, strict=True))
     return counted
 
 
@@ -349,6 +353,7 @@ def _counted(snapshot: Snapshot, counted_from: dict[JobId, tuple[float, float]],
     if not counted_from:
         return amounts
     at = 0 if footprint else 1
-    nothing = (0.0, 0.0)
-    before = np.fromiter((counted_from.get(job_id, nothing)[at] for job_id in jobs.ids), np.float64, len(jobs))
+    before = np.zeros(len(jobs))
+    which = np.fromiter(map(jobs.index.__getitem__, counted_from), np.int64, len(counted_from))
+    before[which] = [amount[at] for amount in counted_from.values()]
     return amounts - before
