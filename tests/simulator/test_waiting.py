@@ -27,6 +27,7 @@ POLICY_VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in POLI
     ("sjf", {"backfill": False}),
     ("las", {"promote_knob": 1.0, "gang": "max"}),
     ("green", {"theta": 0.0}),
+    ("green", {"fixed_gpus": 2}),
 ]
 CLUSTERS = ("1x4:RTX3090", "2x1:RTX3090,1x8:RTX3090", "2x2:RTX3090,1x4:A100")
 

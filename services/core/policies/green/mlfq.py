@@ -318,7 +318,7 @@ def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
 
 
 def _remembered_gangs(memory: GreenMemory, config: GreenConfig, rank: Ints) -> Ints:
-    """Return the size that jobs of these ranks had or were to have; for a new job, of rank -1, its first: (n_ranks,)."""
+    """Return the size that jobs of these ranks had or were to have; of a new job, whose rank is -1, its first: (n,)."""
     gangs, first = memory.gangs, config.fixed_gpus or 0
     return np.array([gangs[at] if at >= 0 else first for at in rank.tolist()], dtype=np.int64)
 
