@@ -147,11 +147,7 @@ class Simulation:
             network=self.network,
             measures=True,
         )
-        alike = len(models) == 1 and bool(eligible.all()) and self.nodes.table().all_schedulable
-        alike = (
-            alike and options.node_mtbf_s is None and not np.any(0 if workload.priority is None else workload.priority)
-        )
-        self._ahead = policy if isinstance(policy, RanksAhead) and alike else None
+        self._ahead = policy if isinstance(policy, RanksAhead) and self._alike(cluster, eligible) else None
         self._waiting = Waiting(
             self.live,
             waits_by,
@@ -194,6 +190,14 @@ class Simulation:
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
+
+    def _alike(self, cluster: ClusterSpec, eligible: Bools) -> bool:
+        """Whether all jobs may use all GPUs at all times, and none has priority (``standing``)."""
+        if len(self.nodes.models) > 1 or self.options.node_mtbf_s is not None or not eligible.all():
+            return False
+        wishes, asked = self.workload.priority, self.workload.slice_sevenths
+        whole = all(group.schedulable and not group.slices for group in cluster.groups)
+        return whole and (wishes is None or not wishes.any()) and (asked is None or not asked.any())
 
     def _slices_of(self, cluster: ClusterSpec, eligible: Bools) -> Slices | None:
         """Return the slices of a cluster; None where there are none and no job asks for one."""
