@@ -21,6 +21,7 @@ from services.contracts.partition import (
     SliceName,
     SliceProfile,
     VariantInstances,
+    check_floor,
 )
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
@@ -139,8 +140,8 @@ class AppSpec(Message):
     carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
     max_accuracy_loss_pct: Real | None = Field(
         default=None,
-        ge=0,
         le=100,
+        json_schema_extra={"minimum": 0},
         description="Accuracy floor: how much of the most accurate variant's accuracy may be lost, per cent of it.",
     )
     requests_per_s: Real = Field(
@@ -182,6 +183,7 @@ class AppSpec(Message):
         best = self.most_accurate
         if all(profile.slice != "7g" for profile in best.profiles):
             raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")
+        check_floor(self.max_accuracy_loss_pct, best.name, best.accuracy_pct)
         loss_pct = 100 if self.max_accuracy_loss_pct is None else self.max_accuracy_loss_pct
         floor_pct = best.accuracy_pct * (1 - loss_pct / 100)
         late = min(

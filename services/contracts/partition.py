@@ -45,6 +45,21 @@ class ModelVariant(Message):
     )
 
 
+def check_floor(max_accuracy_loss_pct: float | None, best: str, accuracy_pct: float) -> None:
+    """Refuse an accuracy floor that no variant reaches; the best one is given with its accuracy.
+
+    Raises:
+        ValueError: It is above the accuracy of the best variant.
+    """
+    if max_accuracy_loss_pct is None or max_accuracy_loss_pct >= 0:
+        return
+    floor_pct = accuracy_pct * (1 - max_accuracy_loss_pct / 100)
+    raise ValueError(
+        f"max_accuracy_loss_pct is {max_accuracy_loss_pct:g}: that is an accuracy floor of {floor_pct:.2f} %, and the "
+        f"best accuracy is {accuracy_pct:g} %, of variant {best}; give a loss of at least 0"
+    )
+
+
 class VariantInstances(Message):
     """Instances of a variant on slices of one type."""
 
@@ -67,7 +82,9 @@ class PartitionApplication(Message):
         "whole GPUs, if this is the only application.",
     )
     carbon_weight: Real = Field(default=0.5, ge=0, le=1, description="Weight of carbon against accuracy (lambda).")
-    max_accuracy_loss_pct: Real | None = Field(default=None, ge=0, le=100, description="Accuracy floor.")
+    max_accuracy_loss_pct: Real | None = Field(
+        default=None, le=100, description="Accuracy floor.", json_schema_extra={"minimum": 0}
+    )
     running: list[VariantInstances] = Field(
         default_factory=list[VariantInstances], max_length=60, description="Where the search begins."
     )
@@ -88,6 +105,7 @@ class PartitionApplication(Message):
         best = max(self.variants, key=lambda variant: variant.accuracy_pct)
         if (best.name, "7g") not in known:
             raise ValueError(f"the most accurate variant, {best.name}, needs a profile on 7g: it is the baseline")
+        check_floor(self.max_accuracy_loss_pct, best.name, best.accuracy_pct)
         return self
 
     def demand(self, idle_w: float) -> Demand:

@@ -54,6 +54,18 @@ def test_two_applications_share_the_gpus_within_their_limits(capsys: pytest.Capt
     assert found["recut"] == [gpu for gpu, layout in enumerate(found["layouts"]) if layout != 1]
 
 
+def test_the_best_configurations_are_named_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str], written: Callable[..., str]
+) -> None:
+    (found,) = planned(capsys, written(candidates=3))["applications"]
+
+    assert 1 <= len(found["candidates"]) <= 3
+    assert found["candidates"][0]["instances"] == found["instances"]
+    worths = [each["objective_pct"] for each in found["candidates"]]
+    assert worths == sorted(worths, reverse=True)
+    assert all(each["p95_ms"] <= found["sla_p95_ms"] for each in found["candidates"])
+
+
 def test_equal_problems_have_equal_answers(capsys: pytest.CaptureFixture[str], written: Callable[..., str]) -> None:
     first, second = (planned(capsys, written()) for _ in range(2))
 
@@ -112,6 +124,7 @@ def test_a_graph_that_cannot_be_written_is_one_line(
         ({}, {"gpus": 0}, "gpus"),
         ({}, {"layouts": [1]}, "layouts has 1 entries for 4 GPUs"),
         ({"carbon_weight": 2}, {}, "carbon_weight"),
+        ({"max_accuracy_loss_pct": -1}, {}, "accuracy floor of 85.45 %, and the best accuracy is 84.6 %"),
         ({"variants": []}, {}, "variants"),
         ({"requests_per_s": 0}, {}, "requests_per_s"),
         ({"sla_p95_ms": None, "requests_per_s": 10_000}, {}, "needs sla_p95_ms"),

@@ -39,6 +39,8 @@ def a_spec(**changes: Any) -> dict[str, Any]:
         ({"sla_p95_ms": 7}, "the fastest variant above the accuracy floor takes 8 ms without any wait"),
         ({"sla_p95_ms": 20, "max_accuracy_loss_pct": 1}, "the accuracy floor takes 25 ms without any wait"),
         ({"requests_per_s": 0}, "requests_per_s"),
+        ({"max_accuracy_loss_pct": -2}, "an accuracy floor of 85.68 %, and the best accuracy is 84 %, of variant b7"),
+        ({"max_accuracy_loss_pct": 101}, "max_accuracy_loss_pct"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes: dict[str, Any], said: str) -> None:

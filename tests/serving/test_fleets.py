@@ -94,6 +94,18 @@ async def test_base_is_divided_anew_at_once_for_a_new_application(world: FleetWo
     assert (await world.plans(), world.asked) == ([("first", "applied"), ("parameter", "applied")], [])
 
 
+async def test_an_application_that_comes_while_base_is_carried_out_is_taken_into_that_plan(world: FleetWorld) -> None:
+    await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.turn(3)
+    assert await world.plans() == [("first", "carrying_out")]
+    await world.apps.put("streets", an_app(), ACME)
+    await world.settle()
+    assert await world.plans() == [("first", "applied")]
+    assert await world.running() == {"photos big.7g": 2, "streets big.7g": 2}
+    assert await world.database.fetchval("SELECT min(planned_revision) FROM apps") == 1
+
+
 async def test_a_gpu_on_which_a_job_runs_does_not_keep_applications_waiting(world: FleetWorld) -> None:
     await world.fleets.put("edge", a_fleet(), OPERATOR)
     await world.turn()

@@ -163,6 +163,9 @@ class FleetPlanner:
                 plan = await self._decide(queries, fleet, plan, answer, only_proposes)
         present = present_of(fleet, intensity)
         if plan is not None and plan.state is FleetPlanState.CARRYING_OUT and plan.progress is not None:
+            if plan.problem is None and plan.basis.lacks_only_applications(fleet.basis):
+                plan = await self._extend_base(queries, fleet, plan, plan.progress)
+                assert plan.progress is not None
             is_stale = is_outdated(plan, plan.progress, present)
             await self._carry_out(queries, fleet, plan, plan.progress, is_stale=is_stale)
             return
@@ -240,16 +243,9 @@ class FleetPlanner:
     async def _begin_base(self, queries: Queries, fleet: FleetState, trigger: FleetPlanTrigger, gco2: float) -> None:
         """Carry out BASE: the most accurate variants on whole GPUs."""
         record = fleet.record
-        idle_w = idle_w_of(record.spec)
-        assert idle_w is not None
-        loads: dict[tuple[str, str], float] = {}
-        for app in fleet.planned:
-            application = in_core(app, idle_w)
-            best = application.best_variant
-            loads[app.name, application.variants[best]] = app.rate_per_s * float(application.service_s[best, -1])
         progress = Progress(
             layouts=dict.fromkeys(fleet.up, ()),
-            after=base(fleet.up, loads, of_apps(record.assignment, fleet)),
+            after=base(fleet.up, _loads(fleet), of_apps(record.assignment, fleet)),
             done=frozenset(),
             current=None,
             former=(),
@@ -259,6 +255,18 @@ class FleetPlanner:
         await queries.fleets.supersede_proposals(record.name)
         await queries.fleets.add_plan(plan_id, record.name, trigger, fleet.basis, gco2, progress=progress)
         log.info("fleet.planned", fleet=record.name, plan=plan_id, trigger=trigger.value, scheme="base")
+
+    async def _extend_base(
+        self, queries: Queries, fleet: FleetState, plan: PlanRecord, progress: Progress
+    ) -> PlanRecord:
+        """Have BASE, while it is carried out, also serve applications that came meanwhile."""
+        after = base(fleet.up, _loads(fleet), of_apps(progress.after, fleet))
+        progress = replace(progress, after=after, done=frozenset(), since_s=fleet.now.timestamp())
+        await queries.fleets.change_plan(
+            plan.id, plan.state, basis=fleet.basis.document(), progress=progress.document(), detail=None
+        )
+        log.info("fleet.base_extended", fleet=fleet.record.name, plan=plan.id)
+        return replace(plan, basis=fleet.basis, progress=progress, detail=None)
 
     def _answer(self, plan: PlanRecord) -> Answer | None:
         """Return what the search for a plan found, once it has; begin to wait for it if nobody does."""
@@ -318,6 +326,18 @@ class FleetPlanner:
             await self._carrier.applied(queries, fleet, plan)
         else:
             await queries.fleets.change_plan(plan.id, FleetPlanState.SUPERSEDED, detail=step.detail)
+
+
+def _loads(fleet: FleetState) -> dict[tuple[str, str], float]:
+    """Return how many GPUs each application's most accurate variant keeps busy, by application and variant."""
+    idle_w = idle_w_of(fleet.record.spec)
+    assert idle_w is not None
+    loads: dict[tuple[str, str], float] = {}
+    for app in fleet.planned:
+        application = in_core(app, idle_w)
+        best = application.best_variant
+        loads[app.name, application.variants[best]] = app.rate_per_s * float(application.service_s[best, -1])
+    return loads
 
 
 async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord) -> str | None:

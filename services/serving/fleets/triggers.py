@@ -35,6 +35,15 @@ class Basis:
         """Return whether nothing of it has changed; the order of GPUs does not count."""
         return self.revisions == other.revisions and set(self.gpus) == set(other.gpus)
 
+    def lacks_only_applications(self, other: Basis) -> bool:
+        """Return whether applications came meanwhile, and nothing else has changed."""
+        known = {name: revision for name, revision in other.revisions.items() if name in self.revisions}
+        return (
+            len(other.revisions) > len(known) == len(self.revisions)
+            and self.revisions == known
+            and set(self.gpus) == set(other.gpus)
+        )
+
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Basis:
         """Return it from what is stored."""
