@@ -1,0 +1,146 @@
+"""What a router process knows of its servers, lanes and applications: for ``/status`` and ``/metrics``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from services.router.apps.assignment import Assigner
+from services.router.apps.coordination import Coordinator
+from services.router.apps.fleet import AppFleet
+from services.router.breaker import BreakerState
+from services.router.fleet import Fleet
+from services.router.gate import Gate
+from services.router.lanes import Lanes
+from services.router.metrics import Gauge
+from services.router.peers import Peers
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The parts of one router process that are looked at."""
+
+    name: str
+    peers: Peers
+    fleet: Fleet
+    lanes: Lanes
+    apps: AppFleet
+    assigner: Assigner
+    coordinator: Coordinator
+    gate: Gate
+
+    def status(self) -> dict[str, object]:
+        """Return what this process knows of servers and lanes."""
+        now_s = time.monotonic()
+        return {
+            "router": self.name,
+            "processes": self.peers.processes,
+            "table_made_at_s": self.fleet.made_at_s,
+            "servers": [
+                {
+                    "id": each.id,
+                    "pool": each.spec.pool,
+                    "location": each.location,
+                    "request_class": each.spec.request_class,
+                    "state": each.spec.state,
+                    "breaker": each.breaker.state(now_s),
+                    "held": each.held,
+                    "limit": each.limit,
+                    "ttft_s": each.ttft_s,
+                    "tbt_s": each.tbt_s,
+                    "network_s": each.origin.connect_s,
+                    "power_w": each.spec.power_w,
+                    "gco2_per_kwh": each.spec.gco2_per_kwh,
+                    "gco2_per_token": each.gco2_per_token,
+                }
+                for each in self.fleet.every_server()
+            ],
+            "lanes": [
+                {
+                    "name": lane.name.replace("\n", "/"),
+                    "waiting": len(lane.queue),
+                    "in_service": sum(lane.in_service.values()),
+                    "preempted": lane.preempted,
+                }
+                for lane in self.lanes.all()
+            ],
+            "apps": [
+                {
+                    "name": app.name,
+                    "assigned_by": self.coordinator.assigned_by,
+                    "waiting": 0 if queue is None else queue.waiting,
+                    "instances": [
+                        {
+                            "id": each.id,
+                            "variant": each.spec.variant,
+                            "slice": each.spec.slice,
+                            "location": each.spec.location,
+                            "state": each.spec.state,
+                            "held": each.held,
+                            "breaker": None if queue is None else queue.breaker_state(each.id, now_s),
+                            "gco2_per_kwh": each.spec.gco2_per_kwh,
+                        }
+                        for each in self.apps.every_instance()
+                        if each.spec.app == app.name
+                    ],
+                }
+                for app in self.apps.apps.values()
+                for queue in (self.assigner.queues.get(app.name),)
+            ],
+        }
+
+    def gauges(self) -> list[Gauge]:
+        """Return what is measured now, for ``/metrics``."""
+        now_s = time.monotonic()
+        servers = list(self.fleet.every_server())
+        lanes = self.lanes.all()
+        return [
+            Gauge(
+                "wattshift_router_held",
+                "Requests held at a server.",
+                ("server", "location"),
+                {(each.id, each.location): float(each.held) for each in servers},
+            ),
+            Gauge(
+                "wattshift_router_server_up",
+                "1 for a server that is given requests.",
+                ("server", "location"),
+                {
+                    (each.id, each.location): float(each.is_ready and each.breaker.state(now_s) is BreakerState.CLOSED)
+                    for each in servers
+                },
+                is_summed=False,
+            ),
+            Gauge(
+                "wattshift_router_waiting",
+                "Requests that wait in a lane.",
+                ("pool", "request_class"),
+                {tuple(lane.name.split("\n")): float(len(lane.queue)) for lane in lanes},
+            ),
+            Gauge(
+                "wattshift_router_app_waiting",
+                "Requests that wait in an application's queue, of all processes for which this one assigns instances.",
+                ("app",),
+                {(name,): float(queue.waiting) for name, queue in self.assigner.queues.items()},
+            ),
+            Gauge(
+                "wattshift_router_app_instances",
+                "Instances that are ready.",
+                ("app", "variant"),
+                self.apps.ready_by_variant(),
+                is_summed=False,
+            ),
+            Gauge(
+                "wattshift_router_in_flight",
+                "Requests that are not answered yet.",
+                (),
+                {(): float(self.gate.in_flight)},
+            ),
+            Gauge(
+                "wattshift_router_processes",
+                "Router processes alive.",
+                (),
+                {(): float(self.peers.processes)},
+                is_summed=False,
+            ),
+        ]
