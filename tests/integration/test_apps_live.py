@@ -63,6 +63,18 @@ class Photos:
     def put(self, carbon_weight: float) -> None:
         self.gateway.call("PUT", "/v1/apps/photos", body=a_spec(carbon_weight))
 
+    def put_fleet(self, **changes: Any) -> None:
+        self.gateway.call("PUT", "/v1/fleets/images", body={"gpus": 2, "gpu_model": H200, "zone": "GB", **changes})
+
+    def plan(self) -> Any:
+        return self.gateway.get("/v1/fleets/images")["plan"]
+
+    def fault(self, **fault: Any) -> None:
+        """Have the drivers of all nodes make an error while they cut; none without one."""
+        for path in self.installation.folder.glob("nodes/*/simulated.json"):
+            faults = path.with_name("simulated_faults.json")
+            faults.write_text(json.dumps([fault] if fault else []))
+
     def gpus(self) -> list[Any]:
         return self.gateway.get("/v1/fleets/images")["gpus"]
 
@@ -123,12 +135,15 @@ def photos() -> Iterator[Photos]:
                 "CARBON_ZONES": "GB",
                 "CARBON_REPLAY_SPEED": "1",
                 "SERVING_INSTANCE_LOOK_S": "0.3",
+                "SERVING_FLEET_CUT_S": "15",
+                "SERVING_FLEET_RETRY_S": "3",
+                "GPU_AGENT_PARTITION_RETRY_S": "0.5",
                 "ROUTER_WORKERS": "2",
             },
         )
         made.up()
-        made.gateway.call("PUT", "/v1/fleets/images", body={"gpus": 2, "gpu_model": H200, "zone": "GB"})
         found = Photos(made)
+        found.put_fleet()
         found.put(0)
         wait_until(lambda: found.is_settled(("b7", "7g")), 180)
         wait_until(lambda: httpx.get(f"{found.url}/v2/models/photos/ready", headers=found.headers).status_code == 200)
@@ -185,6 +200,61 @@ def test_the_specs_of_the_page_are_specs() -> None:
         spec = json.loads((ROOT / "examples" / "apps" / f"{name}.json").read_text())
         assert spec["requests_per_s"] == int(rate), name
         assert f" {name}={rate}" in page
+
+
+@pytest.mark.slow
+def test_a_driver_that_says_busy_is_asked_again_and_given_up_while_traffic_goes_on(photos: Photos) -> None:
+    with photos.asked() as answers:
+        photos.fault(step="create", outcome="busy", times=2)
+        photos.put(1)
+        wait_until(lambda: photos.is_settled(("b1", "1g")), 240)
+        left = [
+            json.loads(path.read_bytes()) for path in photos.installation.folder.glob("nodes/*/simulated_faults.json")
+        ]
+        assert any(not entry["times"] for entries in left for entry in entries), "nobody said busy"
+
+        photos.fault(step="destroy", outcome="busy")
+        photos.put(0)
+        wait_until(lambda: photos.plan()["state"] == "failed", 240)
+        plan = photos.plan()
+        assert re.search(r"could not be cut into one whole GPU: .*In use by another client", plan["detail"]), plan
+        assert any(len(gpu["sizes"]) == 7 for gpu in photos.gpus()), "the GPU has its slices as before"
+        before = answers.total()
+        wait_until(lambda: answers.total() > before + 50)
+
+        photos.fault()
+        wait_until(lambda: photos.is_settled(("b7", "7g")), 240)  # by itself
+    assert set(answers) == {"b7", "b1"}, json.dumps(answers)
+
+
+@pytest.mark.slow
+def test_a_search_by_measurement_finds_a_configuration_and_no_request_is_lost(photos: Photos) -> None:
+    with photos.asked() as answers:
+        photos.put_fleet(evaluation="measured", evaluation_s=5, search_s=60)
+        photos.put(1)
+        wait_until(lambda: photos.plan()["state"] == "measuring", 120)
+        photos.installation.kill("serving")
+
+        def is_over() -> bool:
+            plan = photos.plan()
+            return plan["state"] == "applied" and plan["search"] is not None and plan["search"]["evaluations"][1:]
+
+        wait_until(is_over, 420)
+        plan = photos.plan()
+        of_photos = [each["applications"][0] for each in plan["search"]["evaluations"]]
+        assert of_photos[0]["instances"][0]["variant"] == "b7"
+        measured = [each for each in of_photos if each["measured"]]
+        assert [each for each in measured if each["is_tried"]]
+        assert all(each["answered"] >= 20 for each in measured)
+        best = max(measured, key=lambda each: each["measured"]["objective_pct"])
+        assert plan["applications"][0]["instances"] == best["instances"]
+        shown = photos.gateway.get("/v1/apps/photos")
+        assert shown["running"] == best["instances"]
+        report = photos.gateway.get("/v1/apps/photos/report", hours=1, step_s=60)["evaluations"]
+        assert report["evaluations"] >= len(measured)
+        assert report["energy_error_pct"] is not None
+    assert set(answers) <= {"b7", "b1"}, json.dumps(answers)
+    photos.put_fleet()
 
 
 def test_what_answered_is_in_the_ledger_by_variant(photos: Photos) -> None:
