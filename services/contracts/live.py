@@ -22,8 +22,18 @@ class LiveNode(Message):
     """A node without the devices of service instances, which no policy gives away."""
 
     kind: int = Field(ge=0, description="Index into the kinds.")
-    gpus: int = Field(ge=1)
+    gpus: int = Field(ge=0, description="GPUs that are not cut.")
     takes_work: bool = Field(description="False while it is drained.")
+
+
+class LiveSlice(Message):
+    """A MIG slice, without those of service instances and of GPUs that are kept for a fleet."""
+
+    node: int = Field(ge=0, description="Index into the nodes.")
+    gpu: int = Field(ge=0, description="Which of the node's GPUs that are cut.")
+    sevenths: int
+    start: int = Field(ge=0, description="Its first memory slot.")
+    memory_gib: float
 
 
 class LiveRates(Message):
@@ -61,6 +71,9 @@ class LiveJob(Message):
     energy_j: float
     carbon_gco2: float
     gang: list[Share] | None = Field(description="Its devices; a node is named by its index. Null while it waits.")
+    sevenths: int | None = Field(default=None, description="Size of the MIG slice that it asks for instead of GPUs.")
+    memory_gib: float | None = Field(default=None, description="Memory that the slice must have.")
+    on_slice: int | None = Field(default=None, description="Index of the slice that it holds.")
 
 
 class LiveState(Message):
@@ -79,6 +92,7 @@ class LiveState(Message):
     end_s: float
     kinds: list[LiveKind]
     nodes: list[LiveNode]
+    slices: list[LiveSlice] = Field(default_factory=list[LiveSlice])
     profiles: list[LiveProfile]
     jobs: list[LiveJob]
     notes: list[str] = Field(description="What was assumed or left out, in sentences.")

@@ -21,6 +21,7 @@ from services.core.domain.carbon import CarbonCurve
 from services.core.domain.errors import DomainError, WattshiftError
 from services.core.domain.gpus import GpuModel, gpu_model, likeliest_gpu_model
 from services.core.domain.ids import NodeId
+from services.core.domain.mig import WHOLE, SlicePlace, slice_index
 from services.core.domain.placement import NodeShare, Placement
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import Beginning, EngineOptions, SimulationResult, simulate
@@ -159,7 +160,7 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
         ids=tuple(job.id for job in jobs),
         tenants=tuple(job.tenant for job in jobs),
         submitted_s=np.array([job.submitted_s for job in jobs]),
-        work_s=np.array([job.work_s for job in jobs]),
+        work_s=np.array([job.work_s * (job.sevenths or WHOLE) / WHOLE for job in jobs]),
         requested_gpus=smallest,
         min_gpus=smallest,
         max_gpus=ints([job.max_gpus for job in jobs]),
@@ -169,6 +170,8 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
         priority=ints([job.priority for job in jobs]),
         preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
         deadline_s=np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs]),
+        slice_sevenths=ints([job.sevenths or 0 for job in jobs]) if any(job.sevenths for job in jobs) else None,
+        slice_memory_gib=np.array([job.memory_gib or 0.0 for job in jobs]),
         name="live",
         notes=tuple(state.notes),
     )
@@ -184,8 +187,24 @@ def _profile(at: int, profile: LiveProfile, names: list[str]) -> JobProfile:
 
 
 def _cluster(state: LiveState, boards: list[GpuModel]) -> ClusterSpec:
-    groups = (NodeGroup(1, node.gpus, boards[node.kind], node.takes_work) for node in state.nodes)
-    return ClusterSpec(tuple(groups))
+    return ClusterSpec(tuple(_group(state, at, boards[node.kind]) for at, node in enumerate(state.nodes)))
+
+
+def _group(state: LiveState, at: int, board: GpuModel) -> NodeGroup:
+    """Return a node: first its whole GPUs, then those that are cut."""
+    node, mine = state.nodes[at], [each for each in state.slices if each.node == at]
+    cuts = [
+        tuple(SlicePlace(each.sevenths, each.start) for each in mine if each.gpu == gpu)
+        for gpu in range(1 + max((each.gpu for each in mine), default=-1))
+    ]
+    return NodeGroup(
+        1,
+        node.gpus + len(cuts),
+        board,
+        node.takes_work,
+        cuts=(*([()] * node.gpus), *cuts) if cuts else (),
+        slice_memory_gib={each.sevenths: each.memory_gib for each in mine},
+    )
 
 
 def _beginning(state: LiveState, jobs: list[LiveJob]) -> Beginning:
@@ -194,6 +213,9 @@ def _beginning(state: LiveState, jobs: list[LiveJob]) -> Beginning:
         for row, job in enumerate(jobs)
         if job.gang
     }
+    for row, job in enumerate(jobs):
+        if job.on_slice is not None:
+            held[row] = _slice_of(state, job.on_slice)
     return Beginning(
         now_s=state.at_s,
         next_active_s=state.next_active_s,
@@ -204,3 +226,9 @@ def _beginning(state: LiveState, jobs: list[LiveJob]) -> Beginning:
         energy_j=np.array([job.energy_j for job in jobs]),
         carbon_gco2=np.array([job.carbon_gco2 for job in jobs]),
     )
+
+
+def _slice_of(state: LiveState, at: int) -> Placement:
+    found = state.slices[at]
+    device = slice_index(state.nodes[found.node].gpus + found.gpu, found.start)
+    return Placement((NodeShare(NodeId(f"n{found.node}"), (device,)),))

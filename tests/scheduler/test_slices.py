@@ -13,7 +13,7 @@ from services.core.domain.mig import placed, slice_index
 from services.db.gpu_partitions import want
 from services.scheduler import loop
 from services.scheduler.ingest.gangs import EndReason
-from tests.scheduler.test_dry_run import estimate
+from tests.scheduler.test_dry_run import estimate, set_grid
 from tests.scheduler.test_explanations import explain
 from tests.scheduler.world import World
 
@@ -268,7 +268,7 @@ async def test_it_is_explained_by_slices_and_by_the_jobs_before_it(world: World)
     asked = found.waiting.gpus
     assert (asked.slice, asked.suitable, asked.free) == ("3g", 2, 0)
     assert (found.reason, found.waiting.place.ahead) == ("not_enough_free_slices", 1)
-    assert found.under_policies is None, "no simulation has slices"
+    assert found.under_policies is not None, "simulations have slices, too"
     whole = (await explain(world, await world.job(1))).waiting
     assert whole is not None
     assert found.waiting.power_w == pytest.approx((whole.power_w or 0) * 3 / 7)
@@ -284,3 +284,41 @@ async def test_a_draft_is_estimated_on_slices(world: World) -> None:
 
     assert (found.starts_now, found.slice, found.free_gpus, found.suitable_gpus) == (True, "3g", 2, 2)
     assert found.placement[0].devices == [1_024]
+
+
+async def test_a_job_that_runs_on_a_slice_is_explained_by_its_end_and_that_nothing_stops_it(world: World) -> None:
+    await a_node(world, gpu0=[3, 3])
+    job = await on_slice(world, "3g", work={"total": 100, "unit": "steps"})
+    await world.scheduler.turn()
+    await world.report(await world.allocation(job), "running")
+    await world.scheduler.turn()
+    await world.fetch("UPDATE allocations SET started_at = now() - interval '10 min' RETURNING 1")
+    await world.fetch("INSERT INTO job_progress (job_id, done) VALUES ($1, 25) RETURNING 1", job)
+
+    found = await explain(world, job)
+
+    assert found.summary.startswith("It runs on a 3g slice of n0. It keeps its slice")
+    assert found.running is not None
+    assert found.running.why[0] == "A 3g slice: the one size that it asks for."
+    assert found.running.next is not None
+    assert found.running.next.action == "keep"
+    assert found.running.length.source == "progress"
+    assert found.running.length.seconds == pytest.approx(1_800, rel=0.05)
+
+
+async def test_emissions_are_estimated_where_all_gpus_are_cut(world: World) -> None:
+    await a_node(world, gpus=1, gpu0=[3, 3])
+    for _ in range(2):
+        await on_slice(world, "3g")
+    await world.scheduler.turn()
+    waits = await on_slice(world, "3g", time_limit_s=3_600)
+    set_grid(world)
+
+    explained = await explain(world, waits)
+    drafted = await estimate(world, gpus={"min": 1, "slice": "3g"}, time_limit_s=3_600)
+
+    assert explained.waiting is not None
+    assert explained.waiting.now is not None
+    assert explained.waiting.now.carbon_gco2 == pytest.approx(explained.waiting.power_w / 1_000 * 400, rel=0.01)
+    assert drafted.now is not None
+    assert drafted.now.carbon_gco2 == pytest.approx(explained.waiting.now.carbon_gco2, rel=0.01)

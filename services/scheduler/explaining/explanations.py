@@ -21,7 +21,7 @@ from services.contracts.explanations import (
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint, JobSpec
 from services.contracts.live import LiveState
-from services.core.cycle.snapshot import Trigger
+from services.core.cycle.snapshot import Phase, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
 from services.db.database import Database
@@ -30,11 +30,12 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import live_state
-from services.scheduler.explaining.running import how_it_runs, next_step
+from services.scheduler.explaining.running import how_it_runs, next_step, on_slice_step
 from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
 from services.scheduler.explaining.waiting import Place, WhyItWaits, why_it_waits
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DRAFT, draft_row
+from services.scheduler.planning.job_table import phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.repository import explanations, rounds
 from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
@@ -116,8 +117,7 @@ class Explanations:
         if state is JobState.HELD and facts.row.reason in (None, "held"):
             detail = "It is on hold: it waits until it is released."
         expected_at = waiting.expected_start_at
-        is_simulated = seen and facts.spec.gpus.slice is None  # what-if simulations have no slices
-        if is_simulated and expected_at is None:
+        if seen and expected_at is None:
             own = next((each for each in comparison.items if each.in_force), None)
             if own is not None and own.starts_at is not None:
                 waiting = waiting.model_copy(
@@ -136,7 +136,7 @@ class Explanations:
             detail=detail,
             summary=summary,
             waiting=waiting,
-            under_policies=comparison if is_simulated else None,
+            under_policies=comparison if seen else None,
             assumptions=why.assumptions,
         )
 
@@ -187,12 +187,14 @@ class Explanations:
         where = ", ".join(dict.fromkeys(share["node_id"] for share in gang.shares))
         detail = facts.row.detail or sentence(facts.row.reason)
         then = detail if state is JobState.PREEMPTING else run.next.detail if run.next else ""
+        size = facts.spec.gpus.slice
+        on = gpus_words(gang.gpus) if size is None else f"a {size} slice"
         return self._explanation(
             facts,
             state,
             reason=facts.row.reason,
             detail=detail,
-            summary=f"{does} on {gpus_words(gang.gpus)} of {where}. {then}".strip(),
+            summary=f"{does} on {on} of {where}. {then}".strip(),
             running=run,
             under_policies=comparison,
             assumptions=assumptions,
@@ -201,19 +203,37 @@ class Explanations:
     def _run(self, facts: Facts, gang: GangRow, state: JobState, live: Live) -> tuple[RunningExplanation, list[str]]:
         row, spec = facts.row, facts.spec
         job_id, now_s = JobId(row.id), live.rows.state.now_s
+        last_s = live.rows.state.last_active_s
+        due_s = now_s if last_s is None else last_s + self._view.settings.round_interval_s
+        if spec.gpus.slice is not None:
+            return self._run_on_slice(facts, gang, live, max(due_s, now_s))
         dry = self._view.round(live, Trigger.ACTIVE)
         if job_id not in dry.snapshot.jobs.index:  # it ended meanwhile, or is a service instance, which no policy sees
             return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), []
         predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
-        left = remaining(dry.snapshot, dry.snapshot.jobs.index[job_id], gang.gpus, spec, predicted)
+        jobs, at = dry.snapshot.jobs, dry.snapshot.jobs.index[job_id]
+        left = remaining(float(jobs.progress[at]), float(jobs.attained_gpu_s[at]), gang.gpus, spec, predicted)
         run = how_it_runs(gang, spec, facts.events, left, now_s, facts.policy)
         if state is not JobState.PREEMPTING:
-            last_s = live.rows.state.last_active_s
-            due_s = now_s if last_s is None else last_s + self._view.settings.round_interval_s
             following = next_step(dry, job_id, due_s, run.expected_end_at, preemptible=spec.preemptible)
             run = run.model_copy(update={"next": following})
         words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
         return run, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
+
+    def _run_on_slice(
+        self, facts: Facts, gang: GangRow, live: Live, due_s: float
+    ) -> tuple[RunningExplanation, list[str]]:
+        row, spec, now_s = facts.row, facts.spec, live.rows.state.now_s
+        held = next((each for each in live.rows.jobs if each.id == row.id), None)
+        if held is None or spec.service is not None:  # it ended meanwhile, or has no end to be expected
+            return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), []
+        predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
+        left = remaining(*progress_of(held, now_s), gang.gpus, spec, predicted)
+        run = how_it_runs(gang, spec, facts.events, left, now_s, facts.policy)
+        if phase_of(held) is not Phase.PREEMPTING:
+            run = run.model_copy(update={"next": on_slice_step(due_s)})
+        words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
+        return run, [words]
 
     async def _ended(self, facts: Facts, state: JobState) -> Explanation:
         row = facts.row

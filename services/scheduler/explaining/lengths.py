@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from services.contracts.explanations import LengthEstimate
 from services.contracts.jobs import JobSpec
-from services.core.cycle.snapshot import Snapshot
 from services.scheduler.repository.predictions import Predictions
 
 LEAST_PROGRESS = 0.01
@@ -21,18 +20,17 @@ class Remaining:
     words: str
 
 
-def remaining(snapshot: Snapshot, job: int, gpus: int, spec: JobSpec, predicted: Predictions) -> Remaining:
+def remaining(progress: float, attained_gpu_s: float, gpus: int, spec: JobSpec, predicted: Predictions) -> Remaining:
     """Return what is left of a job on a gang of that size, if twice the GPUs take half the time.
 
     Args:
-        snapshot: The cluster.
-        job: Its index there.
+        progress: Share of it that is done; NaN where that is not known.
+        attained_gpu_s: GPU seconds that it has had.
         gpus: The size of the gang.
         spec: Its spec.
         predicted: What the model in force predicts of this one job.
     """
-    progress, attained = float(snapshot.jobs.progress[job]), float(snapshot.jobs.attained_gpu_s[job])
-    found = _by_progress(progress, attained, gpus) or _by_prediction(progress, attained, gpus, predicted)
+    found = _by_progress(progress, attained_gpu_s, gpus) or _by_prediction(progress, attained_gpu_s, gpus, predicted)
     limit_s = spec.time_limit_s
     if found is None:
         if limit_s is None:

@@ -6,20 +6,26 @@ zones it gets that of the zone with the most GPUs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from services.contracts.jobs import Share
-from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveState
-from services.core.cycle.snapshot import PREEMPTING, Snapshot, Trigger
+from services.contracts.live import LiveJob, LiveKind, LiveNode, LiveProfile, LiveRates, LiveSlice, LiveState
+from services.core.cycle.snapshot import PREEMPTING, Phase, Snapshot, Trigger
+from services.core.domain.arrays import Bools
 from services.core.domain.ids import NodeId
+from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
 from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
 from services.scheduler.explaining.lengths import LEAST_PROGRESS
+from services.scheduler.planning.cluster import Cluster, takes_work
+from services.scheduler.planning.job_table import eligible_kinds, phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.planning.service_instances import holds_devices
+from services.scheduler.planning.slices import CutGpus, cut_gpus
 from services.scheduler.repository.snapshots import JobRow
 
 LengthSource = Literal["progress", "prediction", "time_limit", "assumed"]
@@ -43,12 +49,25 @@ class Profiles:
     def of(self, job: int) -> int | None:
         """Return the index of a job's profile; None if it may run on no kind of node that there is."""
         jobs = self.snapshot.jobs
-        kinds: tuple[int, ...] = tuple(np.flatnonzero(jobs.eligible[job]).tolist())
+        smallest, largest, curve = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.control_curve))
+        return self._index(jobs.eligible[job], smallest, largest, curve, float(jobs.gpu_power_w[job]))
+
+    def on_slice(self, eligible: Bools, sevenths: int, power_w: float) -> int | None:
+        """Return the same for a job on a slice, as it would be on a whole GPU.
+
+        Args:
+            eligible: (n_gpu_models,) where it may run.
+            sevenths: The size of its slice.
+            power_w: What it drew there on average, NaN where that is not known; a GPU draws as much more as it is
+                larger.
+        """
+        return self._index(eligible, 1, 1, -1, power_w * WHOLE / sevenths)
+
+    def _index(self, eligible: Bools, smallest: int, largest: int, curve: int, power_w: float) -> int | None:
+        kinds: tuple[int, ...] = tuple(np.flatnonzero(eligible).tolist())
         if not kinds:
             return None
-        power_w = float(jobs.gpu_power_w[job])
         own_w = round(power_w / POWER_STEP_W) * POWER_STEP_W if power_w > POWER_STEP_W else None
-        smallest, largest, curve = (int(column[job]) for column in (jobs.min_gpus, jobs.max_gpus, jobs.control_curve))
         key = (kinds, smallest, largest, curve, own_w)
         if key not in self.index:
             self.index[key] = len(self.found)
@@ -85,12 +104,14 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
         time_limits_s: Of the jobs that have one.
         queued: How many jobs are queued, those included that are in no row: they must not start yet.
     """
-    snapshot = view.snapshot(live, Trigger.PASSIVE)
+    snapshot, cluster = view.snapshot(live, Trigger.PASSIVE), view.cluster(live)
     rows = {row.id: row for row in live.rows.jobs}
     nodes, served = _nodes(live.rows.jobs, snapshot)
     profiles, jobs, notes = Profiles(snapshot), list[LiveJob](), list[str]()
     mean_gpu_s = _mean_length(rows.values())
-    nowhere = 0
+    on_slices, slices = live_slices(live, cluster, snapshot, nodes, served, profiles, time_limits_s, mean_gpu_s)
+    nowhere = len(on_slices) - sum(job is not None for job in on_slices)
+    jobs += [job for job in on_slices if job is not None]
     for at, job_id in enumerate(snapshot.jobs.ids):
         row = rows[job_id]
         if row.service is not None or row.slice is not None or row.leaves:
@@ -102,6 +123,10 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
         jobs.append(_job(snapshot, at, row, profile, time_limits_s.get(job_id), mean_gpu_s, served))
     zone = _zone(snapshot)
     outlook, settings, state = snapshot.outlooks[zone], view.settings, live.rows.state
+    if jobs_on_slices := sum(job.sevenths is not None for job in jobs):
+        notes.append(
+            f"{jobs_on_slices} jobs ask for slices; a power that is not measured is the slice's share of a GPU's."
+        )
     if assumed := sum(job.length_from == "assumed" for job in jobs):
         of = f"the mean of those that are, {mean_gpu_s:.0f} GPU seconds" if mean_gpu_s else "one GPU hour each"
         notes.append(f"The lengths of {assumed} of {len(jobs)} jobs are unknown: {of} is assumed.")
@@ -132,6 +157,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
             for name, idle_w in zip(snapshot.gpu_models, snapshot.idle_w.tolist(), strict=True)
         ],
         nodes=nodes,
+        slices=slices,
         profiles=profiles.found,
         jobs=jobs,
         notes=notes,
@@ -188,26 +214,125 @@ def _job(
         gang = [Share(node_id=str(node), devices=devices) for node, devices in by_node.items()]
         if sum(len(share.devices) for share in gang) < placement.gpus:
             gang = None
+    return _live_job(
+        row,
+        left_gpu_s,
+        attained,
+        profile=profile,
+        since_s=float(jobs.waiting_since_s[at]),
+        gpus=(smallest, int(jobs.max_gpus[at]), int(jobs.step_gpus[at])),
+        length_from=source,
+        gang=gang,
+    )
+
+
+def _live_job(row: JobRow, left_gpu_s: float, attained: float, *, gpus: tuple[int, int, int], **fields: Any) -> LiveJob:
+    """Return a job; ``gpus``: its smallest and largest gang, and the step between."""
+    smallest, largest, step = gpus
     return LiveJob(
         id=row.id,
         tenant=row.tenant_id,
         submitted_s=row.submitted_s,
-        since_s=float(jobs.waiting_since_s[at]),
-        profile=profile,
         min_gpus=smallest,
-        max_gpus=int(jobs.max_gpus[at]),
-        step_gpus=int(jobs.step_gpus[at]),
+        max_gpus=largest,
+        step_gpus=step,
         priority=row.priority,
         preemptible=row.preemptible,
         deadline_s=None if row.deadline_s == float("inf") else row.deadline_s,
         work_s=(attained + left_gpu_s) / smallest,
         progress=attained / (attained + left_gpu_s),
-        length_from=source,
         attained_gpu_s=attained,
         energy_j=row.energy_j,
         carbon_gco2=row.carbon_gco2,
-        gang=gang,
+        **fields,
     )
+
+
+def live_slices(
+    live: Live,
+    cluster: Cluster,
+    snapshot: Snapshot,
+    nodes: list[LiveNode],
+    served: Mapping[tuple[str, int], tuple[int, int]],
+    profiles: Profiles,
+    time_limits_s: Mapping[str, float],
+    mean_gpu_s: float | None,
+) -> tuple[list[LiveJob | None], list[LiveSlice]]:
+    """Return the jobs that hold or wait for slices, None for each that may run nowhere, and the slices.
+
+    Nodes whose GPUs are all cut are added to ``nodes``; the other arguments are those of ``live_state`` and what it
+    has found so far.
+    """
+    rows = [row for row in live.rows.jobs if row.slice is not None]
+    cut = cut_gpus(cluster)
+    if not rows and not cut.units:
+        return [], []
+    found, at_device = _slices(rows, cluster, cut, snapshot, nodes, served)
+    eligible, now_s = eligible_kinds(rows, cluster.kinds), snapshot.now_s
+    jobs: list[LiveJob | None] = []
+    for at, row in enumerate(rows):
+        if row.service is not None or row.leaves:
+            continue
+        sevenths = sevenths_of(row.slice or "")
+        power_w = row.gpu_power_w if row.gpu_power_w is not None and row.gpu_s >= 1 else math.nan
+        profile = profiles.on_slice(eligible[at], sevenths, power_w)
+        if profile is None:
+            jobs.append(None)
+            continue
+        progress, attained = progress_of(row, now_s)
+        left_gpu_s, source = _left(row, progress, attained, 1, time_limits_s.get(row.id), mean_gpu_s)
+        share = row.shares[0] if row.shares and phase_of(row) is not Phase.PREEMPTING else None
+        jobs.append(
+            _live_job(
+                row,
+                left_gpu_s,
+                attained,
+                profile=profile,
+                since_s=row.since_s,
+                gpus=(1, 1, 1),
+                length_from=source,
+                gang=None,
+                sevenths=sevenths,
+                memory_gib=row.memory_gib,
+                on_slice=None if share is None else at_device.get((share["node_id"], share["devices"][0])),
+            )
+        )
+    return jobs, found
+
+
+def _slices(
+    rows: Sequence[JobRow],
+    cluster: Cluster,
+    cut: CutGpus,
+    snapshot: Snapshot,
+    nodes: list[LiveNode],
+    served: Mapping[tuple[str, int], tuple[int, int]],
+) -> tuple[list[LiveSlice], dict[tuple[str, int], int]]:
+    """Return the slices that jobs may have, and the index of each by its node's id and its number there."""
+    of_services = {
+        (share["node_id"], share["devices"][0]) for row in rows if row.service is not None for share in row.shares or ()
+    }
+    place = {node_id: at for (node_id, _), (at, _) in served.items()}
+    gpus: dict[tuple[str, int], int] = {}
+    found: list[LiveSlice] = []
+    at_device: dict[tuple[str, int], int] = {}
+    for unit, owner, memory_gib in zip(cut.units, cut.owners, cut.memory_gib, strict=True):
+        node_id = str(snapshot.nodes.ids[unit.node])
+        start = (unit.device - FIRST_SLICE_INDEX) % MEMORY_SLOTS
+        is_gone = snapshot.nodes.asleep[unit.node] or (node_id, unit.device) in of_services
+        if owner is not None or is_gone or unit.device < FIRST_SLICE_INDEX:
+            continue
+        if node_id not in place:
+            kind, takes = int(snapshot.nodes.gpu_model[unit.node]), takes_work(cluster.nodes[unit.node])
+            place[node_id] = len(nodes)
+            nodes.append(LiveNode(kind=kind, gpus=0, takes_work=takes))
+        of_node = sum(other == node_id for other, _ in gpus)
+        gpu = gpus.setdefault((node_id, unit.gpu), of_node)
+        at_device[node_id, unit.device] = len(found)
+        found.append(
+            LiveSlice(node=place[node_id], gpu=gpu, sevenths=unit.sevenths, start=start, memory_gib=memory_gib)
+        )
+    return found, at_device
 
 
 def _left(

@@ -78,8 +78,16 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
     return NextStep(action="keep", at=at, detail=detail)
 
 
+def on_slice_step(due_s: float) -> NextStep:
+    """Return what an active round does to a job that runs on a slice; ``due_s``: when it is due, UTC seconds."""
+    detail = "It keeps its slice: a job on a slice is never stopped for another."
+    return NextStep(action="keep", at=datetime.fromtimestamp(due_s, UTC), detail=detail)
+
+
 def _size_words(gpus: int, spec: JobSpec, events: Sequence[EventRow], policy: str) -> list[str]:
     smallest, largest = spec.gpus.min, spec.gpus.largest
+    if spec.gpus.slice is not None:
+        return [f"A {spec.gpus.slice} slice: the one size that it asks for."]
     if smallest == largest:
         return [f"{gpus_words(gpus)}: the one size that it asks for."]
     asked = f"it may have {smallest} to {largest}"

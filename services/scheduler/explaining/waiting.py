@@ -15,7 +15,14 @@ from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
 from services.core.policies.registry import POLICIES
 from services.scheduler.explaining.lengths import remaining
-from services.scheduler.planning.dry_run import Length, emissions, latest_start_s, power_of, slices_for
+from services.scheduler.planning.dry_run import (
+    Length,
+    emissions,
+    first_node_for,
+    latest_start_s,
+    power_of,
+    slices_for,
+)
 from services.scheduler.planning.live_view import DryRound
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository.predictions import Predictions
@@ -103,10 +110,8 @@ def why_it_waits(
         found = {"slice": spec.gpus.slice, "suitable": slices[0], "free": slices[1], "drained": 0}
         asked = asked.model_copy(update=found)
     gpus = start.gpus if start else spec.gpus.min
-    left = remaining(snapshot, job, gpus, spec, predicted)
-    on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)
-    outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
-    power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
+    left = remaining(float(jobs.progress[job]), float(jobs.attained_gpu_s[job]), gpus, spec, predicted)
+    on = nodes.index[start.placement.shares[0].node_id] if start else first_node_for(snapshot, job_id, suits)
     outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
     power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
     length = Length(left.estimate.seconds, left.estimate.source, left.words)

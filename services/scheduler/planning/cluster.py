@@ -85,6 +85,11 @@ def _gpus_of(node: NodeRow) -> NodeRow:
     )
 
 
+def takes_work(node: NodeRow) -> bool:
+    """Return whether a node gets new work."""
+    return not node.draining and node.power != PowerState.GOING_DOWN
+
+
 def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
     """Return the nodes as policies see them; a node of a zone that is not among these counts as one of the first."""
     claimed: dict[str, set[int]] = {}
@@ -101,7 +106,7 @@ def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
         ids=tuple(NodeId(node.id) for node in nodes),
         gpu_model=np.array([position[kind_of(node)] for node in nodes], dtype=np.int64),
         gpus=np.array([len(node.devices) for node in nodes], dtype=np.int64),
-        schedulable=bools(not node.draining and node.power != PowerState.GOING_DOWN for node in nodes),
+        schedulable=bools(map(takes_work, nodes)),
         asleep=bools(node.power == PowerState.OFF for node in nodes),
         may_sleep=bools(node.may_sleep and cluster.covers(node.id) for node in nodes),
         free_devices=tuple(tuple(sorted(device_indices(node) - claimed.get(node.id, set()))) for node in nodes),

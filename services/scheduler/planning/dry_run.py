@@ -20,6 +20,7 @@ from services.contracts.jobs import JobSpec, Share
 from services.contracts.problems import ProblemCode
 from services.core.cycle.plan import Hold, Reason, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
+from services.core.domain.arrays import Bools
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
@@ -150,7 +151,7 @@ def estimate_of(
     suits = jobs.eligible[job][nodes.gpu_model] & nodes.schedulable if len(nodes) else np.empty(0, dtype=np.bool_)
     reason = None if start else hold.reason if hold else Reason.WAITING_FOR_ROUND
     length = _length(spec, predictions, gpus)
-    on = nodes.index[start.placement.shares[0].node_id] if start else next(iter(np.flatnonzero(suits).tolist()), None)
+    on = nodes.index[start.placement.shares[0].node_id] if start else first_node_for(snapshot, DRAFT, suits)
     power = None if on is None else power_of(snapshot, job, int(nodes.gpu_model[on]), gpus, spec)
     outlook = None if on is None else snapshot.outlooks[int(nodes.zone[on])]
     latest_s = latest_start_s(spec, snapshot.now_s, length)
@@ -202,6 +203,15 @@ def slices_for(snapshot: Snapshot, job_id: JobId) -> tuple[int, int] | None:
             suits = [unit for unit, may in zip(snapshot.slice_units, job.units.tolist(), strict=True) if may]
             return len(suits), sum(unit.free for unit in suits)
     return None
+
+
+def first_node_for(snapshot: Snapshot, job_id: JobId, suits: Bools) -> int | None:
+    """Return the first node that a waiting job may run on, None if there is none; (n_nodes,) ``suits`` jobs on GPUs."""
+    for job in snapshot.slice_jobs:
+        if job.job_id == job_id:
+            units = zip(snapshot.slice_units, job.units.tolist(), strict=True)
+            return next((unit.node for unit, may in units if may), None)
+    return next(iter(np.flatnonzero(suits).tolist()), None)
 
 
 def power_of(snapshot: Snapshot, job: int, gpu_model: int, gpus: int, spec: JobSpec) -> Power:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -98,6 +99,12 @@ def job_table(
         clock_mhz=floats("clock_mhz"),
         control_curve=np.array(curve_of_kind, dtype=np.int64),
     )
+
+
+def progress_of(job: JobRow, now_s: float) -> tuple[float, float]:
+    """Return the share of one job that is done, NaN where that is not known, and its GPU seconds so far."""
+    done = math.nan if job.done is None or not job.work else min(job.done / job.work, 1.0)
+    return done, job.attained_gpu_s + job.gpus * max(now_s - job.since_s, 0.0)
 
 
 def placement_of(shares: Sequence[StoredShare]) -> Placement:

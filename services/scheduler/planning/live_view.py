@@ -87,10 +87,15 @@ class LiveView:
         """Return what the model in force predicts of one job."""
         return self._predicting.predict([spec])
 
+    def cluster(self, live: Live) -> Cluster:
+        """Return the nodes that plans may use."""
+        return Cluster.of(live.rows, self._hook.covers)
+
     def snapshot(self, live: Live, trigger: Trigger) -> Snapshot:
         """Return the snapshot of a round with this trigger; takes long with many jobs, so call it in a thread."""
-        cluster = Cluster.of(live.rows, self._hook.covers)
-        return snapshot_of(live.rows, cluster, trigger, live.outlooks, self.settings, self._curves, live.predictions)
+        return snapshot_of(
+            live.rows, self.cluster(live), trigger, live.outlooks, self.settings, self._curves, live.predictions
+        )
 
     def round(self, live: Live, trigger: Trigger) -> DryRound:
         """Return what the policy in force would do now; call it in a thread, as above.
