@@ -1,14 +1,18 @@
 """PowerFlow against its paper as tables: ``python -m reproductions.powerflow_day PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down and
-powerflow-sensitivity, each in a folder of that name. In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end
--->`` is made anew where all results it needs are there; the text around it is by hand.
+RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down,
+powerflow-sensitivity, powerflow-sensitivity-split, powerflow-afs and powerflow-marginal, each in a folder of that name.
+In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew where all results it needs are there;
+the text around it is by hand.
 
-==================== ===============================================================================================
-``powerflow-points`` every policy's points on the day, means over seeds
-``powerflow-day``    PowerFlow's points, and each baseline against it at equal energy and at equal time, seed by seed
-``sensitivity``      section 6.4: completion times at the energy of the two baselines with Zeus
-==================== ===============================================================================================
+===================== ==============================================================================================
+``powerflow-points``  every policy's points on the day, means over seeds
+``powerflow-day``     PowerFlow's points, and each baseline against it at equal energy and at equal time, by seed
+``sensitivity``       section 6.4: completion times at the energy of the two baselines with Zeus
+``sensitivity-split`` the same with the batch of a job split over its GPUs
+``powerflow-afs``     AFS without lengths, and PowerFlow without measuring, against each other
+``marginal``          by what GPUs and power are given out (``docs/powerflow.md``)
+===================== ==============================================================================================
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ PAPER = {"gandiva": 3.39, "las": 1.73, "gandiva+zeus": 2.90, "zeus+las": 1.62, "
 """Section 6.2: how many times shorter PowerFlow's average completion time is at most, at equal energy."""
 OURS = "powerflow"
 SETTINGS = {"power_limit_w": "{:g} W", "eta": "weight {:g}"}
-DAY, DOWN, SENSITIVITY = "powerflow-day", "powerflow-day-down", "powerflow-sensitivity"
+DAY, DOWN = "powerflow-day", "powerflow-day-down"
+SENSITIVITY, SPLIT = "powerflow-sensitivity", "powerflow-sensitivity-split"
+AFS, MARGINAL = "powerflow-afs", "powerflow-marginal"
+UNKNOWN, UNMEASURED = "lengths unknown", "nothing measured"
 ON, OFF = "all nodes on", "unused nodes powered down"
 
 
@@ -208,13 +215,13 @@ def spread(pairs: Sequence[tuple[float, float]]) -> str:
     return between(pairs, "{:.2f}") + " x" + deviation
 
 
-def sensitivity_table(results: Path) -> str:
+def sensitivity_table(name: str, results: Path) -> str:
     """Return every trace's completion times at the mean energy of the two with Zeus, as multiples of PowerFlow's.
 
     A curve that ends before that energy stands with its nearest point, and says by how much it is off.
     """
     by_trace: dict[str, list[Point]] = defaultdict(list)
-    for point in points_of(results / SENSITIVITY):
+    for point in points_of(results / name):
         by_trace[point.trace].append(point)
     head = ["", "energy", "powerflow", *PAPER]
     rows: list[list[str]] = []
@@ -233,10 +240,50 @@ def sensitivity_table(results: Path) -> str:
     return rows_of(head, rows)
 
 
+def afs_table(results: Path) -> str:
+    """Return by trace what lengths give AFS, and how many times faster PowerFlow is at equal energy."""
+    by_trace: dict[str, list[Point]] = defaultdict(list)
+    for point in points_of(results / AFS):
+        by_trace[point.trace].append(point)
+    head = ["", "AFS", f"AFS, {UNKNOWN}", "PowerFlow against AFS", f"PowerFlow, {UNMEASURED}, against AFS"]
+    rows: list[list[str]] = []
+    for trace, points in by_trace.items():
+        groups = {
+            (policy, bare): [p for p in points if p.policy == policy and (label in p.label) != bare]
+            for policy, label in (("afs", UNKNOWN), (OURS, UNMEASURED))
+            for bare in (True, False)
+        }
+        fastest = {bare: min(groups["afs", bare], key=lambda p: p.jct_s) for bare in (True, False)}
+        shown = [f"{each.jct_s / 60:.1f} min, {each.energy_kwh:,.0f} kWh" for each in fastest.values()]
+        theirs = Curve.of([(p.energy_kwh, p.jct_s) for p in groups["afs", True]])
+        for bare in (True, False):
+            at_energy = compared(Curve.of([(p.energy_kwh, p.jct_s) for p in groups[OURS, bare]]), theirs)
+            shown.append("" if at_energy is None else spread([(at_energy.least, at_energy.most)]))
+        rows.append([trace, *shown])
+    return rows_of(head, rows)
+
+
+def marginal_table(results: Path) -> str:
+    """Return energy and mean completion time by what the greedy goes by."""
+    rows = [
+        [
+            point.label.removeprefix(f"{OURS}, eta ").split(",")[0],
+            "`power`" if point.label.endswith("by power") else "`energy`",
+            f"{point.energy_kwh:,.0f} kWh",
+            f"{point.jct_s / 60:.1f} min",
+        ]
+        for point in sorted(points_of(results / MARGINAL), key=lambda point: point.label)
+    ]
+    return rows_of(["`eta`", "`marginal`", "energy", "mean JCT"], rows)
+
+
 TABLES: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "powerflow-points": (points_table, (DAY, DOWN)),
     "powerflow-day": (day_table, (DAY, DOWN)),
-    "sensitivity": (sensitivity_table, (SENSITIVITY,)),
+    "sensitivity": (partial(sensitivity_table, SENSITIVITY), (SENSITIVITY,)),
+    "sensitivity-split": (partial(sensitivity_table, SPLIT), (SPLIT,)),
+    "powerflow-afs": (afs_table, (AFS,)),
+    "marginal": (marginal_table, (MARGINAL,)),
 }
 
 

@@ -4,8 +4,8 @@
 
 DATA is a folder with ``llm/azure_2023_{conv,code}.csv.gz`` (``TIMESTAMP,ContextTokens,GeneratedTokens``) and
 ``llm/freesh_qps_partition_{a,b}.csv`` (a day of five-minute peaks for each class). In PAGE, what stands between
-``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names plans, day, hour, hour-lstm and speed. The LSTM's rows
-need torch.
+``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names plans, day, hour, hour-lstm and speed. Tables with
+rows of an LSTM (day, hour-lstm, speed) need torch; without it they stay as they are, which is said.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -220,13 +221,20 @@ def _cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-TABLES = {"plans": plans, "day": day, "hour": hour, "hour-lstm": hour_lstm, "speed": speed}
+TABLES = {"plans": plans, "hour": hour}
+WITH_LSTM = {"day": day, "hour-lstm": hour_lstm, "speed": speed}
+"""Without torch these would lack rows, and others would be the best in them."""
 
 
 def main() -> None:
     """Fill the page."""
     page, data = Path(sys.argv[1]), Path(sys.argv[2])
-    fill(page, {name: partial(table, data) for name, table in TABLES.items()})
+    tables = dict(TABLES)
+    if find_spec("torch") is not None:
+        tables |= WITH_LSTM
+    else:
+        print(f"left as they are, for their LSTM's rows need torch: {', '.join(WITH_LSTM)}", file=sys.stderr)
+    fill(page, {name: partial(table, data) for name, table in tables.items()})
 
 
 if __name__ == "__main__":

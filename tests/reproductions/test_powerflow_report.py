@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproductions.powerflow_day import DAY, DOWN, SENSITIVITY, filled
+from reproductions.powerflow_day import AFS, DAY, DOWN, MARGINAL, SENSITIVITY, filled
 from reproductions.powerflow_traces import draw, write
 from services.simulator.readers import read_jobs
 
@@ -107,6 +107,25 @@ def test_sensitivity_compares_at_the_energy_of_the_two_with_zeus(tmp_path: Path)
     assert times["las"] == "2.14 x at -6 % energy"
     assert times["gandiva"] == "2.86 x at -69 % energy"
     assert times["afs"] == "1.43 x at +150 % energy"
+
+
+def test_what_lengths_and_measuring_are_worth_stands_by_trace(tmp_path: Path) -> None:
+    afs: list[Cell] = [("afs", "afs", 200.0, 600.0), ("afs, lengths unknown", "afs", 205.0, 660.0)]
+    ours: list[Cell] = [
+        ("powerflow, eta 1", "powerflow", 200.0, 500.0),
+        ("powerflow, nothing measured, eta 1", "powerflow", 200.0, 400.0),
+    ]
+    results(tmp_path, AFS, [*afs, ("afs, 148 W", "afs", 150.0, 900.0), *ours])
+
+    found = rows(tmp_path, "powerflow-afs")["day"]
+
+    assert found == "| day | 10.0 min, 200 kWh | 11.0 min, 205 kWh | 1.20 x | 1.50 x |"
+
+
+def test_the_two_ways_to_give_power_out_stand_by_eta(tmp_path: Path) -> None:
+    results(tmp_path, MARGINAL, [("powerflow, eta 0.4", "powerflow", 100.0, 600.0)])
+
+    assert rows(tmp_path, "marginal")["0.4"] == "| 0.4 | `energy` | 100 kWh | 10.0 min |"
 
 
 def test_a_table_without_its_results_stays_as_it_is(tmp_path: Path) -> None:

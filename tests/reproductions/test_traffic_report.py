@@ -54,14 +54,29 @@ def test_a_row_says_errors_shares_and_what_is_spare(data: Path) -> None:
 
 
 def test_a_page_is_filled(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = filled_page(data, monkeypatch, torch=object())
+    assert "old" not in text
+    assert [text.count(each) for each in ("before", "between", "after", "Partition a", "Code, partition b")] == [1] * 5
+    assert text.count("| gradient boosting p90 |") == 2 + 4
+    assert "Not compared: LSTM on windows (" in text
+
+
+def test_without_torch_tables_with_an_lstm_stay_as_they_are(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = filled_page(data, monkeypatch, torch=None)
+    assert "<!-- day -->\nold\n<!-- end -->" in text
+    assert text.count("| gradient boosting p90 |") == 4, "the hours without an LSTM are made anew"
+    assert capsys.readouterr().err == "left as they are, for their LSTM's rows need torch: day, hour-lstm, speed\n"
+
+
+def filled_page(data: Path, monkeypatch: pytest.MonkeyPatch, torch: object) -> str:
+    """Return a page after the report ran on a machine with or without torch."""
     page = data / "page.md"
     page.write_text("before\n<!-- day -->\nold\n<!-- end -->\nbetween\n<!-- hour -->\n<!-- end -->\nafter\n")
     monkeypatch.setattr(sys, "argv", ["traffic", str(page), str(data)])
     monkeypatch.setattr(report, "forecasters", lambda: [LastPeak(), Lstm("windows")])
     monkeypatch.setattr(report, "HIGH", Boosting(quantile=0.9, rounds=1))
+    monkeypatch.setattr(report, "find_spec", {"torch": torch}.get)
     report.main()
-    text = page.read_text()
-    assert "old" not in text
-    assert [text.count(each) for each in ("before", "between", "after", "Partition a", "Code, partition b")] == [1] * 5
-    assert text.count("| gradient boosting p90 |") == 2 + 4
-    assert "Not compared: LSTM on windows (" in text
+    return page.read_text()
